@@ -1,0 +1,58 @@
+"""One small file per group of families: a checkpoint's config.json to a ModelSpec, its weight names to ours.
+
+A forward pass cannot be written here: this package imports `spec` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.archs import gemma, glm, gpt, llama, moe, olmo
+from ridgeline.archs.config import HARMLESS, Config
+from ridgeline.archs.family import Family
+from ridgeline.archs.names import OURS, Names, Read
+from ridgeline.errors import ConfigError
+from ridgeline.spec import ModelSpec, from_json
+
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family for module in (llama, gemma, olmo, glm, gpt, moe) for family in module.FAMILIES
+}
+OUR_MODEL_TYPE = "ridgeline"
+
+__all__ = ["FAMILIES", "OUR_MODEL_TYPE", "Family", "Names", "Read", "family_of", "spec_from_config"]
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a parsed config.json. Raises ConfigError, listing the known ones, if there is none."""
+    model_type = config.get("model_type")
+    if model_type == OUR_MODEL_TYPE:
+        return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        named = f"model_type {model_type!r}" if model_type is not None else "a missing model_type"
+        known = ", ".join(sorted(FAMILIES))
+        raise ConfigError(f"config.json: {named} is not a known architecture; known are {known}")
+    return FAMILIES[model_type]
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The ModelSpec that a parsed config.json describes.
+
+    Raises ConfigError for an unknown architecture, a missing or ill-typed field, a value that is not supported,
+    quantised weights, and any field that nobody read (but for those listed as harmless).
+    """
+    if config.get("quantization_config") is not None:
+        method = dict(config["quantization_config"]).get("quant_method", "unnamed")
+        raise ConfigError(
+            f"config.json: quantization_config with quant_method {method!r} is not supported yet; "
+            "use the unquantised checkpoint"
+        )
+    family = family_of(config)
+    reader = Config(config)
+    reader.raw("quantization_config")
+    try:
+        spec = family.spec(reader)
+    except ValueError as e:  # a part refused its fields
+        raise ConfigError(f"config.json: {e}") from None
+    reader.finish(HARMLESS | set(family.harmless))
+    return spec

@@ -1,0 +1,78 @@
+"""Gemma 2 and Gemma 3 (text): sandwich norms stored as weight - 1, scaled embeddings, local and global layers."""
+
+from __future__ import annotations
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder, layer_windows, rms_norm
+from ridgeline.archs.names import LLAMA
+from ridgeline.archs.rope import FULL, SLIDING, read_rope, read_ropes_by_kind
+from ridgeline.spec import GatedMLP, Layer, ModelSpec
+
+
+def _mlp(c: Config) -> GatedMLP:
+    return GatedMLP(c.get_int("intermediate_size"), c.get_activation("hidden_activation", "gelu_pytorch_tanh"))
+
+
+def gemma2(c: Config) -> ModelSpec:
+    """Every second layer is local; scores and logits are capped (arXiv:2408.00118)."""
+    heads, norm, bias = Heads.read(c), rms_norm(c, offset=1.0), c.get_bool("attention_bias", False)
+    c.expect("use_bidirectional_attention", False)
+    rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
+    softcap = c.get_float("attn_logit_softcapping", None)
+    scale = c.get_float("query_pre_attn_scalar", 256.0) ** -0.5
+    layers = tuple(
+        Layer(
+            attention(
+                heads, rope, qkv_bias=bias, out_bias=bias, scale=scale, window=window, softcap=softcap
+            ),
+            mlp, norm, norm,
+        )
+        for window in layer_windows(c, lambda i: i % 2 == 0, 4096)
+    )  # fmt: skip
+    return decoder(
+        c, layers, norm, tied=True,
+        embedding_scale=c.get_int("hidden_size") ** 0.5,
+        logit_softcap=c.get_float("final_logit_softcapping", None),
+    )  # fmt: skip
+
+
+def gemma3(c: Config) -> ModelSpec:
+    """Five local layers to one global, each kind with its own rotation; q and k norms (arXiv:2503.19786)."""
+    heads, norm, bias = Heads.read(c), rms_norm(c, offset=1.0), c.get_bool("attention_bias", False)
+    c.expect("use_bidirectional_attention", False)
+    c.expect("attn_logit_softcapping")
+    ropes = read_ropes_by_kind(
+        c, heads.head_dim, full_theta=1e6, sliding_theta=1e4, sliding_theta_field="rope_local_base_freq"
+    )
+    period = c.get_int("sliding_window_pattern", c.get_int("_sliding_window_pattern", 6))
+    scale, mlp = c.get_float("query_pre_attn_scalar", 256.0) ** -0.5, _mlp(c)
+    layers = tuple(
+        Layer(
+            attention(
+                heads, ropes[SLIDING if window else FULL], qkv_bias=bias, out_bias=bias, scale=scale,
+                window=window, qk_norm=norm,
+            ),
+            mlp, norm, norm,
+        )
+        for window in layer_windows(c, lambda i: (i + 1) % period != 0, 4096)
+    )  # fmt: skip
+    return decoder(
+        c, layers, norm, tied=True, max_len=c.get_int("max_position_embeddings"),
+        embedding_scale=c.get_int("hidden_size") ** 0.5,
+        logit_softcap=c.get_float("final_logit_softcapping", None),
+    )  # fmt: skip
+
+
+NAMES = LLAMA.with_parts(
+    parts={
+        "mixer_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
+)
+
+# Early configs also carry hidden_act, which the published code does not read.
+FAMILIES = (
+    Family("gemma2", gemma2, NAMES, harmless=("hidden_act",)),
+    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act", "_sliding_window_pattern")),
+)

@@ -1,0 +1,87 @@
+"""GPT-2 and GPT-NeoX: layer norms with biases, plain MLPs, fused q, k and v."""
+
+from __future__ import annotations
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder
+from ridgeline.archs.names import HeadPart, Names, Part
+from ridgeline.archs.rope import read_rope
+from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelLayer
+
+
+def gpt2(c: Config) -> ModelSpec:
+    """GPT-2: learned positions, tied head (Radford et al. 2019)."""
+    width, heads, positions = c.get_int("n_embd"), c.get_int("n_head"), c.get_int("n_positions")
+    c.expect("n_ctx", positions)
+    norm, sizes = LayerNorm(c.get_float("layer_norm_epsilon", 1e-5)), Heads(heads, heads, width // heads)
+    mlp = MLP(c.get_int("n_inner", 4 * width), c.get_activation("activation_function", "gelu_new"), bias=True)
+    scale = sizes.head_dim**-0.5 if c.get_bool("scale_attn_weights", True) else 1.0
+    by_depth = c.get_bool("scale_attn_by_inverse_layer_idx", False)
+
+    def layer(i: int) -> Layer:
+        shrink = i + 1 if by_depth else 1
+        return Layer(attention(sizes, None, qkv_bias=True, out_bias=True, scale=scale / shrink), mlp, norm)
+
+    return ModelSpec(
+        family=c.model_type,
+        vocab_size=c.get_int("vocab_size"),
+        hidden_size=width,
+        max_position_embeddings=positions,
+        layers=tuple(map(layer, range(c.get_int("n_layer")))),
+        norm=norm,
+        tie_word_embeddings=c.get_bool("tie_word_embeddings", True),
+        num_position_embeddings=positions,
+    )
+
+
+def gpt_neox(c: Config) -> ModelSpec:
+    """GPT-NeoX and Pythia: rotation of a quarter of each head, both branches in parallel (arXiv:2204.06745)."""
+    heads, norm = Heads.read(c), LayerNorm(c.get_float("layer_norm_eps", 1e-5))
+    theta, partial = c.get_float("rotary_emb_base", 1e4), c.get_float("rotary_pct", 0.25)
+    bias = c.get_bool("attention_bias", True)
+    rope = read_rope(c, heads.head_dim, theta=theta, partial=partial)
+    mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias)
+    mlp = MLP(c.get_int("intermediate_size"), c.get_activation("hidden_act", "gelu"), bias=True)
+    parallel = c.get_bool("use_parallel_residual", True)
+    layer: AnyLayer = ParallelLayer(mixer, mlp, norm) if parallel else Layer(mixer, mlp, norm)
+    return decoder(c, (layer,) * c.get_int("num_hidden_layers"), norm)
+
+
+_QKV = ("mixer.q", "mixer.k", "mixer.v")
+
+GPT2_NAMES = Names(
+    root={"embed": "wte", "position_embed": "wpe", "norm": "ln_f", "head": "lm_head"},
+    layer="h.{i}.",
+    parts={
+        "mixer_norm": "ln_1",
+        **{n: Part("attn.c_attn", _QKV) for n in _QKV},
+        "mixer.o": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
+    ignore=(r"\.attn\.(masked_)?bias$",),
+    optional_prefix="transformer.",
+)
+
+NEOX_NAMES = Names(
+    root={"embed": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+    layer="gpt_neox.layers.{i}.",
+    parts={
+        "mixer_norm": "input_layernorm",
+        **{n: HeadPart("attention.query_key_value", i, 3) for i, n in enumerate(_QKV)},
+        "mixer.o": "attention.dense",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+    ignore=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$"),
+)
+
+GPT2_HARMLESS = (
+    "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    "reorder_and_upcast_attn",
+)  # fmt: skip
+
+FAMILIES = (Family("gpt2", gpt2, GPT2_NAMES, GPT2_HARMLESS), Family("gpt_neox", gpt_neox, NEOX_NAMES))

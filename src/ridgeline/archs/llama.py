@@ -1,0 +1,118 @@
+"""Llama and the families that differ from it in a few fields: Mistral, Qwen 2 and 3, SmolLM3, Granite, Phi-3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import (
+    Family,
+    Heads,
+    attention,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    pre_norm_layers,
+    rms_norm,
+)
+from ridgeline.archs.names import FUSED_GATE_UP, FUSED_QKV, LLAMA
+from ridgeline.archs.rope import read_rope
+from ridgeline.spec import Attention, Layer, ModelSpec, RMSNorm
+
+
+def llama(c: Config) -> ModelSpec:
+    """Llama 1 to 3.x, and what copies it: Yi, TinyLlama, SmolLM 1 and 2, ... (arXiv:2302.13971, 2407.21783)"""
+    heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
+    c.expect("rope_interleaved", False)
+    mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias)
+    mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
+    return decoder(c, pre_norm_layers(c, mixer, norm, mlp), norm)
+
+
+def mistral(c: Config) -> ModelSpec:
+    """Mistral 7B: every layer has the same sliding window, or none (arXiv:2310.06825)."""
+    heads, norm = Heads.read(c), rms_norm(c)
+    window = c.get_int("sliding_window", None) if c.present("sliding_window") else 4096  # null means none
+    mixer = attention(heads, read_rope(c, heads.head_dim), window=window)
+    return decoder(c, pre_norm_layers(c, mixer, norm), norm)
+
+
+def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]:
+    """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on are local."""
+    first_local = c.get_int("max_window_layers", 28)
+    sliding = c.get_bool("use_sliding_window", False)
+    windows = layer_windows(c, lambda i: sliding and i >= first_local, 4096)
+    mlp = gated_mlp(c)
+    return tuple(Layer(replace(mixer, window=w if sliding else None), mlp, norm) for w in windows)
+
+
+def qwen2(c: Config) -> ModelSpec:
+    """Qwen 2 and 2.5: biases on q, k and v (arXiv:2412.15115)."""
+    heads, norm = Heads.read(c), rms_norm(c)
+    mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=True)
+    return decoder(c, qwen_layers(c, mixer, norm), norm)
+
+
+def qwen3_attention(c: Config, norm: RMSNorm, window: int | None = None) -> Attention:
+    """No bias by default, a norm on every query and key head."""
+    heads, bias = Heads.read(c), c.get_bool("attention_bias", False)
+    rope = read_rope(c, heads.head_dim)
+    return attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window)
+
+
+def qwen3(c: Config) -> ModelSpec:
+    """Qwen 3, dense (arXiv:2505.09388)."""
+    norm = rms_norm(c)
+    return decoder(c, qwen_layers(c, qwen3_attention(c, norm), norm), norm)
+
+
+def smollm3(c: Config) -> ModelSpec:
+    """SmolLM3: every fourth layer has no position information at all (NoPE, arXiv:2501.18795)."""
+    heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
+    count, interval = c.get_int("num_hidden_layers"), c.get_int("no_rope_layer_interval", 4)
+    rotated = c.get_list("no_rope_layers", None) or [int((i + 1) % interval != 0) for i in range(count)]
+    if len(rotated) < count or not set(rotated) <= {0, 1}:
+        raise c.error("no_rope_layers", f"must hold {count} entries, each 0 or 1")
+    sliding = c.get_bool("use_sliding_window", False) and c.has("sliding_window")
+    windows = layer_windows(c, lambda i: sliding and not rotated[i])
+    mixer = attention(heads, read_rope(c, heads.head_dim, theta=2e6), qkv_bias=bias, out_bias=bias)
+    mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
+    layers = tuple(
+        Layer(replace(mixer, rope=mixer.rope if r else None, window=w if sliding else None), mlp, norm)
+        for r, w in zip(rotated, windows, strict=False)  # the list may be longer than the model
+    )
+    return decoder(c, layers, norm, tied=True)
+
+
+def granite(c: Config) -> ModelSpec:
+    """Granite 3: four multipliers (embedding, attention, residual, logits)."""
+    heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
+    scale = c.get_float("attention_multiplier", 1.0)
+    mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias, scale=scale)
+    mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
+    layer = Layer(mixer, mlp, norm, residual_scale=c.get_float("residual_multiplier", 1.0))
+    return decoder(
+        c, (layer,) * c.get_int("num_hidden_layers"), norm,
+        embedding_scale=c.get_float("embedding_multiplier", 1.0),
+        logit_scale=1.0 / c.get_float("logits_scaling", 1.0),
+    )  # fmt: skip
+
+
+def phi3(c: Config) -> ModelSpec:
+    """Phi-3 and Phi-4: fused matrices in the checkpoint, LongRoPE in the long-context ones (arXiv:2404.14219)."""
+    heads, norm = Heads.read(c), rms_norm(c, 1e-5)
+    c.get_int("original_max_position_embeddings", None)  # read again by the LongRoPE fields, where there are any
+    c.expect("attention_bias", False)
+    mixer = attention(heads, read_rope(c, heads.head_dim), window=c.get_int("sliding_window", None))
+    return decoder(c, pre_norm_layers(c, mixer, norm), norm)
+
+
+FAMILIES = (
+    Family("llama", llama),
+    Family("mistral", mistral),
+    Family("qwen2", qwen2),
+    Family("qwen3", qwen3),
+    Family("smollm3", smollm3),
+    Family("granite", granite),
+    Family("phi3", phi3, LLAMA.with_parts(parts={**FUSED_QKV, **FUSED_GATE_UP})),
+)

@@ -1,0 +1,149 @@
+"""How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
+
+A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
+our weights lie in one tensor there (`Part`, `HeadPart`) or one of ours in several (`Each`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ridgeline.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a fused matrix: `names` lie one below the other in `module`."""
+
+    module: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """Part `index` of `count` inside every head: rows are [head, part, head_dim] (GPT-NeoX)."""
+
+    module: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """One tensor per expert, its number at {e}: stacked along a new first axis."""
+
+    module: str
+
+
+Source = str | Part | HeadPart | Each
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
+
+    total_rows: rows that a fused tensor must have after the transpose. head_part: (index, count, head_dim).
+    """
+
+    keys: tuple[str, ...]
+    transpose: bool = False
+    total_rows: int | None = None
+    rows: tuple[int, int] | None = None
+    head_part: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A family's checkpoint names.
+
+    root: modules outside the layers. layer: the prefix of a layer, with {i}. parts: modules inside a layer.
+    transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors
+    that are known to be derived (masks, frequencies). optional_prefix: some files put it before every name.
+    """
+
+    root: Mapping[str, Source]
+    layer: str
+    parts: Mapping[str, Source]
+    transposed: frozenset[str] = frozenset()
+    ignore: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    optional_prefix: str = ""
+
+    def with_parts(self, **changes: object) -> Names:
+        """The same names but for `parts` (a dict of changes; None removes one), `root` or `layer`."""
+        parts = {**self.parts, **(changes.pop("parts", {}) or {})}  # type: ignore[dict-item]
+        return replace(self, parts={k: v for k, v in parts.items() if v is not None}, **changes)  # type: ignore[arg-type]
+
+    def reads(self, spec: ModelSpec) -> dict[str, Read]:
+        """How to read every weight of `spec`, by our name."""
+        rows = {w.name: w.shape[0] for w in spec.weights()}
+        return {w.name: self._read(w.name, w.shape, rows, spec) for w in spec.weights()}
+
+    def is_ignored(self, key: str) -> bool:
+        return any(re.search(pattern, key) for pattern in self.ignore)
+
+    def _read(self, name: str, shape: tuple[int, ...], rows: Mapping[str, int], spec: ModelSpec) -> Read:
+        module, _, suffix = name.rpartition(".")
+        prefix, ours, head_dim = "", "", 0
+        source = self.root.get(module)
+        if match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
+            prefix, ours = self.layer.format(i=match[1]), f"layers.{match[1]}."
+            source = self.parts.get(match[2])
+            head_dim = spec.layers[int(match[1])].mixer.head_dim
+        if source is None:
+            raise KeyError(f"no checkpoint name for {name}")
+        if isinstance(source, Each):
+            keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
+            return Read(keys)
+        other = source if isinstance(source, str) else source.module
+        transpose = other in self.transposed and suffix == "weight"
+        keys = (f"{prefix}{other}.{suffix}",)
+        if isinstance(source, Part):
+            sizes = [rows[f"{ours}{n}.{suffix}"] for n in source.names]
+            start = sum(sizes[: source.names.index(module.removeprefix(ours))])
+            return Read(keys, transpose, sum(sizes), rows=(start, start + shape[0]))
+        if isinstance(source, HeadPart):
+            return Read(keys, transpose, source.count * shape[0], head_part=(source.index, source.count, head_dim))
+        return Read(keys, transpose)
+
+
+LLAMA = Names(
+    root={"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"},
+    layer="model.layers.{i}.",
+    parts={
+        "mixer_norm": "input_layernorm",
+        "mixer.q": "self_attn.q_proj",
+        "mixer.k": "self_attn.k_proj",
+        "mixer.v": "self_attn.v_proj",
+        "mixer.o": "self_attn.o_proj",
+        "mixer.q_norm": "self_attn.q_norm",
+        "mixer.k_norm": "self_attn.k_norm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    },
+)
+
+FUSED_QKV: Mapping[str, Source] = {
+    f"mixer.{n}": Part("self_attn.qkv_proj", ("mixer.q", "mixer.k", "mixer.v")) for n in "qkv"
+}
+FUSED_GATE_UP: Mapping[str, Source] = {
+    n: Part("mlp.gate_up_proj", ("mlp.gate", "mlp.up")) for n in ("mlp.gate", "mlp.up")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity(Names):
+    """A checkpoint that uses our own names."""
+
+    root: Mapping[str, Source] = field(default_factory=dict)
+    layer: str = ""
+    parts: Mapping[str, Source] = field(default_factory=dict)
+
+    def reads(self, spec: ModelSpec) -> dict[str, Read]:
+        return {w.name: Read((w.name,)) for w in spec.weights()}
+
+
+OURS = _Identity()

@@ -1,0 +1,241 @@
+"""From token ids to text, one id at a time.
+
+`TokenText` says what each id adds: characters, or bytes of a UTF-8 sequence that may span ids. `Detokenizer`
+joins them and holds back only an unfinished character, so each id costs the same however long the text is,
+and the pieces joined are the decoded text by construction: `Tokenizer.decode` is this very loop.
+
+Decoders are those of the `tokenizers` library (ByteLevel; Replace, ByteFallback, Fuse and Strip in the Llama
+order; Metaspace; none). The one difference: in a run of byte-fallback tokens that is partly invalid UTF-8,
+`tokenizers` turns the whole run into U+FFFD, valid characters included, which would take back text that has
+already been sent. Here, as in SentencePiece's own decoder, each byte that cannot be part of a character
+becomes one U+FFFD and the valid characters stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+
+from ridgeline.errors import TokenizerError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass
+class _Rules:
+    """A decoder of `tokenizers`, reduced to what happens to one token given whether it is the first."""
+
+    substitutions: list[tuple[str, str]] = field(default_factory=list)
+    byte_level: bool = False
+    byte_fallback: bool = False
+    separator: str = ""  # before every token but the first
+    drop_first: str = ""  # removed from the first token (Metaspace's added space)
+    strip: str = ""  # removed from the start of the text, at most `strip_count` times
+    strip_count: int = 0
+
+
+class TokenText:
+    """What each id of a vocabulary adds to the text; shared by all the Detokenizers of a tokenizer."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Read the decoder of `backend`; raises TokenizerError when its text cannot be streamed exactly."""
+        self.rules = _rules(backend)
+        self._backend = backend
+        self._size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._pieces: dict[int, str | bytes | None] = {}
+
+    def piece(self, token_id: int) -> str | bytes | None:
+        """Return the characters or bytes of `token_id`, or None for an id outside the vocabulary."""
+        try:
+            return self._pieces[token_id]
+        except KeyError:
+            piece = self._piece(int(token_id)) if 0 <= token_id < self._size else None
+            if piece is not None:  # ids outside the vocabulary come from outside: they must not fill the memory
+                self._pieces[token_id] = piece
+            return piece
+
+    def first(self, piece: str | bytes) -> str | bytes:
+        """Return what `piece` adds when nothing stands before it; `piece` still has its spaces unreplaced."""
+        if self.rules.drop_first and isinstance(piece, str):
+            return piece.replace(self.rules.drop_first, "")
+        return piece
+
+    def later(self, piece: str | bytes) -> str | bytes:
+        """Return what `piece` adds after another token."""
+        if isinstance(piece, bytes):
+            return piece
+        if self.rules.drop_first:
+            return piece.replace(self.rules.drop_first, " ")
+        return self.rules.separator + piece
+
+    def _piece(self, token_id: int) -> str | bytes | None:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return None
+        for old, new in self.rules.substitutions:
+            token = token.replace(old, new)
+        if self.rules.byte_level:
+            return _byte_level(token)
+        if self.rules.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        return token
+
+
+class Detokenizer:
+    """The text of a growing list of ids: `push` returns what each id completes, `flush` what is left over."""
+
+    def __init__(self, text: TokenText, skip: frozenset[int] = frozenset(), prompt: Sequence[int] = ()) -> None:
+        """Start after `prompt`, whose own text is not returned; ids in `skip` add nothing.
+
+        With a prompt that does not end inside a character, decode(prompt + ids) is decode(prompt) followed
+        by the pieces of `ids`.
+        """
+        self._text = text
+        self._skip = skip
+        self._pending = b""  # the start of a character whose end has not come yet
+        self._first = bool(text.rules.drop_first or text.rules.separator)
+        self._strip_left = text.rules.strip_count
+        self._per_byte = not text.rules.byte_level
+        self._replay(prompt)
+
+    def push(self, token_id: int) -> str:
+        """Return the text that `token_id` completes; "" for a special, unknown or unfinished one."""
+        piece = None if token_id in self._skip else self._text.piece(token_id)
+        if piece is None:
+            return ""
+        piece = self._text.first(piece) if self._first else self._text.later(piece)
+        self._first = False
+        if isinstance(piece, bytes):
+            new, self._pending = _decode(self._pending + piece, self._per_byte)
+        else:
+            new = self._unfinished() + piece
+        return self._strip(new) if self._strip_left else new
+
+    def flush(self) -> str:
+        """Return the text of a character that never ended (as U+FFFD), or ""; call it after the last id."""
+        new = self._unfinished()
+        return self._strip(new) if self._strip_left else new
+
+    def _unfinished(self) -> str:
+        pending, self._pending = self._pending, b""
+        if not pending:
+            return ""
+        return _REPLACEMENT * (len(pending) if self._per_byte else 1)
+
+    def _strip(self, new: str) -> str:
+        strip = self._text.rules.strip
+        while self._strip_left and new.startswith(strip):
+            new = new[len(strip) :]
+            self._strip_left -= 1
+        if new:
+            self._strip_left = 0
+        return new
+
+    def _replay(self, prompt: Sequence[int]) -> None:
+        """Reach the state after `prompt`, which its start and its last character decide; skip what is between."""
+        head = 0
+        while head < len(prompt) and (self._first or self._strip_left):
+            self.push(prompt[head])
+            head += 1
+        tail, size = len(prompt), 0
+        while tail > head and size < _LONGEST_CHARACTER:
+            tail -= 1
+            piece = None if prompt[tail] in self._skip else self._text.piece(prompt[tail])
+            size += _LONGEST_CHARACTER if isinstance(piece, str) else len(piece or b"")
+        if tail > head:
+            self._pending = b""
+        for token_id in prompt[tail:]:
+            self.push(token_id)
+
+
+def _decode(data: bytes, per_byte: bool) -> tuple[str, bytes]:
+    """Return the text of `data` and the unfinished character at its end.
+
+    An invalid sequence becomes one U+FFFD (Unicode's "maximal subpart" practice, which Rust's lossy decoding
+    follows too) or, `per_byte`, one for each of its bytes.
+    """
+    text = ""
+    while True:
+        try:
+            return text + data.decode("utf-8"), b""
+        except UnicodeDecodeError as error:
+            text += data[: error.start].decode("utf-8")
+            if error.end == len(data) and error.reason == "unexpected end of data":
+                return text, data[error.start :]
+            text += _REPLACEMENT * (error.end - error.start if per_byte else 1)
+            data = data[error.end :]
+
+
+def _byte_table() -> dict[str, int]:
+    """GPT-2's spelling of the 256 bytes: printable ones stand for themselves, the others for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(hidden)})
+    return table
+
+
+_BYTES = _byte_table()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:  # an added token in plain text
+        return token.encode("utf-8")
+
+
+def _rules(backend: tokenizers.Tokenizer) -> _Rules:
+    if backend.decoder is None:
+        return _Rules(separator=" ")
+    rules = _Rules()
+    done: set[str] = set()
+    for step in _flatten(json.loads(backend.decoder.__getstate__())):
+        kind = str(step["type"])
+        if not _apply(rules, step, kind, done):
+            raise TokenizerError(
+                f"the decoder step {kind} of tokenizer.json, after {sorted(done) or 'nothing'}, is not supported; "
+                "ByteLevel, Metaspace, or Replace, ByteFallback, Fuse, Strip in this order are"
+            )
+        done.add(kind)
+    return rules
+
+
+def _flatten(state: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    if state["type"] != "Sequence":
+        yield state
+        return
+    for step in state["decoders"]:
+        yield from _flatten(step)
+
+
+def _apply(rules: _Rules, step: dict[str, Any], kind: str, done: set[str]) -> bool:
+    """Add one decoder step to `rules`; False when it, or its place after the steps in `done`, is not known."""
+    if kind == "Fuse":
+        return True
+    if kind == "Strip":
+        rules.strip, rules.strip_count = step["content"], step["start"]
+        return "Fuse" in done and "Strip" not in done and step["stop"] == 0
+    if done - {"Replace"}:
+        return False
+    if kind == "Replace":
+        rules.substitutions.append((step["pattern"].get("String"), step["content"]))
+        return "String" in step["pattern"]
+    if kind == "ByteLevel":
+        rules.byte_level = True
+    elif kind == "ByteFallback":
+        rules.byte_fallback = True
+    elif kind == "Metaspace" and step.get("prepend_scheme", "always") == "never":
+        rules.substitutions.append((step["replacement"], " "))
+    elif kind == "Metaspace":
+        rules.drop_first = step["replacement"]
+    else:
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""A model's folder: a local one, or one from the Hugging Face hub through its own cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ridgeline.errors import CheckpointError
+
+# What a model folder may hold that we read. Pickled weights are never fetched.
+CONFIG_FILES = ("config.json",)
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
+    """The local folder of a model: `model` itself if it is a folder, else a download of that hub id.
+
+    Downloads show progress, resume, and land in the hub's cache; HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as
+    everywhere. config_only: fetch nothing but config.json. Raises CheckpointError if there is no such model.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() and path.name == "config.json":
+        return path.parent
+    if path.exists():
+        raise CheckpointError(f"{model} is a file; a model is a folder or a hub id")
+    if path.is_absolute() or model.startswith((".", "~")) or not _HUB_ID.fullmatch(model):
+        raise CheckpointError(f"no such folder: {model}")
+    return _download(model, revision, CONFIG_FILES if config_only else MODEL_FILES)
+
+
+def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"{model} is neither a local folder nor in the hub's cache, and the hub cannot be reached"
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as e:
+        first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise CheckpointError(f"{model} is not a local folder, and the hub says: {first_line}") from None

@@ -1,0 +1,132 @@
+"""Safetensors files, memory-mapped: a tensor is a view of the file until something copies it.
+
+The safetensors library checks a file's header (lengths, offsets, overlaps); its bytes are mapped here, because the
+library can neither give bfloat16 to numpy nor map without a copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ridgeline.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+# safetensors' name of a type -> ours, and the numpy type that holds its bits
+_DTYPES: Mapping[str, tuple[str, Any]] = {
+    "F32": ("float32", np.float32),
+    "F16": ("float16", np.float16),
+    "BF16": ("bfloat16", np.uint16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `dtype` is safetensors' name of its type; `start` counts from the file's first byte."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A tensor in host memory: bfloat16 as uint16 bits."""
+
+    data: np.ndarray[Any, Any]
+    dtype: str
+
+
+class TensorFiles:
+    """All tensors of a checkpoint's folder, by name.
+
+    Raises CheckpointError if there are no safetensors files, one is missing, truncated or malformed, or a name
+    stands in two of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = _find_files(folder)
+        self._tensors: dict[str, TensorInfo] = {}
+        self._maps: dict[Path, np.ndarray[Any, Any]] = {}
+        for file in self.files:
+            for name, info in _read_header(file):
+                if name in self._tensors:
+                    raise CheckpointError(f"{name} is in both {self._tensors[name].file.name} and {file.name}")
+                self._tensors[name] = info
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        return self._tensors[name]
+
+    def num_bytes(self) -> int:
+        return sum(t.stop - t.start for t in self._tensors.values())
+
+    def read(self, name: str) -> HostTensor:
+        """A view of the mapped file. Raises CheckpointError for an element type that is no float of 2 or 4 bytes."""
+        info = self._tensors[name]
+        if info.dtype not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported are {known}")
+        if info.file not in self._maps:
+            # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
+            self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
+        dtype, numpy_type = _DTYPES[info.dtype]
+        return HostTensor(self._maps[info.file][info.start : info.stop].view(numpy_type).reshape(info.shape), dtype)
+
+
+def _find_files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.exists():
+        files = sorted({folder / name for name in _read_index(index).values()})
+        if absent := [f.name for f in files if not f.exists()]:
+            raise CheckpointError(f"{folder}: {INDEX} names files that are missing: {', '.join(absent)}")
+        return files
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise CheckpointError(
+            f"{folder}: only pickled weights (.bin, .pt); they can run code when read and are refused: "
+            "convert them to safetensors"
+        )
+    raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; --load-format dummy runs with random weights")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = {str(k): str(v) for k, v in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:
+        raise CheckpointError(f"{index.name} is unreadable: {type(e).__name__}: {e}") from None
+    if bad := next((v for v in names.values() if Path(v).name != v), None):
+        raise CheckpointError(f"{index.name} names a file outside its folder: {bad!r}")
+    return names
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
+    try:
+        with safe_open(file, framework="numpy"):
+            pass  # opening checks the header against the file's length
+        with file.open("rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(length))
+    except (SafetensorError, OSError, ValueError) as e:
+        raise CheckpointError(f"{file.name} is not a readable safetensors file (truncated?): {e}") from None
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        start, stop = (8 + length + offset for offset in entry["data_offsets"])
+        yield name, TensorInfo(file, entry["dtype"], tuple(entry["shape"]), start, stop)

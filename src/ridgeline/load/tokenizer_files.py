@@ -1,0 +1,167 @@
+"""The tokenizer files of a Hugging Face model folder, as transformers 5 reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ridgeline.errors import TokenizerError
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
+_Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """What the files hold: the tokenizer with its added tokens, the named special tokens, the chat templates."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    templates: dict[str, str]
+
+
+def read_folder(folder: Path) -> FolderFiles:
+    """Return what the tokenizer files in `folder` hold; only tokenizer.json is required.
+
+    Raises TokenizerError when it is absent, or when a file is unreadable, damaged or contradicts another.
+    """
+    if not folder.is_dir():
+        raise TokenizerError(f"{folder} is not a folder; give the folder that holds tokenizer.json")
+    backend = _backend(folder)
+    config = _object(folder / "tokenizer_config.json")
+    declared = config.get("added_tokens_decoder")
+    if declared is None:  # from before added_tokens_decoder: special_tokens_map.json then has the last word
+        config.update(_object(folder / "special_tokens_map.json"))
+        declared = {index: token for token, index in _object(folder / "added_tokens.json").items()}
+    named, extra = _special(config)
+    _add_declared(backend, declared, {*named.values(), *extra}, folder)
+    present = {name: token for name, token in named.items() if backend.token_to_id(token) is not None}
+    marked = [token for token in (*present.values(), *extra) if backend.token_to_id(token) is not None]
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in marked])
+    return FolderFiles(backend, present, _templates(folder, config))
+
+
+def _backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        other = next((name for name in _OTHER_FORMATS if (folder / name).exists()), None)
+        if other is None:
+            raise TokenizerError(f"{folder} has no tokenizer.json; download it with the model")
+        raise TokenizerError(
+            f"{folder} has {other} but no tokenizer.json; convert it once with transformers "
+            "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder))"
+        )
+    try:
+        return tokenizers.Tokenizer.from_str(_text(path))
+    except TokenizerError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exceptions
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path} is damaged or too new ({reason}); download it again") from error
+
+
+def _special(config: _Config) -> tuple[dict[str, str], list[str]]:
+    """Return the special tokens that have a name, and those that are only listed."""
+    named = {}
+    for key, value in config.items():
+        if key in _NAMED or key.endswith("_token"):
+            token = _content(value)
+            if token is not None:
+                named[key] = token
+            elif key in _NAMED and value is not None:
+                raise TokenizerError(f"tokenizer_config.json: {key} is {value!r}; it must be a token or null")
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named.update({key: token for key, value in extra.items() if (token := _content(value)) is not None})
+        extra = []
+    if not isinstance(extra, list):
+        raise TokenizerError(f"tokenizer_config.json: extra_special_tokens is {extra!r}; it must be a list")
+    return named, [token for value in extra if (token := _content(value)) is not None]
+
+
+def _content(value: object) -> str | None:
+    """Return a token given as a string or as an AddedToken object; None for anything else."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _add_declared(backend: tokenizers.Tokenizer, declared: object, special: set[str], folder: Path) -> None:
+    """Add the tokens that tokenizer_config.json declares and tokenizer.json lacks, each at its own id."""
+    if not isinstance(declared, dict):
+        raise TokenizerError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for index, token in sorted(_tokens(declared, special, folder)):
+        if token.content in known:
+            continue
+        backend.add_tokens([token])
+        if (got := backend.token_to_id(token.content)) != index:
+            raise TokenizerError(
+                f"{folder / 'tokenizer_config.json'} declares {token.content!r} as id {index}, "
+                f"but after tokenizer.json it would be {got}; the two files are not of one model"
+            )
+
+
+def _tokens(declared: _Config, special: set[str], folder: Path) -> Iterator[tuple[int, tokenizers.AddedToken]]:
+    for index, value in declared.items():
+        content = _content(value)
+        if content is None or not str(index).isdecimal():
+            raise TokenizerError(f"{folder / 'tokenizer_config.json'}: added token {index!r}: {value!r} is not valid")
+        flags = {"special": content in special, "normalized": content not in special}
+        if isinstance(value, dict):
+            flags = {name: bool(value[name]) for name in _FLAGS if name in value}
+        yield int(index), tokenizers.AddedToken(content, **flags)
+
+
+def _templates(folder: Path, config: _Config) -> dict[str, str]:
+    """Return the chat templates by name; a file of its own comes before an entry in tokenizer_config.json."""
+    templates = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
+    path = folder / "chat_template.json"
+    templates.update(_named_templates(_object(path).get("chat_template"), path))
+    if (path := folder / "chat_template.jinja").exists():
+        templates["default"] = _text(path)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _text(path)
+    return templates
+
+
+def _named_templates(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    templates = {}
+    for entry in value if isinstance(value, list) else [value]:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TokenizerError(f"{path}: chat_template must be a string or a list of {{name, template}} objects")
+        templates[name] = text
+    return templates
+
+
+def _object(path: Path) -> _Config:
+    """Return the JSON object in `path`, or an empty one if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} holds a {type(value).__name__}, not an object; download it again")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise TokenizerError(f"{path} cannot be read ({reason}); check or download it again") from error

@@ -1,0 +1,151 @@
+"""Modules built from a ModelSpec. Nothing here knows an architecture, and nothing here knows a tensor library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ridgeline.nn.rotary import frequencies
+from ridgeline.nn.step import Step
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.quant import PlainLinear
+from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
+
+
+class Stream(NamedTuple):
+    """The residual stream, and what the last branch wants to add to it: the next stage does the addition."""
+
+    residual: Array
+    delta: Array | None
+
+
+class Model:
+    """A ModelSpec with its weights, on one device.
+
+    weights: every weight of `spec.weights()`, by name. max_model_len: the longest context in tokens that will be
+    served; it fixes rotations that depend on the length.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int) -> None:
+        self.spec = spec
+        self.max_model_len = max_model_len
+        self._weights = weights
+        self._table_rows = table.primitive(api.EMBEDDING)
+        self._scale = table.primitive(api.SCALE)
+        self._add = table.primitive(api.ADD)
+        self._rotary = table.primitive(api.ROTARY)
+        self._frequencies: dict[Rope, tuple[Array, float]] = {}
+        for rope in spec.ropes():
+            inverse, factor = frequencies(rope, max_model_len)
+            self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
+        self._blocks = list(_blocks(spec, weights, table))
+        self._head = _head(spec, weights, table)
+
+    def __call__(self, step: Step, rows: Array | None = None) -> Array:
+        """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
+        stream = Stream(self._embed(step), None)
+        rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
+        for block in self._blocks:
+            stream = block(stream, step, rotaries)
+        return self._head(*stream, rows)
+
+    def _embed(self, step: Step) -> Array:
+        x = self._table_rows(self._weights["embed.weight"], step.token_ids)
+        if self.spec.embedding_scale != 1.0:
+            x = self._scale(x, self.spec.embedding_scale)
+        if self.spec.num_position_embeddings:
+            x = self._add(x, self._table_rows(self._weights["position_embed.weight"], step.positions), 1.0)
+        return x
+
+
+class _Block:
+    """One layer."""
+
+    def __init__(
+        self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
+    ) -> None:
+        self._index = index
+        self._rope = layer.mixer.rope
+        self._parallel = isinstance(layer, ParallelLayer)
+        scale = residual_scale(layer)
+        at = f"layers.{index}."
+        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
+        self._input = table.stage(
+            api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
+        )
+        self._attend = table.primitive(api.ATTENTION, layer.mixer)
+        self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
+        self._mlp = table.stage(
+            api.MLP_BLOCK,
+            MLPBlock(layer.mlp, layer.pre_norm, scale),
+            bind(weights, table, f"{at}mlp", f"{at}mlp_norm"),
+        )
+        post = None if isinstance(layer, ParallelLayer) else layer.post_norm
+        self._mixer_post = _PostNorm(post, f"{at}mixer_post_norm", weights, table)
+        self._mlp_post = _PostNorm(post, f"{at}mlp_post_norm", weights, table)
+        self._add = table.primitive(api.ADD)
+
+    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
+        rotary = rotaries[self._rope] if self._rope else None
+        residual, q, k, v = self._input(*stream, rotary)
+        attended = self._attend(q, step.extend(self._index, k, v))
+        delta = self._mixer_post(self._output(attended))
+        if self._parallel:
+            _, other = self._mlp(residual, None)
+            return Stream(residual, self._add(delta, other, 1.0))
+        residual, delta = self._mlp(residual, delta)
+        return Stream(residual, self._mlp_post(delta))
+
+
+class _PostNorm:
+    """The norm after a branch, where the layer has one."""
+
+    def __init__(self, norm: Norm | None, name: str, weights: Mapping[str, Array], table: OpsTable) -> None:
+        self._kernel = table.primitive(api.NORM, norm) if norm else None
+        self._weight, self._bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+
+    def __call__(self, x: Array) -> Array:
+        return x if self._kernel is None or self._weight is None else self._kernel(x, self._weight, self._bias)
+
+
+def residual_scale(layer: AnyLayer) -> float:
+    """The factor on what a layer's branches add."""
+    return 1.0 if isinstance(layer, ParallelLayer) else layer.residual_scale
+
+
+def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str) -> Weights:
+    """The weights of one stage: matrices under `prefix` as Linear, everything else as arrays; its norm as "norm"."""
+    linears: dict[str, Linear] = {}
+    arrays: dict[str, Array] = {}
+    for name, array in weights.items():
+        if name.startswith(f"{norm}."):
+            arrays[f"norm.{name.removeprefix(f'{norm}.')}"] = array
+        elif name.startswith(f"{prefix}."):
+            module, _, kind = name.removeprefix(f"{prefix}.").rpartition(".")
+            if kind == "weight" and len(array.shape) == 2:
+                bias = weights.get(f"{prefix}.{module}.bias")
+                linears[module] = PlainLinear.build(array, bias, table)
+            else:
+                arrays[f"{module}.{kind}"] = array
+    return Weights(linears, arrays)
+
+
+def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> Iterator[_Block]:
+    by_layer: list[dict[str, Array]] = [{} for _ in spec.layers]
+    for name, array in weights.items():
+        if name.startswith("layers."):
+            by_layer[int(name.split(".", 2)[1])][name] = array
+    scale = 1.0
+    for i, layer in enumerate(spec.layers):
+        yield _Block(i, layer, by_layer[i], table, scale)
+        scale = residual_scale(layer)
+
+
+def _head(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> api.HeadStage:
+    case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
+    matrix = weights["embed.weight" if spec.tie_word_embeddings else "head.weight"]
+    arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
+    linear = PlainLinear.build(matrix, None, table)
+    return table.stage(api.HEAD, case, Weights({"head": linear}, arrays))

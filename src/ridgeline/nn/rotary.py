@@ -1,0 +1,84 @@
+"""Rotation frequencies of a loaded model, in float32 and in the order of operations that models were trained with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ridgeline.spec import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
+    """Angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
+
+    max_model_len: the longest context that will be served, in tokens; it fixes the regime of scalings that
+    depend on the length.
+    """
+    match rope.scaling:
+        case None:
+            return _inverse(rope.theta, rope.dim), 1.0
+        case LinearScaling(factor):
+            return _single(_inverse(rope.theta, rope.dim) / np.float32(factor)), 1.0
+        case DynamicNTKScaling() as s:
+            return _inverse(s.theta(rope.theta, rope.dim, max_model_len), rope.dim), 1.0
+        case Llama3Scaling() as s:
+            return _llama3(_inverse(rope.theta, rope.dim), s), 1.0
+        case YarnScaling() as s:
+            return _yarn(rope, s), s.attention_factor
+        case LongRopeScaling() as s:
+            divisors = np.array(s.divisors(max_model_len), np.float32)
+            return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.dim))), s.attention_factor
+
+
+def _single(x: Any) -> Floats:
+    return np.asarray(x, np.float32)
+
+
+def _powers(theta: float, dim: int) -> Floats:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return np.power(np.float32(theta), exponents, dtype=np.float32)
+
+
+def _inverse(theta: float, dim: int) -> Floats:
+    return _single(np.float32(1) / _powers(theta, dim))
+
+
+def _llama3(inverse: Floats, s: Llama3Scaling) -> Floats:
+    """Long waves are divided by the factor, short ones kept, those between mixed linearly in frequency."""
+    original = s.original_max_position_embeddings
+    wavelength = np.float32(2 * math.pi) / inverse
+    smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    mixed = (1 - smooth) * inverse / np.float32(s.factor) + smooth * inverse
+    out = np.where(wavelength > original / s.low_freq_factor, inverse / np.float32(s.factor), mixed)
+    return _single(np.where(wavelength < original / s.high_freq_factor, inverse, out))
+
+
+def _yarn(rope: Rope, s: YarnScaling) -> Floats:
+    """Interpolate below `low` rotations, extrapolate above `high`, a linear ramp between (arXiv:2309.00071, 3.2)."""
+
+    def pair_at(rotations: float) -> float:
+        """The pair, as a real number, that turns this often over the trained length."""
+        length = s.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return rope.dim * math.log(length) / (2 * math.log(rope.theta))
+
+    low, high = pair_at(s.beta_fast), pair_at(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    span = high - low or 0.001  # a ramp of no length would divide by zero
+    ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / span, 0, 1).astype(np.float32)
+    powers = _powers(rope.theta, rope.dim)
+    interpolated = np.float32(1) / (np.float32(s.factor) * powers)
+    extrapolated = np.float32(1) / powers
+    return _single(interpolated * ramp + extrapolated * (1 - ramp))

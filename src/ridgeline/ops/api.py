@@ -1,0 +1,166 @@
+"""The table of kernels, as signatures: what every operation takes, returns and promises.
+
+Shapes: T tokens of all sequences in one row (flattened, ragged), `width` the hidden size, H query heads, K key and
+value heads, D elements per head. Activations are float32. Every op is pure: it returns new arrays.
+
+*Primitives* are the definition. *Stages* are what a kernel may fuse; the default of a stage is the composition of
+its primitives (`stages.py`), so a backend may take any subset of either. An op is picked once per *case*, when
+modules are built: the case is the part of the ModelSpec that the op serves, which holds all that a kernel must know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Array(Protocol):
+    """An array of whichever library the backend uses. Only ops look inside."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Linear(Protocol):
+    """A stored matrix: `apply(x) ~= x @ dequantize().T + bias`, within `bound` (see quant.plain)."""
+
+    @property
+    def scheme(self) -> str: ...
+    def apply(self, x: Array) -> Array: ...
+    def dequantize(self) -> Array: ...
+
+
+class Rotary(NamedTuple):
+    """Rotation of each token: cosines and sines, [T, rope.dim / 2], the attention factor multiplied in."""
+
+    cos: Array
+    sin: Array
+
+
+class DenseKeyValues(NamedTuple):
+    """Keys and values of whole sequences, one after the other: [T, K, D], with each sequence's length."""
+
+    keys: Array
+    values: Array
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Generic[F]):
+    """The name of an operation; `F` is its signature."""
+
+    name: str
+    level: Literal["primitive", "stage"]
+
+
+# ---- primitives: (arguments) -> result; the case in brackets ---------------------------------------------
+
+# (table [n, width], ids [T]) -> [T, width] [no case]
+EMBEDDING: Op[Callable[[Array, Array], Array]] = Op("embedding", "primitive")
+# (x [T, in], weight [out, in], bias [out] or None) -> [T, out] [no case]
+LINEAR: Op[Callable[[Array, Array, Array | None], Array]] = Op("linear", "primitive")
+# (x [..., n], weight [n], bias [n] or None) -> [..., n] [RMSNorm or LayerNorm]
+NORM: Op[Callable[[Array, Array, Array | None], Array]] = Op("norm", "primitive")
+# (positions [T], inverse frequencies [dim / 2], attention factor) -> Rotary [no case]
+ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
+# (x [T, heads, D], rotary) -> [T, heads, D] [Rope]
+ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
+# (x [T, heads * D], heads) -> [T, heads, D] [no case]
+SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
+# (q [T, H, D], keys and values) -> [T, H * D]: causal, within each sequence [Attention]
+ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
+# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
+ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
+# (a, b, scale) -> a + scale * b [no case]
+ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
+# (x, factor) -> factor * x [no case]
+SCALE: Op[Callable[[Array, float], Array]] = Op("scale", "primitive")
+# (x, cap) -> cap * tanh(x / cap) [no case]
+SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
+# (x [T, width], rows [n]) -> [n, width] [no case]
+TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
+# (router logits [T, experts]) -> expert ids [T, k], weights [T, k] [MoE]
+ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
+# (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
+EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
+
+# ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
+# post-norm, an adapter or a capture may come --------------------------------------------------------------------
+
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], k [T, K, D], v [T, K, D] [stages.AttentionInput]
+ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
+    "attention_input", "stage"
+)
+# (attended [T, H * D]) -> delta [T, width] [Attention]
+ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
+# (residual, delta or None) -> residual, delta [stages.MLPBlock]
+MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
+# (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
+HeadStage = Callable[[Array, Array | None, Array | None], Array]
+HEAD: Op[HeadStage] = Op("head", "stage")
+
+PRIMITIVES: tuple[Op[Any], ...] = (
+    EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
+    ROUTE, EXPERTS,
+)  # fmt: skip
+STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
+
+
+class Weights(NamedTuple):
+    """The weights of one stage, by their names in the spec: matrices as Linear, the rest as arrays."""
+
+    linears: Mapping[str, Linear]
+    arrays: Mapping[str, Array]
+
+    def vector(self, name: str) -> Array | None:
+        return self.arrays.get(name)
+
+
+class Memory(Protocol):
+    """Where arrays live: the way in and out of the backend's library."""
+
+    @property
+    def device(self) -> str: ...
+
+    def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:
+        """A host array of `dtype` elements (bfloat16 as uint16) as an array of type `to`; shared if it can be."""
+        ...
+
+    def integers(self, values: np.ndarray[Any, Any]) -> Array:
+        """Token ids, positions and row numbers."""
+        ...
+
+    def get(self, array: Array) -> np.ndarray[Any, Any]:
+        """A host copy, float32."""
+        ...
+
+    def widen(self, array: Array) -> Array:
+        """The array in float32, on the device."""
+        ...
+
+    def random(self, shape: tuple[int, ...], dtype: DType, std: float, seed: int) -> Array:
+        """Normal noise around 0, the same for the same seed on the same device kind."""
+        ...
+
+
+class Backend(Protocol):
+    """One source of kernels."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, op: Op[Any], case: object) -> str | None:
+        """Why this backend cannot serve `op` for `case`; None if it can."""
+        ...
+
+    def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]: ...
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]: ...

@@ -1,0 +1,106 @@
+"""The reference backend, torch's own fused attention beside it, and torch's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ridgeline.errors import DeviceError
+from ridgeline.ops import api
+from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
+from ridgeline.ops.reference import primitives as p
+from ridgeline.spec import Attention
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+_PLAIN = {
+    api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
+    api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take,
+}  # fmt: skip
+_BY_CASE = {
+    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.ACTIVATION: p.activation,
+    api.ROUTE: p.route, api.EXPERTS: p.experts,
+}  # fmt: skip
+
+
+class ReferenceBackend:
+    """All primitives; no stage, because a stage's composition of them is its definition."""
+
+    name = "reference"
+
+    def refuses(self, op: Op[Any], case: object) -> str | None:
+        return None if op in _PLAIN or op in _BY_CASE else "a stage is defined by its composition of primitives"
+
+    def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
+        return _PLAIN[op] if op in _PLAIN else _BY_CASE[op](case)
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
+        raise DeviceError(f"the reference backend has no fused {op.name}")
+
+
+class SdpaBackend:
+    """torch's scaled_dot_product_attention: no [tokens, context] matrix in memory where it fuses."""
+
+    name = "sdpa"
+
+    def refuses(self, op: Op[Any], case: object) -> str | None:
+        if op is not api.ATTENTION:
+            return "serves attention only"
+        if isinstance(case, Attention) and case.softcap is not None:
+            return "scaled_dot_product_attention cannot cap scores"
+        return None
+
+    def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
+        def attend(q: torch.Tensor, kv: DenseKeyValues) -> torch.Tensor:
+            sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
+            return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
+
+        return attend
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
+        raise DeviceError(f"sdpa has no fused {op.name}")
+
+
+def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    groups = case.num_heads // case.num_kv_heads
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, n, D]
+    n = q.shape[2]
+    mask = p.visible(0, n, case.window, q.device) if case.window is not None and n > case.window else None
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=case.scale)
+    return out[0].transpose(0, 1)
+
+
+class TorchMemory:
+    """Arrays as torch tensors on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def put(self, host: np.ndarray, dtype: str, to: str) -> torch.Tensor:
+        tensor = torch.from_numpy(host)
+        if dtype == "bfloat16":
+            tensor = tensor.view(torch.bfloat16)
+        return tensor.to(device=self.device, dtype=DTYPES[to]).contiguous()
+
+    def integers(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+
+    def get(self, array: torch.Tensor) -> np.ndarray:
+        return array.detach().float().cpu().numpy()
+
+    def widen(self, array: torch.Tensor) -> torch.Tensor:
+        return array.float()
+
+    def random(self, shape: tuple[int, ...], dtype: str, std: float, seed: int) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self.device, dtype=DTYPES[dtype]).mul_(std)
+
+
+def open_reference(device: str) -> tuple[Memory, tuple[Backend, ...]]:
+    """torch's memory on `device`, and the backends that work on it, best first."""
+    return TorchMemory(device), (SdpaBackend(), ReferenceBackend())

@@ -1,0 +1,147 @@
+"""Each primitive in a few lines of torch. Slow where clarity asks for it: kernels are checked against these."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ridgeline.ops.api import DenseKeyValues, Rotary
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+
+QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def embedding(table: Tensor, ids: Tensor) -> Tensor:
+    return table[ids].float()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight.float(), bias)
+
+
+def norm(case: RMSNorm | LayerNorm):
+    if isinstance(case, LayerNorm):
+        return lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias, case.eps)
+
+    def rms_norm(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + case.eps) * (case.offset + weight)
+
+    return rms_norm
+
+
+def rotary(positions: Tensor, inverse_frequencies: Tensor, attention_factor: float) -> Rotary:
+    angles = positions[:, None].float() * inverse_frequencies
+    return Rotary(angles.cos() * attention_factor, angles.sin() * attention_factor)
+
+
+def rope(case: Rope):
+    def rotate(x: Tensor, table: Rotary) -> Tensor:
+        cos, sin = table.cos[:, None], table.sin[:, None]  # [T, 1, dim / 2]
+        turned, kept = x[..., : case.dim], x[..., case.dim :]
+        if case.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, -1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return torch.cat((turned, kept), -1)
+
+    return rotate
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(-1, (num_heads, -1))
+
+
+def attention(case: Attention):
+    def attend(q: Tensor, kv: DenseKeyValues) -> Tensor:
+        sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
+        return torch.cat([_attend_sequence(case, *sequence) for sequence in sequences]).flatten(1)
+
+    return attend
+
+
+def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One sequence: q [n, H, D], k and v [n, K, D] -> [n, H, D]."""
+    groups = case.num_heads // case.num_kv_heads
+    k, v = (x.repeat_interleave(groups, 1).transpose(0, 1) for x in (k, v))  # [H, n, D]
+    blocks = []
+    for start in range(0, q.shape[0], QUERY_BLOCK):
+        rows = q[start : start + QUERY_BLOCK].transpose(0, 1)
+        end = start + rows.shape[1]
+        scores = rows @ k[:, :end].transpose(1, 2) * case.scale
+        if case.softcap:
+            scores = case.softcap * torch.tanh(scores / case.softcap)
+        seen = visible(start, end, case.window, q.device)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        blocks.append((weights @ v[:, :end]).transpose(0, 1))
+    return torch.cat(blocks)
+
+
+def visible(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]. A window includes the query."""
+    query = torch.arange(start, end, device=device)[:, None]
+    key = torch.arange(end, device=device)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def activation(case):
+    act = ACTIVATIONS[case.activation]
+    return (lambda gate, up: act(gate) * up) if isinstance(case, GatedMLP | MoE) else act
+
+
+def add(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return a + scale * b if scale != 1.0 else a + b
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap)
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    return x[rows]
+
+
+def route(case: MoE):
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1)
+        # A stable sort, because torch.topk leaves the order of equal scores open.
+        ids = scores.sort(-1, descending=True, stable=True).indices[:, : case.num_experts_per_tok]
+        chosen = scores.gather(-1, ids)
+        return ids, chosen / chosen.sum(-1, keepdim=True) if case.normalise else chosen
+
+    return choose
+
+
+def experts(case: MoE):
+    act = activation(case)
+
+    def run(x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
+        order = pairs.argsort(stable=True)
+        counts = pairs.bincount(minlength=case.num_experts).tolist()
+        tokens = (order // case.num_experts_per_tok).split(counts)
+        outputs = []
+        for e, rows in enumerate(tokens):
+            if len(rows):
+                h = x[rows]
+                h = act(linear(h, gate[e], None), linear(h, up[e], None))
+                outputs.append(linear(h, down[e], None))
+        # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
+        by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
+        return (by_token * scores[..., None]).sum(1)
+
+    return run

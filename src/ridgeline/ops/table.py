@@ -1,0 +1,96 @@
+"""Which kernel serves which op: candidates in order, each accepts or says why not. Chosen at load, never per call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ridgeline.errors import DeviceError
+from ridgeline.ops.api import PRIMITIVES, STAGES, Backend, Memory, Op, Weights
+from ridgeline.ops.stages import compose
+
+F = TypeVar("F", bound=Callable[..., Any])
+COMPOSED = "composed"  # the choice for a stage that no backend fuses
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who serves an op for a case, and why the candidates before it do not."""
+
+    op: str
+    level: str
+    case: str
+    backend: str
+    refusals: tuple[tuple[str, str], ...]  # (backend, reason)
+
+
+class OpsTable:
+    """The kernels of one device.
+
+    backends: candidates in order of preference; the last is complete. overrides: op name -> backend name, for
+    diagnosis. Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
+    """
+
+    def __init__(self, memory: Memory, backends: Sequence[Backend], overrides: Mapping[str, str] | None = None) -> None:
+        self.memory = memory
+        self._backends = backends
+        self._overrides = dict(overrides or {})
+        self._choices: dict[tuple[str, object], Choice] = {}
+        self._check_overrides()
+
+    def primitive(self, op: Op[F], case: object = None) -> F:
+        """The kernel of a primitive."""
+        backend = self._choose(op, case)
+        if backend is None:
+            raise DeviceError(f"no backend serves {op.name} for {case}: {self._choices[op.name, case].refusals}")
+        return backend.primitive(op, case)  # type: ignore[return-value]
+
+    def stage(self, op: Op[F], case: object, weights: Weights) -> F:
+        """The kernel of a stage with its weights bound; composed of primitives where no backend fuses it."""
+        backend = self._choose(op, case)
+        if backend is None:
+            return compose(op, case, weights, self)  # type: ignore[return-value]
+        return backend.stage(op, case, weights)  # type: ignore[return-value]
+
+    def choose(self, op: Op[Any], case: object = None) -> Choice:
+        """Make, or look up, the choice for an op and a case, without building anything."""
+        self._choose(op, case)
+        return self._choices[op.name, case]
+
+    def choices(self) -> tuple[Choice, ...]:
+        """All choices made so far, in order."""
+        return tuple(self._choices.values())
+
+    def _choose(self, op: Op[Any], case: object) -> Backend | None:
+        wanted = self._overrides.get(op.name)
+        refusals: list[tuple[str, str]] = []
+        chosen: Backend | None = None
+        for backend in self._backends:
+            if wanted is not None and backend.name != wanted:
+                refusals.append((backend.name, f"overridden by --ops {op.name}={wanted}"))
+            elif (reason := backend.refuses(op, case)) is not None:
+                refusals.append((backend.name, reason))
+            else:
+                chosen = backend
+                break
+        if chosen is None and wanted not in (None, COMPOSED):
+            reason = dict(refusals)[str(wanted)]
+            raise DeviceError(f"--ops {op.name}={wanted}: {wanted} refuses {_describe(case)}: {reason}")
+        name = chosen.name if chosen else COMPOSED if op.level == "stage" else "none"
+        self._choices[op.name, case] = Choice(op.name, op.level, _describe(case), name, tuple(refusals))
+        return chosen
+
+    def _check_overrides(self) -> None:
+        ops = {op.name: op for op in (*PRIMITIVES, *STAGES)}
+        names = [b.name for b in self._backends]
+        for op, backend in self._overrides.items():
+            if op not in ops:
+                raise DeviceError(f"--ops {op}={backend}: no such op; known are {', '.join(ops)}")
+            allowed = [*names, COMPOSED] if ops[op].level == "stage" else names
+            if backend not in allowed:
+                raise DeviceError(f"--ops {op}={backend}: no such backend; known are {', '.join(allowed)}")
+
+
+def _describe(case: object) -> str:
+    return "-" if case is None else str(case)

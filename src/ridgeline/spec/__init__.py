@@ -1,0 +1,47 @@
+"""Facts about models, as data. Standard library only: importing this never imports a tensor library."""
+
+from ridgeline.spec.codec import from_json, to_json
+from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
+from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+from ridgeline.spec.rope import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+from ridgeline.spec.state import ALL, State
+from ridgeline.spec.weight import Weight, linear
+
+__all__ = [
+    "ALL",
+    "MLP",
+    "Activation",
+    "AnyLayer",
+    "Attention",
+    "ChannelMixer",
+    "DynamicNTKScaling",
+    "GatedMLP",
+    "Layer",
+    "LayerNorm",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "MoE",
+    "ModelSpec",
+    "Norm",
+    "ParallelLayer",
+    "RMSNorm",
+    "Rope",
+    "RopeScaling",
+    "State",
+    "TokenMixer",
+    "Weight",
+    "YarnScaling",
+    "from_json",
+    "linear",
+    "to_json",
+]

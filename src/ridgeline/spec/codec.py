@@ -1,0 +1,106 @@
+"""ModelSpec to JSON and back, strictly: the config file of a model of our own making.
+
+Every part is an object with its type's name under "type"; fields that hold their default are left out. Equal
+neighbouring layers are written once, with their count: [{"count": 5, "layer": {...}}, ...].
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import groupby
+from typing import Any
+
+from ridgeline.errors import ConfigError
+from ridgeline.spec import model
+
+Json = Any  # what json.loads returns
+
+
+def to_json(spec: model.ModelSpec) -> Json:
+    """A plain object for `json.dumps`; `from_json(to_json(spec)) == spec`."""
+    out = _encode(spec)
+    out["layers"] = [{"count": len(list(run)), "layer": _encode(layer)} for layer, run in groupby(spec.layers)]
+    return out
+
+
+def from_json(value: Json) -> model.ModelSpec:
+    """Read what `to_json` wrote. Raises ConfigError, naming the place, for anything unknown, missing or mistyped."""
+    if not isinstance(value, dict) or not isinstance(value.get("layers"), list):
+        raise ConfigError('a model spec is an object with "layers": [{"count": n, "layer": {...}}, ...]')
+    layers: list[Json] = []
+    for i, run in enumerate(value["layers"]):
+        if not isinstance(run, dict) or set(run) != {"count", "layer"} or type(run["count"]) is not int:
+            raise ConfigError(f'layers[{i}]: expected {{"count": integer, "layer": {{...}}}}')
+        layers += [run["layer"]] * run["count"]
+    spec = _decode({**value, "layers": layers}, model.ModelSpec, "spec")
+    assert isinstance(spec, model.ModelSpec)
+    return spec
+
+
+def _encode(value: Any) -> Json:
+    if is_dataclass(value):
+        out: dict[str, Json] = {"type": type(value).__name__}
+        for f in fields(value):
+            item = getattr(value, f.name)
+            if f.default is MISSING or item != f.default:
+                out[f.name] = _encode(item)
+        return out
+    if isinstance(value, tuple):
+        return [_encode(v) for v in value]
+    return value
+
+
+def _decode(value: Json, expected: Any, where: str) -> Any:
+    """`value` as an instance of the annotation `expected` (a part, a scalar, a union, a literal or a tuple)."""
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(value, typing.get_args(expected), where)
+    if origin is typing.Literal:
+        if value in typing.get_args(expected):
+            return value
+    elif origin is tuple:
+        if isinstance(value, list):
+            item = typing.get_args(expected)[0]
+            return tuple(_decode(v, item, f"{where}[{i}]") for i, v in enumerate(value))
+    elif is_dataclass(expected):
+        return _decode_part(value, expected, where)
+    elif expected is float and type(value) in (int, float):
+        return float(value)
+    elif expected in (int, str, bool, type(None)) and type(value) is expected:
+        return value
+    raise ConfigError(f"{where}: {value!r} is not {getattr(expected, '__name__', expected)}")
+
+
+def _decode_union(value: Json, options: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    if isinstance(value, dict):
+        parts = [o for o in options if is_dataclass(o)]
+        for part in parts:
+            if isinstance(part, type) and value.get("type") == part.__name__:
+                return _decode_part(value, part, where)
+        known = ", ".join(p.__name__ for p in parts if isinstance(p, type))
+        raise ConfigError(f"{where}: type {value.get('type')!r} is none of {known}")
+    scalars = [o for o in options if o is not type(None) and not is_dataclass(o)]
+    for option in scalars:
+        return _decode(value, option, where)
+    raise ConfigError(f"{where}: {value!r} is not an object")
+
+
+def _decode_part(value: Json, part: Any, where: str) -> Any:
+    name = part.__name__
+    if not isinstance(value, dict) or value.get("type") != name:
+        raise ConfigError(f'{where}: expected an object with "type": "{name}"')
+    hints = typing.get_type_hints(part)
+    known = {f.name: f for f in fields(part)}
+    if unknown := set(value) - set(known) - {"type"}:
+        raise ConfigError(f"{where}: {name} has no field {', '.join(sorted(unknown))}")
+    if missing := [n for n, f in known.items() if f.default is MISSING and n not in value]:
+        raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
+    found = {n: _decode(value[n], hints[n], f"{where}.{n}") for n in known if n in value}
+    try:
+        return part(**found)
+    except ValueError as e:
+        raise ConfigError(f"{where}: {e}") from None

@@ -1,0 +1,161 @@
+"""Token mixers and channel mixers: what a layer is made of. One frozen dataclass per kind.
+
+Each answers three questions, and every other part derives its facts from the answers:
+    weights(width)          names, shapes, split axes             -> loader, modules, quantisers, planner
+    state()                 what it remembers of a sequence       -> page pools, scheduler, planner
+    work(tokens, context)   multiply-accumulates besides weights  -> planner, simulator
+A boolean that changes the algorithm is a new type; a bias or a norm may be a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ridgeline.spec.norm import Norm
+from ridgeline.spec.rope import Rope
+from ridgeline.spec.state import ALL, State
+from ridgeline.spec.weight import Weight, linear
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ValueError(message)
+
+
+# ---- token mixers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal softmax attention with grouped keys and values: MHA, GQA and MQA by `num_kv_heads` (arXiv:2305.13245).
+
+    scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
+    softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    window: int | None = None
+    softcap: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Norm | None = None
+    qk_norm_over: Literal["head", "all_heads"] = "head"
+
+    def __post_init__(self) -> None:
+        heads, kv = self.num_heads, self.num_kv_heads
+        _require(min(heads, kv, self.head_dim) > 0, "num_heads, num_kv_heads and head_dim must be positive")
+        _require(heads % kv == 0, f"num_heads {heads} is not a multiple of num_kv_heads {kv}")
+        _require(self.window is None or self.window > 0, f"window must be positive, not {self.window}")
+        _require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
+        _require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
+        if self.rope:
+            _require(self.rope.dim <= self.head_dim, f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}")
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        yield from linear("q", width, q, bias=self.qkv_bias)
+        yield from linear("k", width, kv, bias=self.qkv_bias)
+        yield from linear("v", width, kv, bias=self.qkv_bias)
+        yield from linear("o", q, width, bias=self.out_bias, split="in")
+        if self.qk_norm:
+            per_head = self.qk_norm_over == "head"
+            yield from self.qk_norm.weights("q_norm", self.head_dim if per_head else q)
+            yield from self.qk_norm.weights("k_norm", self.head_dim if per_head else kv)
+
+    def state(self) -> State:
+        lookback = ALL if self.window is None else self.window - 1
+        return State(2 * self.num_kv_heads * self.head_dim, lookback)
+
+    def work(self, tokens: int, context: int) -> int:
+        return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
+
+
+# ---- channel mixers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """down(act(up(x))) (GPT-2, GPT-NeoX)."""
+
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("up", width, self.intermediate_size, bias=self.bias)
+        yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
+
+    def active_params(self, width: int) -> int:
+        return sum(w.num_params for w in self.weights(width))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("gate", width, self.intermediate_size, bias=self.bias)
+        yield from linear("up", width, self.intermediate_size, bias=self.bias)
+        yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
+
+    def active_params(self, width: int) -> int:
+        return sum(w.num_params for w in self.weights(width))
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """A router sends each token to its `num_experts_per_tok` best gated MLPs (arXiv:1701.06538, 2401.04088).
+
+    Router scores are a softmax over all experts; `normalise` makes the chosen ones sum to one. Equal scores
+    go to the lower expert index.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    activation: Activation = "silu"
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+        _require(
+            0 < self.num_experts_per_tok <= self.num_experts,
+            f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
+        )
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        experts, inner = self.num_experts, self.intermediate_size
+        yield Weight("router.weight", (experts, width))
+        yield Weight("experts.gate.weight", (experts, inner, width), "out")
+        yield Weight("experts.up.weight", (experts, inner, width), "out")
+        yield Weight("experts.down.weight", (experts, width, inner), "in")
+
+    def active_params(self, width: int) -> int:
+        return width * self.num_experts + 3 * width * self.num_experts_per_tok * self.intermediate_size
+
+
+def _check_mlp(intermediate_size: int, activation: str) -> None:
+    _require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
+    _require(activation in get_args(Activation), f"activation {activation!r} is none of {get_args(Activation)}")
+
+
+TokenMixer = Attention
+ChannelMixer = MLP | GatedMLP | MoE

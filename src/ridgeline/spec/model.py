@@ -1,0 +1,117 @@
+"""A model is a tuple of layers. This is all that the engine, the planner and the pruner know of an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+from ridgeline.spec.norm import Norm
+from ridgeline.spec.rope import Rope
+from ridgeline.spec.weight import Weight, linear
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x += scale * post(mixer(pre(x))), then the same with the channel mixer.
+
+    pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
+    """
+
+    mixer: TokenMixer
+    mlp: ChannelMixer
+    pre_norm: Norm | None
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
+        yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayer:
+    """x += mixer(norm1(x)) + mlp(norm2(x)): both branches read the same input (GPT-NeoX)."""
+
+    mixer: TokenMixer
+    mlp: ChannelMixer
+    pre_norm: Norm
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _branch_weights("mixer", self.mixer, self.pre_norm, None, width)
+        yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
+
+
+AnyLayer = Layer | ParallelLayer
+
+
+def _branch_weights(
+    name: str, part: TokenMixer | ChannelMixer, pre: Norm | None, post: Norm | None, width: int
+) -> Iterator[Weight]:
+    if pre:
+        yield from pre.weights(f"{name}_norm", width)
+    for w in part.weights(width):
+        yield Weight(f"{name}.{w.name}", w.shape, w.split)
+    if post:
+        yield from post.weights(f"{name}_post_norm", width)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything that a forward pass needs to know, and the only list of parameters.
+
+    family: the name of the architecture in messages. max_position_embeddings: the longest context that it can
+    serve, in tokens, stretched rotations included. num_position_embeddings: rows of a learned position
+    table, 0 for none (GPT-2). embedding_scale and logit_scale multiply the embeddings and the logits
+    (Gemma, Granite); logit_softcap bounds the logits (Gemma 2).
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[AnyLayer, ...]
+    norm: Norm
+    tie_word_embeddings: bool = False
+    num_position_embeddings: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be positive, not {value}")
+        if not self.layers:
+            raise ValueError("a model needs at least one layer")
+
+    def weights(self) -> Iterator[Weight]:
+        yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
+        if self.num_position_embeddings:
+            yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
+        for i, layer in enumerate(self.layers):
+            for w in layer.weights(self.hidden_size):
+                yield Weight(f"layers.{i}.{w.name}", w.shape, w.split)
+        yield from self.norm.weights("norm", self.hidden_size)
+        if not self.tie_word_embeddings:
+            yield from linear("head", self.hidden_size, self.vocab_size)
+
+    def num_params(self) -> int:
+        """Parameters; a tied head counts once."""
+        return sum(w.num_params for w in self.weights())
+
+    def num_active_params(self) -> int:
+        """Parameters that one token is multiplied with: all but the experts that it does not visit."""
+        idle = sum(
+            sum(w.num_params for w in layer.mlp.weights(self.hidden_size)) - layer.mlp.active_params(self.hidden_size)
+            for layer in self.layers
+        )
+        return self.num_params() - idle
+
+    def state_elements(self, num_tokens: int) -> int:
+        """Numbers kept for one sequence of `num_tokens` tokens, over all layers."""
+        return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers)
+
+    def ropes(self) -> tuple[Rope, ...]:
+        """The distinct rotations in use, in order of first use."""
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope))

@@ -1,0 +1,96 @@
+"""Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
+
+Frequencies are fixed when a model is loaded, from `max_model_len`: a token's key must not change when its
+sequence grows, or neither a cache nor a prefix could be reused. The two scalings whose published code switches
+with the current length (dynamic NTK, LongRoPE) therefore choose their regime once, for all lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicNTKScaling:
+    """The base grows with the length beyond `original_max_position_embeddings` (NTK-aware scaling)."""
+
+    factor: float
+    original_max_position_embeddings: int
+
+    def theta(self, theta: float, dim: int, max_model_len: int) -> float:
+        """The base for sequences up to `max_model_len` tokens."""
+        original = self.original_max_position_embeddings
+        length = max(max_model_len, original)
+        grown: float = (self.factor * length / original - (self.factor - 1)) ** (dim / (dim - 2))
+        return theta * grown
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Interpolation by wavelength with a correction of the attention temperature (arXiv:2309.00071)."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """A divisor per frequency, one set for short and one for long contexts (arXiv:2402.13753)."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def divisors(self, max_model_len: int) -> tuple[float, ...]:
+        """The set that serves contexts up to `max_model_len` tokens."""
+        long = max_model_len > self.original_max_position_embeddings
+        return self.long_factor if long else self.short_factor
+
+
+RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotation of the first `dim` elements of each query and key head.
+
+    dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
+    """
+
+    dim: int
+    theta: float = 10_000.0
+    interleaved: bool = False
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2:
+            raise ValueError(f"rope dim must be even and at least 2, not {self.dim}")
+        if not (self.theta > 0 and math.isfinite(self.theta)):
+            raise ValueError(f"rope theta must be positive, not {self.theta}")
+        if isinstance(self.scaling, LongRopeScaling):
+            for name in ("short_factor", "long_factor"):
+                if (n := len(getattr(self.scaling, name))) != self.dim // 2:
+                    raise ValueError(f"rope {name} must have {self.dim // 2} entries, not {n}")

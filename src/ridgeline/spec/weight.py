@@ -1,0 +1,35 @@
+"""Parameters as data: a name, a shape, and the axis along which a matrix may be split over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+SplitAxis = Literal["out", "in", None]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in]."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: SplitAxis = None
+
+    @property
+    def num_params(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) stay in float32."""
+        return len(self.shape) > 1
+
+
+def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:
+    """The weights of `x @ weight.T + bias`. A matrix split along "in" adds its bias once, after the reduce."""
+    yield Weight(f"{name}.weight", (n_out, n_in), split)
+    if bias:
+        yield Weight(f"{name}.bias", (n_out,), "out" if split == "out" else None)

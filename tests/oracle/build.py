@@ -1,0 +1,287 @@
+"""Builds the oracle's models with transformers, and runs them in the plainest way there is.
+
+The plain way is the point: every sequence alone, no cache, no padding, no batch, eager attention, and for
+greedy decoding the whole history again for every token.  What such a run says is hard to get wrong, so it
+can judge an engine that does none of this.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
+
+from oracle.families import SPECIAL_TOKENS, Case, greedy_prompt, prompts
+
+logging.disable_progress_bar()  # saving a model draws one, and a test run saves dozens of models
+
+
+# No fused attention and no grouped matrix products: one plain matmul after the other.
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
+
+# The standard deviation of a matrix, over that of a variance-preserving draw.  At 1.5 attention gets so
+# sharp that float32 noise grows to a third of the tolerance; at 1 the layers weigh less in the logits.
+GAIN = 1.25
+
+
+# Building ---------------------------------------------------------------------------------------------
+
+
+def make_model(case: Case, **changes: Any) -> nn.Module:
+    """The case's model with the initial weights of transformers; `changes` override config arguments."""
+    kwargs = copy.deepcopy({**case.kwargs, **changes})  # configs write into the dicts that they are given
+    config = getattr(transformers, case.config_class)(**kwargs)
+    return transformers.AutoModelForCausalLM.from_config(config, **PLAIN).to(torch.float32).eval()
+
+
+def redraw(model: nn.Module, seed: int) -> None:
+    """Draw every parameter again, large enough that no part of the model is a rounding error.
+
+    The usual initialisation (std 0.02, norms at 1, biases at 0) makes the layers nearly the identity: a
+    Gemma 2 without its softcap then differs from one with it by 3e-7, and no test could tell them apart.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tied = bool(model.config.tie_word_embeddings)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            _draw(module, name, parameter.data, tied, generator)
+    model.tie_weights()
+
+
+def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generator: torch.Generator) -> None:
+    """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
+    if name == "bias":
+        value.normal_(0.0, 0.5, generator=generator)
+    elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
+        low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
+        value.uniform_(low, low + 1.0, generator=generator)
+    elif isinstance(module, nn.Embedding):
+        # A tied table is the output head too.  Gemma's lookup multiplies by embed_scale: undone, or the
+        # embedding would drown the layers.
+        std = GAIN * value.shape[-1] ** -0.5 if tied else 1.0 / getattr(module, "scalar_embed_scale", 1.0)
+        value.normal_(0.0, std, generator=generator)
+    elif value.ndim >= 2:  # a matrix, or a stack of experts; Conv1D alone stores [in, out]
+        fan_in = value.shape[0] if isinstance(module, Conv1D) else value.shape[-1]
+        value.normal_(0.0, GAIN * fan_in**-0.5, generator=generator)
+    else:
+        value.normal_(0.0, 1.0, generator=generator)
+
+
+def build(case: Case, folder: Path | str | None = None, seed: int | None = None) -> nn.Module:
+    """The case's model with redrawn weights, in float32; saved into `folder` where one is given."""
+    model = make_model(case)
+    redraw(model, case.seed if seed is None else seed)
+    # Frequencies that depend on the length are computed when that length first occurs: let that happen in
+    # float32, as in any other program, so that a float64 copy does not differ by better frequencies.
+    oracle_logits(model, [[3] * max(case.lengths)])
+    if folder is not None:
+        model.save_pretrained(folder)
+    return model
+
+
+def variant(case: Case, model: nn.Module, changes: Mapping[str, Any]) -> nn.Module:
+    """The case's model with the same weights and a changed config: what a misread field would compute."""
+    other = make_model(case, **changes)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+# Running ----------------------------------------------------------------------------------------------
+
+
+class Float64(TorchFunctionMode):
+    """Turns every request for float32 into one for float64.
+
+    `model.double()` alone is not a float64 run: norms, softmax, rotary angles and routers ask for float32
+    by name.  Under this mode they compute in float64, so that nothing is rounded to float32 on the way.  The
+    rotary frequencies keep their float32 values, which are the ones that the model is defined with.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        kwargs = {key: torch.float64 if arg is torch.float32 else arg for key, arg in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def double(model: nn.Module) -> nn.Module:
+    """A copy in float64; the functions below compute all of it in float64."""
+    return copy.deepcopy(model).double()
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, tokens: Sequence[int], **kwargs: Any) -> Any:
+    input_ids = torch.tensor([list(tokens)], dtype=torch.int64)
+    if next(model.parameters()).dtype is torch.float64:
+        with Float64():
+            return model(input_ids=input_ids, use_cache=False, **kwargs)
+    return model(input_ids=input_ids, use_cache=False, **kwargs)
+
+
+def oracle_logits(model: nn.Module, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype."""
+    return [_forward(model, tokens).logits[0].numpy() for tokens in sequences]
+
+
+def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list[int], float]:
+    """`n` greedy tokens, each from the whole history, and the smallest lead of a best over a second token.
+
+    End-of-sequence tokens do not stop it.
+    """
+    ids: list[int] = []
+    margin = float("inf")
+    for _ in range(n):
+        top = _forward(model, [*prompt, *ids]).logits[0, -1].topk(2)
+        margin = min(margin, float(top.values[0] - top.values[1]))
+        ids.append(int(top.indices[0]))
+    return ids, margin
+
+
+def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) -> np.ndarray:
+    """By how much each of `ids` leads every other token, in one run over prompt and ids; negative: it loses.
+
+    With a float64 model it says how safe a float32 greedy run is, at the price of one forward pass.
+    """
+    logits = oracle_logits(model, [[*prompt, *ids[:-1]]])[0][-len(ids) :]
+    rows = np.arange(len(ids))
+    chosen = logits[rows, ids]
+    logits[rows, ids] = -np.inf
+    return chosen - logits.max(axis=1)
+
+
+def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
+    """The smallest gap between the last chosen and the first rejected expert's router logit; inf if none.
+
+    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree.
+    """
+    top_k = getattr(model.config, "num_experts_per_tok", None)
+    gap = float("inf")
+    for tokens in sequences if top_k else ():
+        for logits in _forward(model, tokens, output_router_logits=True).router_logits:
+            best = logits.topk(top_k + 1).values
+            gap = min(gap, float((best[:, -2] - best[:, -1]).min()))
+    return gap
+
+
+# The spelling of transformers 4 -----------------------------------------------------------------------
+
+
+def to_v4_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of transformers 5 in the words of transformers 4, as most published models have it.
+
+    The rotation goes from `rope_parameters` to `rope_theta` and `rope_scaling`, `dtype` to `torch_dtype`,
+    and what transformers 4 derived or took for granted is left out.
+    """
+    old = {key: value for key, value in config.items() if not key.startswith("_")}
+    old["transformers_version"] = "4.40.0"
+    old["torch_dtype"] = old.pop("dtype")
+    if "num_local_experts" in old and old["model_type"] == "qwen3_moe":
+        old["num_experts"] = old.pop("num_local_experts")
+    rope = old.pop("rope_parameters", None)
+    if rope is not None:
+        old.update(_v4_rope(old["model_type"], rope))
+    _drop_derived(old)
+    return old
+
+
+def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The old fields of the rotation, by the names that the family had for them."""
+    fields: dict[str, Any] = {}
+    if "full_attention" in rope:
+        if model_type == "gemma3_text":
+            fields["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    scaling = dict(rope)
+    neox = model_type == "gpt_neox"
+    fields["rotary_emb_base" if neox else "rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        fields["rotary_pct" if neox else "partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
+    if model_type == "phi3":  # its older spelling of the kind, with the original length at the top level
+        scaling["type"] = scaling.pop("rope_type")
+        scaling.pop("original_max_position_embeddings", None)
+    kind = scaling.get("type", scaling.get("rope_type"))
+    fields["rope_scaling"] = None if kind == "default" else scaling
+    return fields
+
+
+def _drop_derived(old: dict[str, Any]) -> None:
+    """Remove fields that old files lack because the family's own rule, or its default, gives them."""
+    model_type, layers = old["model_type"], old.get("num_hidden_layers", 0)
+    full_at: dict[str, Callable[[int], bool]] = {
+        "gemma2": lambda i: i % 2 == 1,
+        "gemma3_text": lambda i: i % 6 == 5,
+        "qwen2": lambda i: not old["use_sliding_window"] or i < old["max_window_layers"],
+        "qwen3": lambda i: not old["use_sliding_window"] or i < old["max_window_layers"],
+    }
+    if model_type in full_at:
+        full = [full_at[model_type](i) for i in range(layers)]
+        if old["layer_types"] == ["full_attention" if f else "sliding_attention" for f in full]:
+            del old["layer_types"]
+            if model_type == "gemma3_text":
+                old["sliding_window_pattern"] = 6
+    if model_type.startswith(("gemma", "gpt2")) and old["tie_word_embeddings"]:
+        del old["tie_word_embeddings"]  # true was the default of transformers 4
+    if model_type in ("llama", "mistral", "mixtral"):
+        if old["head_dim"] in (None, old["hidden_size"] // old["num_attention_heads"]):
+            del old["head_dim"]
+        if model_type == "llama" and old["num_key_value_heads"] == old["num_attention_heads"]:
+            del old["num_key_value_heads"]
+
+
+def respell(folder: Path, target: Path) -> Path:
+    """Copy a saved model with its config.json in the spelling of transformers 4."""
+    shutil.copytree(folder, target)
+    path = target / "config.json"
+    path.write_text(json.dumps(to_v4_config(json.loads(path.read_text())), indent=2))
+    return target
+
+
+# Measuring --------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, seed: int | None = None) -> dict[str, float]:
+    """What the oracle's own quality rests on: margins, noise of float32, size and spread of the logits."""
+    model = build(case, seed=seed)
+    precise = double(model)
+    sequences = prompts(case)
+    single, exact = oracle_logits(model, sequences), oracle_logits(precise, sequences)
+    prompt = greedy_prompt(case)
+    ids, _ = oracle_greedy(model, prompt, case.greedy_tokens)
+    margins = oracle_margins(precise, prompt, ids) if ids else np.array([np.inf])
+    return {
+        "layers": model.config.num_hidden_layers,
+        "params": sum(p.numel() for p in model.parameters()),
+        "std": float(np.std(exact[-1])),
+        "noise": max(float(np.abs(a - b).max()) for a, b in zip(single, exact, strict=True)),
+        "margin": float(margins.min()),
+        "distinct": len(set(ids)),
+        "special": sum(token in SPECIAL_TOKENS for token in ids),
+        "gap": router_gap(precise, [*sequences, [*prompt, *ids]]),
+    }
+
+
+def print_table(cases: Mapping[str, Case]) -> None:
+    """One line for each case, as it is measured now."""
+    columns = ("layers", "params", "std", "noise", "margin", "distinct", "gap")
+    print(f"{'case':20}" + "".join(f"{column:>9}" for column in columns))
+    for name, case in cases.items():
+        m = measure(case)
+        print(
+            f"{name:20}{m['layers']:9d}{m['params']:9d}{m['std']:9.2f}{m['noise']:9.1e}"
+            f"{m['margin']:9.1e}{m['distinct']:6d}/{case.greedy_tokens:<2d}{m['gap']:9.1e}"
+        )

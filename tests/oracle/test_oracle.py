@@ -1,0 +1,177 @@
+"""The oracle judges the engine; these tests judge the oracle.
+
+A case is worth comparing with only if its greedy run is decided by margins that float32 noise cannot touch,
+and if every feature that it claims to exercise moves the logits by more than the tolerance of a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from oracle.build import (
+    PLAIN,
+    build,
+    double,
+    make_model,
+    measure,
+    oracle_greedy,
+    oracle_logits,
+    oracle_margins,
+    print_table,
+    respell,
+    to_v4_config,
+    variant,
+)
+from oracle.families import CASES, SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
+
+TOLERANCE = 1e-4  # what a comparison of float32 logits allows
+ALL = pytest.mark.parametrize("name", CASES)
+GREEDY = pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.greedy_tokens])
+TOGGLES = pytest.mark.parametrize(
+    ("name", "index"), [(name, i) for name, case in CASES.items() for i in range(len(case.toggles))]
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> object:
+    """Models this small only lose time to threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=2)
+def built(name: str) -> nn.Module:
+    """The case's model; the parametrised tests ask for one case after the other."""
+    return build(CASES[name])
+
+
+@lru_cache(maxsize=2)
+def logits_of(name: str) -> list[np.ndarray]:
+    return oracle_logits(built(name), prompts(CASES[name]))
+
+
+def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
+
+
+@ALL
+def test_float32_noise_is_far_below_the_tolerance(name: str) -> None:
+    exact = oracle_logits(double(built(name)), prompts(CASES[name]))
+    assert all(row.dtype == np.float64 and np.isfinite(row).all() for row in exact)
+    assert largest_difference(logits_of(name), exact) < TOLERANCE / 5
+    assert 0.5 < float(np.std(exact[-1])) < 3.0
+
+
+@GREEDY
+def test_greedy_is_decided_by_safe_margins(name: str) -> None:
+    found = measure(CASES[name])
+    assert np.isfinite(found["margin"])
+    assert found["margin"] > 1e-3
+    assert found["special"] == 0
+    assert found["distinct"] >= 10
+    assert found["gap"] > 3e-4
+
+
+@TOGGLES
+def test_each_feature_moves_the_logits(name: str, index: int) -> None:
+    case = CASES[name]
+    other = variant(case, built(name), case.toggles[index])
+    assert largest_difference(oracle_logits(other, prompts(case)), logits_of(name)) > 3 * TOLERANCE
+
+
+@ALL
+def test_saved_models_load_in_both_spellings(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    build(case, tmp_path / "new")
+    respell(tmp_path / "new", tmp_path / "old")
+    for folder in ("new", "old"):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder, dtype=torch.float32, **PLAIN)
+        assert largest_difference(oracle_logits(loaded.eval(), prompts(case)), logits_of(name)) == 0.0
+
+
+@ALL
+def test_lengths_stay_inside_the_regime(name: str) -> None:
+    case = CASES[name]
+    assert max(case.lengths) <= case.max_model_len
+    if case.greedy_tokens:
+        assert case.greedy_prompt_length + case.greedy_tokens <= case.max_model_len
+    original = case.kwargs.get("original_max_position_embeddings")
+    if original is not None:
+        long = case.max_model_len > original
+        starts = [*case.lengths, case.greedy_prompt_length]
+        ends = [*case.lengths, case.greedy_prompt_length + case.greedy_tokens]
+        assert min(starts) > original if long else max(ends) <= original
+    assert all(set(tokens).isdisjoint(SPECIAL_TOKENS) and max(tokens) < VOCAB for tokens in prompts(case))
+
+
+def test_every_parameter_is_redrawn() -> None:
+    for name, case in CASES.items():
+        drawn, initial = built(name).state_dict(), make_model(case).state_dict()
+        same = [key for key in drawn if torch.equal(drawn[key], initial[key])]
+        assert not same, f"{name}: {same}"
+        assert all(float(value.std()) > 0.05 for value in drawn.values())
+
+
+def test_a_seed_fixes_a_model_and_its_prompts() -> None:
+    case = CASES["qwen3_moe"]
+    first, again, other = build(case), build(case), build(case, seed=case.seed + 1)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in first.state_dict().items())
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert prompts(case) == prompts(case)
+
+
+def test_greedy_and_margins_agree() -> None:
+    case = CASES["gemma2"]
+    model, prompt = built("gemma2"), greedy_prompt(case)
+    ids, margin = oracle_greedy(model, prompt, 12)
+    margins = oracle_margins(model, prompt, ids)
+    assert margins.shape == (12,)
+    assert margin == pytest.approx(float(margins.min()), abs=TOLERANCE)
+    assert oracle_margins(model, prompt, [*ids[:5], (ids[5] + 1) % VOCAB])[-1] < 0
+    assert oracle_greedy(double(model), prompt, 12)[0] == ids
+
+
+def test_float64_is_more_than_a_double_of_the_weights() -> None:
+    """Without the mode, norms and softmax round to float32, and the run is no reference for float32."""
+    model = double(built("llama"))
+    tokens = prompts(CASES["llama"])[-1]
+    exact = oracle_logits(model, [tokens])[0]
+    with torch.no_grad():
+        mixed = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    assert 1e-9 < np.abs(mixed - exact).max() < TOLERANCE
+
+
+@ALL
+def test_old_spelling_has_no_new_words(name: str) -> None:
+    config = make_model(CASES[name]).config.to_dict() | {"dtype": "float32"}
+    old = json.loads(json.dumps(to_v4_config(config)))
+    assert not {"rope_parameters", "dtype", "_sliding_window_pattern"} & set(old)
+    assert old["torch_dtype"] == "float32"
+    assert (CASES[name].model_type == "gpt2") or "rope_scaling" in old
+
+
+def test_the_cases_alone_need_no_torch() -> None:
+    """Reading the cases must stay cheap: only building them needs torch."""
+    code = "import sys, oracle.families; sys.exit('torch' in sys.modules)"
+    root = Path(__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    case: Case = CASES["gpt2_tied"]
+    print_table({"gpt2_tied": case})
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2
+    assert out[1].startswith("gpt2_tied")
