@@ -145,7 +145,7 @@ OWN = _rope(3000.0)  # a base of the rotation that is nobody's default
 _LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 _DYNAMIC = _rope(kind="dynamic", factor=4.0)
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
-_RAMP = {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.4, "mscale_all_dim": 0.6, "truncate": False}
+_RAMP = {"beta_fast": 5.0, "beta_slow": 0.5, "mscale": 1.4, "mscale_all_dim": 0.6, "truncate": False}
 _RAMP_TOGGLES = [{"truncate": True}, {"beta_fast": 32.0}, {"beta_slow": 1.0}, {"mscale": 1.0}]
 
 _llama("llama", 2, "plain multi-head attention", _dims(kv=4), EPS)
@@ -183,7 +183,7 @@ _llama(
 )
 _llama(
     "llama_yarn_mscale",
-    5,
+    4,
     "YaRN with betas, mscale, mscale_all_dim and an untruncated ramp",
     _dims(head_dim=24, **_rope(3000.0, "yarn", **_YARN, **_RAMP)),
     *(_rope(3000.0, "yarn", **(_YARN | _RAMP | change)) for change in _RAMP_TOGGLES),
@@ -364,7 +364,7 @@ _phi3(
 )
 _phi3(
     "phi3_longrope_long",
-    6,
+    7,
     "LongRoPE past the original length: long factors, for every sequence that is longer",
     _LONGROPE,
     _UNSCALED,
@@ -376,9 +376,9 @@ _phi3(
 # olmo -------------------------------------------------------------------------------------------------
 
 _BASE = _rope(500000.0)  # the one base that the old spelling carries through transformers 5 for both kinds
-_STRETCH = {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 1.0}
+_STRETCH = {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 1.0, "beta_slow": 0.25}
 _OLMO_YARN = _rope(500000.0, "yarn", attention_factor=1.3, **_STRETCH)
-_OLMO_UNSCALED = _rope(500000.0, "yarn", attention_factor=1.0, **_STRETCH)
+_OLMO_OTHERS = [{"attention_factor": 1.0}, {"beta_fast": 32.0}, {"beta_slow": 1.0}]
 _ODD = {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]}
 
 _olmo2(
@@ -392,12 +392,12 @@ _olmo2(
 _olmo2("olmo2_bias", 15, "all four attention biases", _dims(kv=4, **BIAS))
 _olmo3(
     "olmo3",
-    2,
+    1,
     "three windowed layers to one full, which alone has YaRN",
-    _dims(96, 6, 2, layers=5, **WIN, **_ropes(_OLMO_YARN, _BASE)),
+    _dims(96, layers=5, **WIN, **_ropes(_OLMO_YARN, _BASE)),
     _ropes(_BASE, _BASE),
     _ropes(_OLMO_YARN, _OLMO_YARN),
-    _ropes(_OLMO_UNSCALED, _BASE),
+    *(_ropes({"rope_parameters": _OLMO_YARN["rope_parameters"] | other}, _BASE) for other in _OLMO_OTHERS),
     WIDER,
     EPS,
 )

@@ -119,7 +119,7 @@ def route(case: MoE):
     def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits.softmax(-1)
         # A stable sort, because torch.topk leaves the order of equal scores open.
-        ids = scores.sort(-1, descending=True, stable=True).indices[:, : case.num_experts_per_tok]
+        ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, : case.num_experts_per_tok]
         chosen = scores.gather(-1, ids)
         return ids, chosen / chosen.sum(-1, keepdim=True) if case.normalise else chosen
 
