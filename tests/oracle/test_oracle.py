@@ -33,6 +33,7 @@ from oracle.build import (
     variant,
 )
 from oracle.families import CASES, SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
+from pure.published import PUBLISHED
 
 TOLERANCE = 1e-4  # what a comparison of float32 logits allows
 ALL = pytest.mark.parametrize("name", CASES)
@@ -169,6 +170,16 @@ def test_old_spelling_has_no_new_words(name: str) -> None:
     assert not {"rope_parameters", "dtype", "_sliding_window_pattern"} & set(old)
     assert old["torch_dtype"] == "float32"
     assert (CASES[name].model_type == "gpt2") or "rope_scaling" in old
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts_are_those_of_transformers(name: str) -> None:
+    fields, params = PUBLISHED[name]
+    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(json.loads(json.dumps(fields)))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == params
 
 
 def test_the_cases_alone_need_no_torch() -> None:

@@ -53,8 +53,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text for `messages`; `variables` (bos_token, eos_token, ...) reach the template.
 
-        Raises RequestError when the messages, tools or documents are not plain JSON data, or when the template
-        rejects them (`raise_exception`, a missing field); TokenizerError when the template tries to leave the
+        Raises RequestError when the messages, tools or documents are not plain JSON data, or when the
+        template rejects them (`raise_exception`, a missing field); TokenizerError when it tries to leave the
         sandbox.
         """
         chat = _messages(messages)
@@ -72,14 +72,14 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox that fails at an unsafe attribute, where Jinja's own yields an undefined that prints as ''."""
+    """A sandbox that fails at an unsafe attribute; Jinja's own yields an undefined that prints as ''."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it only renders."""
+    """`{% generation %}` marks the assistant's text for training; here it only renders."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
@@ -90,7 +90,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """`namespace()` without names that begin with an underscore: templates have no use for Python's internals."""
+    """`namespace()` without names that begin with an underscore: those are Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         for key in dict(*args[1:], **kwargs):
@@ -149,9 +149,10 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is None:
         return message
-    message.setdefault("thinking", reasoning)
-    message["reasoning_content"] = reasoning
-    return message
+    named = {"thinking": reasoning}  # first: a template that prints whole messages shows the order
+    named.update(message)
+    named["reasoning_content"] = reasoning
+    return named
 
 
 def _objects(items: object, what: str) -> list[dict[str, Any]]:

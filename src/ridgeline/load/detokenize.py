@@ -139,7 +139,7 @@ class Detokenizer:
         return new
 
     def _replay(self, prompt: Sequence[int]) -> None:
-        """Reach the state after `prompt`, which its start and its last character decide; skip what is between."""
+        """Reach the state after `prompt`: its start and its last character decide it, the rest is skipped."""
         head = 0
         while head < len(prompt) and (self._first or self._strip_left):
             self.push(prompt[head])
@@ -174,7 +174,7 @@ def _decode(data: bytes, per_byte: bool) -> tuple[str, bytes]:
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes: printable ones stand for themselves, the others for U+0100 onwards."""
+    """GPT-2's spelling of bytes: printable ones stand for themselves, the others are U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -217,7 +217,7 @@ def _flatten(state: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _apply(rules: _Rules, step: dict[str, Any], kind: str, done: set[str]) -> bool:
-    """Add one decoder step to `rules`; False when it, or its place after the steps in `done`, is not known."""
+    """Add one decoder step to `rules`; False when it, or its place after those in `done`, is not known."""
     if kind == "Fuse":
         return True
     if kind == "Strip":

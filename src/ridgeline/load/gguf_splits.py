@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Split:
-    """The patterns in order, whether whole words skip the merges, whether BOS is added if the file is silent."""
+    """The patterns in order, and what goes with them: how merges, BOS (if the file is silent) and NFC apply."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -40,7 +40,7 @@ _GPT4O = (
 )
 
 _CJK = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
-# The cased letters as the tokenizer.json of DeepSeek-LLM lists them: no property of the regex engine is equal.
+# The cased letters as the tokenizer.json of DeepSeek-LLM lists them; no Unicode property is equal.
 _CASED = (
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}"
     r"\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}"

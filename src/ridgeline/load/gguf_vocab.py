@@ -1,4 +1,4 @@
-"""A `tokenizers` tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
+"""A tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
 
 Two kinds: "gpt2", byte-level BPE with explicit merges and a word pattern named by `pre`; and "llama",
 SentencePiece BPE, which has scores instead of merges: of two neighbours the pair whose union has the highest

@@ -18,7 +18,7 @@ from ridgeline.load.chat import ChatTemplate, Message
 from ridgeline.load.detokenize import Detokenizer, TokenText
 from ridgeline.load.gguf import read_header
 from ridgeline.load.gguf_vocab import build_vocab
-from ridgeline.load.tokenizer_files import read_folder
+from ridgeline.load.tokenizer_files import guarded, read_folder
 
 _PROBES = 100  # vocabulary entries tried for one that encodes to something
 
@@ -49,9 +49,10 @@ class Tokenizer:
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.base_vocab_size = backend.get_vocab_size(with_added_tokens=False)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        prefix, suffix = around if around is not None else _around(backend)
+        prefix, suffix = around or guarded(lambda: _around(backend), "the post-processor of the tokenizer")
         self._prefix, self._suffix = list(prefix), list(suffix)
         self._text = TokenText(backend)
 
@@ -110,7 +111,7 @@ class Tokenizer:
         return self._with_prefix(self._encode(text))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; an id outside the vocabulary (a padded embedding has some) adds nothing."""
+        """Return the text of `ids`; one outside the vocabulary (a padded embedding has some) adds nothing."""
         stream = self.detokenizer(skip_special_tokens)
         return "".join([*map(stream.push, ids), stream.flush()])
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -16,11 +16,12 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
 _Config = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """What the files hold: the tokenizer with its added tokens, the named special tokens, the chat templates."""
+    """The tokenizer with its added tokens, the named special tokens, and the chat templates."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
@@ -58,13 +59,23 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
             f"{folder} has {other} but no tokenizer.json; convert it once with transformers "
             "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder))"
         )
+    text = _text(path)
+    return guarded(lambda: tokenizers.Tokenizer.from_str(text), str(path))
+
+
+def guarded(action: Callable[[], T], what: str) -> T:
+    """Return what `action`, a call into the tokenizers library, returns.
+
+    Raises TokenizerError, naming `what` as damaged, for whatever it raises: bare Exceptions, and for some
+    inconsistent files a panic of its Rust code, which arrives as a BaseException of a type that has no name.
+    """
     try:
-        return tokenizers.Tokenizer.from_str(_text(path))
-    except TokenizerError:
+        return action()
+    except (KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # tokenizers raises bare Exceptions
+    except BaseException as error:
         reason = " ".join(str(error).split())
-        raise TokenizerError(f"{path} is damaged or too new ({reason}); download it again") from error
+        raise TokenizerError(f"{what} is damaged or too new ({reason}); download it again") from error
 
 
 def _special(config: _Config) -> tuple[dict[str, str], list[str]]:

@@ -31,7 +31,7 @@ class Model:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int) -> None:
         self.spec = spec
         self.max_model_len = max_model_len
-        self._weights = weights
+        self.weights = weights
         self._table_rows = table.primitive(api.EMBEDDING)
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
@@ -52,11 +52,11 @@ class Model:
         return self._head(*stream, rows)
 
     def _embed(self, step: Step) -> Array:
-        x = self._table_rows(self._weights["embed.weight"], step.token_ids)
+        x = self._table_rows(self.weights["embed.weight"], step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
         if self.spec.num_position_embeddings:
-            x = self._add(x, self._table_rows(self._weights["position_embed.weight"], step.positions), 1.0)
+            x = self._add(x, self._table_rows(self.weights["position_embed.weight"], step.positions), 1.0)
         return x
 
 

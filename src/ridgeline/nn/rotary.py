@@ -47,7 +47,7 @@ def _single(x: Any) -> Floats:
 
 def _powers(theta: float, dim: int) -> Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.power(np.float32(theta), exponents, dtype=np.float32)
+    return _single(np.power(np.float32(theta), exponents))
 
 
 def _inverse(theta: float, dim: int) -> Floats:

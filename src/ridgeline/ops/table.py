@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ridgeline.errors import DeviceError
 from ridgeline.ops.api import PRIMITIVES, STAGES, Backend, Memory, Op, Weights
 from ridgeline.ops.stages import compose
+from ridgeline.spec.text import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
 COMPOSED = "composed"  # the choice for a stage that no backend fuses
@@ -76,9 +77,11 @@ class OpsTable:
                 break
         if chosen is None and wanted not in (None, COMPOSED):
             reason = dict(refusals)[str(wanted)]
-            raise DeviceError(f"--ops {op.name}={wanted}: {wanted} refuses {_describe(case)}: {reason}")
+            raise DeviceError(f"--ops {op.name}={wanted}: {wanted} refuses {describe(case)}: {reason}")
         name = chosen.name if chosen else COMPOSED if op.level == "stage" else "none"
-        self._choices[op.name, case] = Choice(op.name, op.level, _describe(case), name, tuple(refusals))
+        self._choices[op.name, case] = Choice(
+            op.name, op.level, describe(case) if case is not None else "-", name, tuple(refusals)
+        )
         return chosen
 
     def _check_overrides(self) -> None:
@@ -90,7 +93,3 @@ class OpsTable:
             allowed = [*names, COMPOSED] if ops[op].level == "stage" else names
             if backend not in allowed:
                 raise DeviceError(f"--ops {op}={backend}: no such backend; known are {', '.join(allowed)}")
-
-
-def _describe(case: object) -> str:
-    return "-" if case is None else str(case)

@@ -60,9 +60,12 @@ class LoadedModel:
         return self.model.spec
 
 
-def load_model(
-    name: str, options: LoadOptions, progress_bar: ProgressBar = lambda total: lambda done: None
-) -> LoadedModel:
+def no_progress(total: int) -> Callable[[int], None]:
+    """No bar."""
+    return lambda done: None
+
+
+def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
     """Load a local folder or a hub id.
 
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
@@ -71,6 +74,8 @@ def load_model(
         raise RequestError(f"--dtype {options.dtype}: known are {', '.join(DTYPES)}")
     if options.load_format not in get_args(LoadFormat):
         raise RequestError(f"--load-format {options.load_format}: known are {', '.join(get_args(LoadFormat))}")
+    if type(options.seed) is not int or not 0 <= options.seed < 2**63:
+        raise RequestError(f"--seed {options.seed}: it must be a whole number from 0 to 2**63 - 1")
     dummy = options.load_format == "dummy"
     checkpoint = open_checkpoint(find_model(name, revision=options.revision, config_only=False))
     spec = checkpoint.spec

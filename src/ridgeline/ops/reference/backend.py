@@ -33,7 +33,7 @@ class ReferenceBackend:
     name = "reference"
 
     def refuses(self, op: Op[Any], case: object) -> str | None:
-        return None if op in _PLAIN or op in _BY_CASE else "a stage is defined by its composition of primitives"
+        return None if op in _PLAIN or op in _BY_CASE else "defined by its composition"
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return _PLAIN[op] if op in _PLAIN else _BY_CASE[op](case)
@@ -49,9 +49,9 @@ class SdpaBackend:
 
     def refuses(self, op: Op[Any], case: object) -> str | None:
         if op is not api.ATTENTION:
-            return "serves attention only"
+            return "attention only"
         if isinstance(case, Attention) and case.softcap is not None:
-            return "scaled_dot_product_attention cannot cap scores"
+            return "cannot cap scores"
         return None
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:

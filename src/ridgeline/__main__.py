@@ -1,0 +1,3 @@
+from ridgeline.cli.main import main
+
+main()

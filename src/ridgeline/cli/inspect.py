@@ -1,0 +1,131 @@
+"""`ridgeline inspect`: what a model is, from its config alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from ridgeline.spec import AnyLayer, ModelSpec
+
+STATE_BYTES = 2  # per element: keys and values in 16 bit
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a Hugging Face hub id.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dtype: o.DType = "auto",
+    revision: o.Revision = None,
+) -> None:
+    """Show a model's layers, weights and state, from config.json alone."""
+    from ridgeline.archs import spec_from_config
+    from ridgeline.load.checkpoint import read_json
+    from ridgeline.load.hub import find_model
+
+    config = read_json(find_model(model, revision=revision, config_only=True) / "config.json")
+    spec = spec_from_config(config)
+    report = describe(spec, weight_dtype(config, dtype))
+    if json_output:
+        import json
+
+        from ridgeline.spec import to_json
+
+        print(json.dumps({**report, "spec": to_json(spec)}, indent=2))
+    else:
+        _print(model, spec, report)
+
+
+def weight_dtype(config: dict[str, Any], wanted: str) -> str:
+    """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
+    from ridgeline.errors import RequestError
+
+    if wanted == "auto":
+        stored = config.get("dtype", config.get("torch_dtype"))
+        return stored if stored in WEIGHT_BYTES else "float32"
+    if wanted not in WEIGHT_BYTES:
+        raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(WEIGHT_BYTES)}")
+    return wanted
+
+
+def describe(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """The figures of a model; sizes in bytes."""
+    context = spec.max_position_embeddings
+    first, later = (spec.state_elements(n + 1) - spec.state_elements(n) for n in (0, context - 1))
+    return {
+        "family": spec.family,
+        "layers": len(spec.layers),
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "max_model_len": context,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "num_params": spec.num_params(),
+        "num_active_params": spec.num_active_params(),
+        "weight_dtype": dtype,
+        "weight_bytes": sum(w.num_params * (WEIGHT_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
+        "compute_dtype": "float32",
+        "state_dtype_bytes": STATE_BYTES,
+        "state_bytes_per_token": first * STATE_BYTES,
+        "state_bytes_per_token_at_max_len": later * STATE_BYTES,
+        "state_bytes_at_max_len": spec.state_elements(context) * STATE_BYTES,
+    }
+
+
+def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ridgeline.spec.text import describe, index_ranges, num_bytes
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{model}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
+    for layer, indices in _kinds(spec).items():
+        params = sum(w.num_params for w in layer.weights(spec.hidden_size))
+        state = num_bytes(layer.mixer.state().elements * STATE_BYTES)
+        many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
+        console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state} of state per token, each")
+        for name, text in (("mixer", describe(layer.mixer)), ("mlp", describe(layer.mlp)), ("norms", norms(layer))):
+            console.print(f"  {name:<6} {text}", markup=False)
+    for name, value in _facts(r):
+        console.print(f"{name:<11} {value}")
+
+
+def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines below the layers."""
+    from ridgeline.spec.text import num_bytes as size
+
+    head = "tied to the embedding" if r["tie_word_embeddings"] else "its own matrix"
+    active = r["num_active_params"]
+    used = f", {active:,} used per token" if active != r["num_params"] else ""
+    per, late = r["state_bytes_per_token"], r["state_bytes_per_token_at_max_len"]
+    windowed = f", {size(late)} once the windows are full" if late != per else ""
+    return [
+        ("parameters", f"{r['num_params']:,}{used}"),
+        ("weights", f"{size(r['weight_bytes'])} ({r['weight_dtype']} matrices, float32 vectors)"),
+        ("compute", f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"),
+        ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
+        ("context", f"{r['max_model_len']:,} tokens"),
+        ("state", f"{size(per)} per token in 16 bit{windowed}; {size(r['state_bytes_at_max_len'])} at full context"),
+    ]
+
+
+def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
+    """The distinct layers, and where each stands."""
+    kinds: dict[AnyLayer, list[int]] = {}
+    for i, layer in enumerate(spec.layers):
+        kinds.setdefault(layer, []).append(i)
+    return kinds
+
+
+def norms(layer: AnyLayer) -> str:
+    """Where a layer normalises."""
+    from ridgeline.spec import ParallelLayer
+    from ridgeline.spec.text import describe
+
+    if isinstance(layer, ParallelLayer):
+        return f"pre, branches in parallel: {describe(layer.pre_norm)}"
+    places = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]
+    norm = layer.pre_norm or layer.post_norm
+    return f"{' and '.join(places)}: {describe(norm)}" if norm else "none"

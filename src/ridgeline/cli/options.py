@@ -1,0 +1,55 @@
+"""Options that several commands share, with vLLM's names and meanings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ridgeline.errors import RequestError
+
+_MODEL = "Model"
+_SAMPLING = "Sampling"
+
+
+def _model(*names: str, help: str) -> object:
+    return typer.Option(*names, help=help, rich_help_panel=_MODEL)
+
+
+def _sampling(*names: str, help: str) -> object:
+    return typer.Option(*names, help=help, rich_help_panel=_SAMPLING)
+
+
+Model = Annotated[str, _model("--model", "-m", help="A folder, or a Hugging Face hub id.")]
+TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
+SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
+Device = Annotated[str, _model("--device", help="auto, cpu, cuda or cuda:N.")]
+DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
+MaxModelLen = Annotated[int | None, _model("--max-model-len", help="Longest context in tokens; default: the model's.")]
+LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or dummy: random weights.")]
+Revision = Annotated[str | None, _model("--revision", help="Branch, tag or commit on the hub.")]
+Ops = Annotated[list[str] | None, _model("--ops", help="Diagnosis: OP=BACKEND, repeatable; see `ridgeline doctor`.")]
+
+MaxTokens = Annotated[int | None, _sampling("--max-tokens", help="Longest answer; default: 128, or what fits.")]
+Temperature = Annotated[float | None, _sampling("--temperature", help="0 is greedy; default: the model's, else 1.")]
+TopP = Annotated[float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")]
+TopK = Annotated[int | None, _sampling("--top-k", help="Keep this many tokens; 0 keeps all.")]
+MinP = Annotated[float | None, _sampling("--min-p", help="Keep tokens this likely, relative to the likeliest.")]
+RepetitionPenalty = Annotated[float | None, _sampling("--repetition-penalty", help="Above 1: disfavour what occurred.")]
+N = Annotated[int, _sampling("-n", "--n", help="Answers per prompt.")]
+Seed = Annotated[int, _sampling("--seed", help="Of the noise, and of dummy weights.")]
+StopTokenIds = Annotated[list[int] | None, _sampling("--stop-token-ids", help="End an answer here; repeatable.")]
+IgnoreEos = Annotated[bool, _sampling("--ignore-eos", help="Go on past the end of the sequence.")]
+Logprobs = Annotated[int | None, _sampling("--logprobs", help="Report the likeliest tokens per position (0 to 20).")]
+KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show special tokens in the text.")]
+
+
+def parse_ops(ops: list[str] | None) -> dict[str, str]:
+    """`OP=BACKEND` pairs as a dict. Raises RequestError for anything else."""
+    out = {}
+    for item in ops or []:
+        name, sign, backend = item.partition("=")
+        if not (name and sign and backend):
+            raise RequestError(f"--ops {item}: write OP=BACKEND, as in --ops attention=reference")
+        out[name] = backend
+    return out

@@ -1,0 +1,84 @@
+"""Prompts from the command line, from a file, or from stdin."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import RequestError
+
+if TYPE_CHECKING:
+    from ridgeline.llm import Prompt
+
+SUFFIXES = (".txt", ".jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What to answer. many: from a file or stdin, so the output is a list even if it holds one."""
+
+    items: Sequence[Prompt]
+    many: bool
+
+
+def read_prompts(argument: str | None) -> Prompts:
+    """The text itself; or the lines of a .txt file, the objects of a .jsonl file, or either from stdin (`-`).
+
+    Raises RequestError, with the line's number, for an unreadable file or a line that is not understood.
+    """
+    if argument is None and sys.stdin.isatty():
+        raise RequestError("no prompt: give a text, a .txt or .jsonl file, or - for stdin")
+    if argument in (None, "-"):
+        return Prompts(_parse(_decode(sys.stdin.buffer.read(), "stdin"), "stdin"), many=True)
+    assert argument is not None
+    path = Path(argument)
+    if path.suffix in SUFFIXES and "\n" not in argument:
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise RequestError(f"cannot read prompts from {argument}: {e.strerror}") from None
+        return Prompts(_parse(_decode(data, argument), argument), many=True)
+    return Prompts([argument], many=False)
+
+
+def _decode(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise RequestError(f"{source} is not UTF-8: byte {e.start} is {data[e.start]:#04x}") from None
+
+
+def _parse(text: str, source: str) -> list[Prompt]:
+    """JSON Lines if the name says so or the first line is an object; otherwise one prompt per line."""
+    # Not splitlines(): a prompt may hold the other characters that Python takes for line ends.
+    lines = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise RequestError(f"{source} holds no prompt")
+    if source.endswith(".jsonl") or (source == "stdin" and _is_object(lines[0][1])):
+        return [_object(line, f"{source}:{i}") for i, line in lines]
+    return [line for _, line in lines]
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _object(line: str, where: str) -> Prompt:
+    from ridgeline.llm import PROMPT_KEYS
+
+    try:
+        value = json.loads(line)
+    except ValueError as e:
+        raise RequestError(f"{where}: not JSON: {e}") from None
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in PROMPT_KEYS:
+        raise RequestError(f"{where}: write a string, or an object with exactly one of {', '.join(PROMPT_KEYS)}")
+    return value

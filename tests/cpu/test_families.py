@@ -1,0 +1,74 @@
+"""Every family against transformers: a tiny random model of its making, loaded by us."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oracle.build import build, oracle_logits, respell, to_v4_config
+from oracle.compare import compare
+from oracle.families import CASES, prompts
+from ridgeline import LLM
+from ridgeline.archs import FAMILIES
+from ridgeline.load.checkpoint import open_checkpoint
+
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    c = compare(CASES[name], tmp_path)
+    assert c.error < TOLERANCE
+    assert c.logit_std > 0.5  # a model whose logits hardly vary would hide differences
+    if c.greedy_equal is not None:
+        assert c.margin is not None
+        assert c.margin > 1e-4
+        assert c.greedy_equal
+
+
+def test_every_family_has_a_case() -> None:
+    assert {case.model_type for case in CASES.values()} == set(FAMILIES)
+
+
+# One case per way that attention differs; the fused kernel serves the test above where it can.
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gemma3", "phi3_partial", "gpt_neox"])
+def test_reference_attention_equals_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = build(case, tmp_path)
+    llm = LLM(str(tmp_path), max_model_len=case.max_model_len, ops={"attention": "reference"})
+    for got, wanted in zip(llm.logits(prompts(case)), oracle_logits(model, prompts(case)), strict=True):
+        assert np.abs(got - wanted).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -> None:
+    """transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters."""
+    new = tmp_path / "new"
+    build(CASES[name], new)
+    old = respell(new, tmp_path / "old")
+    config = json.loads((new / "config.json").read_text())
+    assert to_v4_config(config) == json.loads((old / "config.json").read_text())
+    assert open_checkpoint(old).spec == open_checkpoint(new).spec
+
+
+def test_our_own_config_file_gives_the_same_logits(tmp_path: Path) -> None:
+    """A model of our own making: config.json holds the spec, the tensors have our names."""
+    from safetensors.numpy import save_file
+
+    from ridgeline.spec import to_json
+
+    case = CASES["gpt_neox"]
+    build(case, tmp_path / "hf")
+    llm = LLM(str(tmp_path / "hf"))
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    weights = {name: llm.loaded.table.memory.get(w) for name, w in llm.loaded.model.weights.items()}
+    save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, ours / "model.safetensors")
+    (ours / "config.json").write_text(json.dumps({"model_type": "ridgeline", "spec": to_json(llm.loaded.spec)}))
+    again = LLM(str(ours))
+    assert again.loaded.spec == llm.loaded.spec
+    for a, b in zip(again.logits(prompts(case)), llm.logits(prompts(case)), strict=True):
+        np.testing.assert_array_equal(a, b)

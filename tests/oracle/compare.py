@@ -1,0 +1,59 @@
+"""Ridgeline beside transformers on one tiny model: largest difference of logits, greedy tokens, margins.
+
+`python -m oracle.compare`, with tests/ on the path, prints the table of docs/families.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oracle.build import build, oracle_greedy, oracle_logits, oracle_margins
+from oracle.families import CASES, Case, greedy_prompt, prompts
+from ridgeline import LLM, SamplingParams
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """error: largest |difference| of any logit. margin: smallest lead of a greedy token, in float64."""
+
+    error: float
+    logit_std: float
+    greedy_equal: bool | None
+    margin: float | None
+
+
+def compare(case: Case, folder: Path, **options: object) -> Comparison:
+    """Build the case's model into `folder`, run both, compare."""
+    model = build(case, folder)
+    llm = LLM(str(folder), max_model_len=case.max_model_len, **options)
+    sequences = prompts(case)
+    wanted = oracle_logits(model, sequences)
+    error = max(float(np.abs(a - b).max()) for a, b in zip(llm.logits(sequences), wanted, strict=True))
+    std = float(np.concatenate(wanted).std())
+    if not case.greedy_tokens:
+        return Comparison(error, std, None, None)
+    prompt = greedy_prompt(case)
+    ids, _ = oracle_greedy(model, prompt, case.greedy_tokens)
+    params = SamplingParams(max_tokens=case.greedy_tokens, temperature=0, ignore_eos=True)
+    (output,) = llm.generate([prompt], params)
+    margin = float(oracle_margins(model, prompt, ids).min())
+    return Comparison(error, std, output.outputs[0].token_ids == ids, margin)
+
+
+def main() -> None:
+    print("| case | family | largest error | logit std | 64 greedy tokens | smallest margin (float64) |")
+    print("|---|---|---|---|---|---|")
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            c = compare(case, Path(folder))
+        greedy = {True: "equal", False: "DIFFERENT", None: "-"}[c.greedy_equal]
+        margin = f"{c.margin:.1e}" if c.margin is not None else "-"
+        print(f"| {name} | {case.model_type} | {c.error:.1e} | {c.logit_std:.2f} | {greedy} | {margin} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

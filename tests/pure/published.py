@@ -1,0 +1,486 @@
+"""The configs of published models, word for word where that could be seen, and their exact parameter counts.
+
+They are what real config.json files look like, spellings, omissions and left-over keys included: no
+`rope_theta` in Llama 2, no `partial_rotary_factor` in GLM-4, `rope_interleaved` in SmolLM2, `hidden_act`
+beside `hidden_activation` in Gemma 2.  The counts check that an architecture has every tensor it should.
+
+A count is of unique trained parameters, a tied head counted once.  The hub's figure for a model adds up the
+tensors in its files, so it is another one where the files hold more than that; such models say so below.
+
+How much is confirmed, model by model, is said above each: "count seen" means that the exact number was found
+in public repositories as the hub's or a loaded model's; "config seen" that a copy of the file was; "memory"
+that the fields come from general knowledge of the file and only their consequence, the count, is confirmed.
+Every count also equals that of the model that transformers 5.23 builds from the config on the meta device.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {}
+
+
+def _add(name: str, params: int, text: str, **more: Any) -> None:
+    """Register a model; `more` takes the fields whose value is a long list."""
+    PUBLISHED[name] = ({**json.loads(text), **more}, params)
+
+
+# llama ------------------------------------------------------------------------------------------------
+
+# Count seen.  The hub says 6738417664: its files hold the 64 rotary frequencies of all 32 layers.  Memory.
+_add(
+    "meta-llama/Llama-2-7b-hf",
+    6738415616,
+    """{"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "tie_word_embeddings": false,
+    "torch_dtype": "float16", "transformers_version": "4.31.0.dev0", "use_cache": true, "vocab_size": 32000}""",
+)
+# Count seen; memory.
+_add(
+    "meta-llama/Meta-Llama-3-8B",
+    8030261248,
+    """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 500000.0, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.0.dev0", "use_cache": true, "vocab_size": 128256}""",
+)
+# Count seen; config seen.
+_add(
+    "meta-llama/Llama-3.1-8B-Instruct",
+    8030261248,
+    """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 128256}""",
+)
+# Count seen; memory.
+_add(
+    "meta-llama/Llama-3.1-70B",
+    70553706496,
+    """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 8192,
+    "initializer_range": 0.02, "intermediate_size": 28672, "max_position_embeddings": 131072, "mlp_bias": false,
+    "model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0", "use_cache": true, "vocab_size": 128256}""",
+)
+# Count seen; memory.
+_add(
+    "meta-llama/Llama-3.2-1B",
+    1235814400,
+    """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256}""",
+)
+# Count seen; memory.
+_add(
+    "HuggingFaceTB/SmolLM2-135M",
+    134515008,
+    """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576,
+    "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": true,
+    "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30,
+    "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": false,
+    "rope_scaling": null, "rope_theta": 100000, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": true, "vocab_size": 49152}""",
+)
+
+# mistral, mixtral -------------------------------------------------------------------------------------
+
+# Count seen; memory.
+_add(
+    "mistralai/Mistral-7B-v0.1",
+    7241732096,
+    """{"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": true, "vocab_size": 32000}""",
+)
+# Count seen; memory.
+_add(
+    "mistralai/Mistral-7B-v0.3",
+    7248023552,
+    """{"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": null,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+    "use_cache": true, "vocab_size": 32768}""",
+)
+# Count seen; memory.
+_add(
+    "mistralai/Mixtral-8x7B-v0.1",
+    46702792704,
+    """{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0",
+    "use_cache": true, "vocab_size": 32000}""",
+)
+
+# qwen -------------------------------------------------------------------------------------------------
+
+# Count seen; memory.
+_add(
+    "Qwen/Qwen2.5-0.5B",
+    494032768,
+    """{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2",
+    "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+    "vocab_size": 151936}""",
+)
+# Count seen; memory (layers, heads, window and vocabulary seen).
+_add(
+    "Qwen/Qwen2.5-7B",
+    7615616512,
+    """{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+    "intermediate_size": 18944, "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "qwen2",
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+    "vocab_size": 152064}""",
+)
+# Count seen.  The hub says 751632384: its file holds lm_head.weight although it is tied.  Memory.
+_add(
+    "Qwen/Qwen3-0.6B",
+    596049920,
+    """{"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+    "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40960,
+    "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}""",
+)
+# Count seen; memory.
+_add(
+    "Qwen/Qwen3-8B",
+    8190735360,
+    """{"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 40960,
+    "max_window_layers": 36, "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}""",
+)
+# Count seen; config seen.
+_add(
+    "Qwen/Qwen3-30B-A3B",
+    30532122624,
+    """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}""",
+)
+
+# smollm3 ----------------------------------------------------------------------------------------------
+
+# Count seen; config seen field by field, but whether the file spells out that the head is tied was not.
+_add(
+    "HuggingFaceTB/SmolLM3-3B",
+    3075098624,
+    """{"architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 65536,
+    "max_window_layers": 28, "mlp_bias": false, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004,
+    "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 5000000.0,
+    "sliding_window": null, "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": false,
+    "use_sliding_window": false, "vocab_size": 128256}""",
+    no_rope_layers=[1, 1, 1, 0] * 9,
+    layer_types=["full_attention"] * 36,
+)
+
+# gemma ------------------------------------------------------------------------------------------------
+
+# Count seen; config seen for its sizes and, field by field, in the 9b one.
+_add(
+    "google/gemma-2-2b",
+    2614341888,
+    """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8,
+    "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "float32",
+    "transformers_version": "4.42.4", "use_cache": true, "vocab_size": 256000}""",
+)
+# Count seen; config seen.
+_add(
+    "google/gemma-2-9b-it",
+    9241705984,
+    """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "gemma2",
+    "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+    "sliding_window_size": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+    "use_cache": true, "vocab_size": 256000}""",
+)
+# Count seen; memory (sizes seen).  Its attention scale is not that of its heads: 144, not 128.
+_add(
+    "google/gemma-2-27b",
+    27227128320,
+    """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": 30.0, "head_dim": 128, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608, "initializer_range": 0.02,
+    "intermediate_size": 36864, "max_position_embeddings": 8192, "model_type": "gemma2",
+    "num_attention_heads": 32, "num_hidden_layers": 46, "num_key_value_heads": 16, "pad_token_id": 0,
+    "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+    "torch_dtype": "float32", "transformers_version": "4.42.0.dev0", "use_cache": true, "vocab_size": 256000}""",
+)
+# Count seen; config seen but for its last few keys.
+_add(
+    "google/gemma-3-270m",
+    268098176,
+    """{"_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id": 2, "eos_token_id": 1,
+    "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 640, "initializer_range": 0.02, "intermediate_size": 2048, "max_position_embeddings": 32768,
+    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
+    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+    "rope_scaling": null, "rope_theta": 1000000.0, "sliding_window": 512, "torch_dtype": "bfloat16",
+    "transformers_version": "4.55.0.dev0", "use_bidirectional_attention": false, "use_cache": true,
+    "vocab_size": 262144}""",
+    layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 3,
+)
+# Count seen; config seen, in a copy that a later version had saved.
+_add(
+    "google/gemma-3-1b-it",
+    999885952,
+    """{"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+    "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+    "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144}""",
+)
+
+# phi3 -------------------------------------------------------------------------------------------------
+
+_PHI3_SHORT = [1.1, 1.1, 1.1, 1.3000000000000003, 1.3500000000000003, 1.3500000000000003, 1.4000000000000004]
+_PHI3_SHORT += [1.5500000000000005, *[2.000000000000001] * 17, *[2.0500000000000007] * 6, *[2.1000000000000005] * 2]
+_PHI3_SHORT += [2.1500000000000004, *[2.25] * 5, 2.3999999999999995, 2.4499999999999993, 2.499999999999999]
+_PHI3_SHORT += [2.6999999999999984, 2.6999999999999984, 2.7499999999999982, 2.799999999999998, 2.8999999999999977]
+_PHI3_SHORT += [3.049999999999997]
+_PHI3_LONG = [1.0700000524520874, 1.1200000047683716, 1.149999976158142, 1.4199999570846558, 1.5699999332427979]
+_PHI3_LONG += [1.7999999523162842, 2.129999876022339, 2.129999876022339, 3.009999990463257, 5.910000324249268]
+_PHI3_LONG += [6.950000286102295, 9.070000648498535, 9.930000305175781, 10.710000038146973, 11.130000114440918]
+_PHI3_LONG += [14.609999656677246, 15.409998893737793, 19.809999465942383, 37.279998779296875, 38.279998779296875]
+_PHI3_LONG += [38.599998474121094, 40.12000274658203, 46.20000457763672, 50.940006256103516, 53.66000747680664]
+_PHI3_LONG += [54.9373893737793, 56.89738845825195, 57.28738784790039, 59.98738479614258, 60.86738586425781]
+_PHI3_LONG += [60.887386322021484, 61.71739196777344, 62.91739273071289, 62.957393646240234, 63.41739273071289]
+_PHI3_LONG += [63.8173942565918, 63.83739471435547, 63.897396087646484, 63.93739700317383, 64.06739807128906]
+_PHI3_LONG += [64.11434936523438, 64.12435150146484, 64.15435028076172, 64.19435119628906, 64.24435424804688]
+_PHI3_LONG += [64.57435607910156, 64.69000244140625, 64.76000213623047]
+_PHI4_LONG = [1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649]
+_PHI4_LONG += [2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533]
+_PHI4_LONG += [5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651]
+_PHI4_LONG += [14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1]
+_PHI4_LONG += [32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77]
+
+_PHI3 = """"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "embd_pdrop": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "model_type": "phi3", "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05, "torch_dtype": "bfloat16", "use_cache": true"""
+_PHI3_MINI = f"""{_PHI3}, "bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000, "hidden_size": 3072,
+    "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096, "rope_theta": 10000.0, "tie_word_embeddings": false,
+    "transformers_version": "4.40.2", "vocab_size": 32064"""
+
+# Count seen; memory.
+_add(
+    "microsoft/Phi-3-mini-4k-instruct",
+    3821079552,
+    f"""{{{_PHI3_MINI}, "max_position_embeddings": 4096, "rope_scaling": null, "sliding_window": 2047}}""",
+)
+# Count seen; the factors seen, of the revision of June 2024; the rest from memory.
+_add(
+    "microsoft/Phi-3-mini-128k-instruct",
+    3821079552,
+    f"""{{{_PHI3_MINI}, "max_position_embeddings": 131072, "sliding_window": 262144}}""",
+    rope_scaling={"long_factor": _PHI3_LONG, "short_factor": _PHI3_SHORT, "type": "longrope"},
+)
+# Count seen; config seen, factors included.
+_add(
+    "microsoft/Phi-4-mini-instruct",
+    3836021760,
+    f"""{{{_PHI3}, "bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999, "full_attn_mod": 1,
+    "hidden_size": 3072, "intermediate_size": 8192, "interpolate_factor": 1, "lm_head_bias": false,
+    "max_position_embeddings": 131072, "mlp_bias": false, "num_attention_heads": 24, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true,
+    "transformers_version": "4.45.0", "vocab_size": 200064}}""",
+    rope_scaling={"long_factor": _PHI4_LONG, "short_factor": [1.0] * 48, "type": "longrope"},
+)
+# Count seen; memory.
+_add(
+    "microsoft/phi-4",
+    14659507200,
+    f"""{{{_PHI3}, "bos_token_id": 100257, "eos_token_id": 100265, "pad_token_id": 100349, "hidden_size": 5120,
+    "intermediate_size": 17920, "max_position_embeddings": 16384, "num_attention_heads": 40,
+    "num_hidden_layers": 40, "num_key_value_heads": 10, "original_max_position_embeddings": 16384,
+    "rope_scaling": null, "rope_theta": 250000, "sliding_window": null, "tie_word_embeddings": false,
+    "transformers_version": "4.47.0", "vocab_size": 100352}}""",
+)
+
+# olmo -------------------------------------------------------------------------------------------------
+
+_OLMO = """"attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu",
+    "initializer_range": 0.02, "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_theta": 500000,
+    "tie_word_embeddings": false"""
+
+# Count seen; memory.
+_add(
+    "allenai/OLMo-2-1124-7B",
+    7298617344,
+    f"""{{{_OLMO}, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 4096,
+    "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "rope_scaling": null, "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0", "use_cache": true, "vocab_size": 100352}}""",
+)
+# Count seen; sizes, base of the rotation and vocabulary seen.
+_add(
+    "allenai/OLMo-2-0425-1B",
+    1484916736,
+    f"""{{{_OLMO}, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 2048,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 16,
+    "num_hidden_layers": 16, "num_key_value_heads": 16, "rope_scaling": null, "torch_dtype": "float32",
+    "transformers_version": "4.47.0", "use_cache": true, "vocab_size": 100352}}""",
+)
+# Count seen; config seen field by field.
+_add(
+    "allenai/Olmo-3-1025-7B",
+    7298011136,
+    f"""{{{_OLMO}, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096,
+    "intermediate_size": 11008, "max_position_embeddings": 65536, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "rope_scaling": {{"attention_factor": 1.2079441541679836,
+    "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+    "rope_type": "yarn"}}, "sliding_window": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.57.0",
+    "use_cache": false, "vocab_size": 100278}}""",
+    layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8,
+)
+
+# glm, granite -----------------------------------------------------------------------------------------
+
+_GLM = """"attention_bias": true, "attention_dropout": 0.0, "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 13696, "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
+    "pad_token_id": 151329, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "use_cache": true, "vocab_size": 151552"""
+
+# Count seen; config seen twice, once without partial_rotary_factor and once with it: half is the default.
+_add(
+    "THUDM/glm-4-9b-chat-hf",
+    9399951360,
+    f"""{{{_GLM}, "architectures": ["GlmForCausalLM"], "max_position_embeddings": 131072, "model_type": "glm",
+    "rms_norm_eps": 1.5625e-07, "transformers_version": "4.46.0.dev0"}}""",
+)
+# Count seen; memory.
+_add(
+    "THUDM/GLM-4-9B-0414",
+    9400279040,
+    f"""{{{_GLM}, "architectures": ["Glm4ForCausalLM"], "max_position_embeddings": 32768, "model_type": "glm4",
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "transformers_version": "4.52.0.dev0"}}""",
+)
+
+_GRANITE = """"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0, "hidden_act": "silu",
+    "initializer_range": 0.02, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "granite",
+    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+    "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "use_cache": true"""
+
+# Count seen; sizes and multipliers seen.
+_add(
+    "ibm-granite/granite-3.1-2b-instruct",
+    2533531648,
+    f"""{{{_GRANITE}, "attention_multiplier": 0.015625, "hidden_size": 2048, "intermediate_size": 8192,
+    "logits_scaling": 8.0, "rope_theta": 5000000.0, "transformers_version": "4.47.0", "vocab_size": 49155}}""",
+)
+# Count seen; the fields that differ from 3.1 from memory.
+_add(
+    "ibm-granite/granite-3.3-2b-instruct",
+    2533539840,
+    f"""{{{_GRANITE}, "attention_multiplier": 0.015625, "hidden_size": 2048, "intermediate_size": 8192,
+    "logits_scaling": 8.0, "rope_theta": 10000000.0, "transformers_version": "4.49.0", "vocab_size": 49159}}""",
+)
+# Count seen; config seen.
+_add(
+    "ibm-granite/granite-3.3-8b-instruct",
+    8170864640,
+    f"""{{{_GRANITE}, "attention_multiplier": 0.0078125, "hidden_size": 4096, "intermediate_size": 12800,
+    "logits_scaling": 16.0, "rope_theta": 10000000.0, "transformers_version": "4.49.0", "vocab_size": 49159}}""",
+)
+
+# gpt --------------------------------------------------------------------------------------------------
+
+_GPT2 = """"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_positions": 1024, "resid_pdrop": 0.1,
+    "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+    "summary_type": "cls_index", "summary_use_proj": true, "vocab_size": 50257"""
+_NEOX = """"architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "initializer_range": 0.02, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox",
+    "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": false, "torch_dtype": "float16",
+    "transformers_version": "4.24.0", "use_cache": true, "use_parallel_residual": true"""
+
+# Counts seen, all four; memory.  The hub says 137022720 of the first: its file holds a causal mask per layer.
+_add("openai-community/gpt2", 124439808, f'{{{_GPT2}, "n_embd": 768, "n_head": 12, "n_layer": 12}}')
+_add("openai-community/gpt2-medium", 354823168, f'{{{_GPT2}, "n_embd": 1024, "n_head": 16, "n_layer": 24}}')
+_add("openai-community/gpt2-large", 774030080, f'{{{_GPT2}, "n_embd": 1280, "n_head": 20, "n_layer": 36}}')
+_add("openai-community/gpt2-xl", 1557611200, f'{{{_GPT2}, "n_embd": 1600, "n_head": 25, "n_layer": 48}}')
+# Counts seen, in copies of the model cards' table; config seen of the family's smallest, else memory.  The
+# hub's own figures are larger: its files hold causal masks.  The 6.9b one pads its vocabulary further.
+_add(
+    "EleutherAI/pythia-160m",
+    162322944,
+    f"""{{{_NEOX}, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+    "num_hidden_layers": 12, "vocab_size": 50304}}""",
+)
+_add(
+    "EleutherAI/pythia-1.4b",
+    1414647808,
+    f"""{{{_NEOX}, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16,
+    "num_hidden_layers": 24, "vocab_size": 50304}}""",
+)
+_add(
+    "EleutherAI/pythia-6.9b",
+    6857302016,
+    f"""{{{_NEOX}, "hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "vocab_size": 50432}}""",
+)

@@ -1,0 +1,202 @@
+"""The rules of the house, as tests: who may import what, how large things get, what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+
+SOURCE = Path(ridgeline.__file__).parent
+ROOT = Path(__file__).parents[2]
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Package -> the packages of ours that it may import; None: any. All may import `errors`.
+MAY_IMPORT: dict[str, frozenset[str] | None] = {
+    "errors": frozenset(),
+    "spec": frozenset(),
+    "archs": frozenset({"spec"}),
+    "ops": frozenset({"spec"}),
+    "quant": frozenset({"spec", "ops"}),
+    "nn": frozenset({"spec", "ops", "quant"}),
+    "load": frozenset({"spec", "archs", "quant", "ops"}),
+    "runtime": frozenset({"spec", "ops", "quant", "nn", "load"}),
+    "llm": None,
+    "cli": None,
+    "__init__": None,  # the top level, which re-exports
+}
+# Package -> packages of others, besides the standard library. torch has its own rule.
+THIRD_PARTY: dict[str, frozenset[str]] = {
+    "ops": frozenset({"numpy"}),
+    "nn": frozenset({"numpy"}),
+    "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
+    "runtime": frozenset({"numpy"}),
+    "cli": frozenset({"typer", "rich"}),
+}
+# Where torch may be imported (a file or a folder), and why.
+TORCH: dict[str, str] = {
+    "ops/reference/": "the definition of every op is written in torch",
+    "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
+    "cli/doctor.py": "reports torch's version and build",
+}
+# Longer than the limits, and why.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+
+
+def package_of(path: Path) -> str:
+    """The part of the house that a file belongs to: its folder under ridgeline/, or its own name at the top."""
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside functions, by its full name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: imports are absolute here"
+            yield from (_resolve(str(node.module), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in ("import_module", "__import__"):
+                yield str(node.args[0].value)
+
+
+def _resolve(module: str, name: str) -> str:
+    """`from module import name`: the module `module.name` where there is such a file of ours, else `module`."""
+    top, *rest = module.split(".")
+    found = SOURCE.joinpath(*rest, name) if top == "ridgeline" else None
+    return f"{module}.{name}" if found and (found.is_dir() or found.with_suffix(".py").exists()) else module
+
+
+def owner(module: str) -> str:
+    """The part of the house that a module of ours belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_who_may_import_what(path: Path) -> None:
+    package, name = package_of(path), path.relative_to(SOURCE).as_posix()
+    assert package in MAY_IMPORT, f"{package} is new: say in MAY_IMPORT what it may import"
+    ours, others = MAY_IMPORT[package], THIRD_PARTY.get(package, frozenset())
+    for module in imports(path):
+        top = module.split(".")[0]
+        if top == "ridgeline":
+            allowed = ours is None or owner(module) in ours | {package, "errors"}
+            assert allowed, f"{name} imports {module}, but {package} may import only {sorted(ours or ())}"
+            if package == "load" and owner(module) == "ops":
+                assert module == "ridgeline.ops.api", f"{name}: of ops, load may know only the signatures"
+        elif top == "torch":
+            assert any(name.startswith(place) for place in TORCH), f"{name} imports {module}"
+        else:
+            assert top in sys.stdlib_module_names or top in others, f"{name} imports {module}"
+
+
+def test_no_cycles_between_packages() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        targets = {owner(m) for m in imports(path) if m.split(".")[0] == "ridgeline"}
+        graph.setdefault(package_of(path), set()).update(targets - {package_of(path)})
+    assert {"spec", "archs", "ops", "nn", "load", "runtime"} <= set(graph)  # an empty graph has no cycles either
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the cycle
+
+
+def test_the_import_reader_sees_every_form(tmp_path: Path) -> None:
+    """A rule over imports is worth no more than what finds them."""
+    path = tmp_path / "x.py"
+    path.write_text(
+        "import a.b\nfrom ridgeline.ops import api, OpsTable\n"
+        "def f():\n    from c import d\n    import importlib\n    importlib.import_module('torch.nn')\n"
+    )
+    assert set(imports(path)) == {"a.b", "ridgeline.ops.api", "ridgeline.ops", "c", "importlib", "torch.nn"}
+
+
+def test_files_and_functions_stay_small() -> None:
+    too_long = []
+    for path in FILES:
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(SOURCE).as_posix()
+        if len(text.splitlines()) > 500 and name not in LONG_FILES:
+            too_long.append(name)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > 60 and f"{name}:{node.name}" not in LONG_FUNCTIONS:
+                    too_long.append(f"{name}:{node.name}")
+    assert not too_long, f"over 500 lines in a file or 60 in a function: {too_long}"
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that are loaded once `code` has run in a fresh interpreter."""
+    code += "\nimport sys; print('\\n'.join(sys.modules))"
+    env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return {line.split(".")[0] for line in run.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import ridgeline", {"torch"}),
+        ("import ridgeline.spec, ridgeline.archs", {"torch", "numpy"}),
+        ("import ridgeline.ops, ridgeline.quant, ridgeline.nn", {"torch"}),
+        ("import ridgeline.load.checkpoint, ridgeline.load.weights, ridgeline.load.tokenizer", {"torch"}),
+        ("import ridgeline.runtime.load, ridgeline.runtime.step", {"torch"}),
+    ],
+)
+def test_importing_is_cheap(code: str, absent: set[str]) -> None:
+    loaded = modules_after(code)
+    assert "ridgeline" in loaded
+    assert not loaded & absent
+
+
+def text_files() -> Iterator[Path]:
+    """Files of the repository, new ones included; every file under the root where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        paths = [ROOT / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        paths = [p for p in ROOT.rglob("*") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts)]
+    for path in paths:
+        if path.is_file() and "__pycache__" not in path.parts and b"\0" not in path.read_bytes():
+            yield path
+
+
+def test_no_paths_of_one_machine() -> None:
+    # Not after a word character: that is the middle of a URL or of a relative path.
+    machine = re.compile(r"(?<![\w.-])/(?:work|root|home|tmp)/")
+    assert machine.search("cd /" + "work/x")
+    found = []
+    for path in text_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if machine.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    assert not found, "\n".join(found)
+
+
+def test_public_names_are_documented() -> None:
+    checked, bare = 0, []
+    for folder in sorted(p.parent for p in SOURCE.rglob("__init__.py")):
+        module = importlib.import_module(".".join(("ridgeline", *folder.relative_to(SOURCE).parts)))
+        for name in getattr(module, "__all__", ()):
+            item = getattr(module, name)
+            if inspect.isclass(item) or inspect.isfunction(item):
+                checked += 1
+                doc = item.__doc__ or ""
+                if not doc.strip() or doc.startswith(f"{name}("):  # what dataclass and NamedTuple make up
+                    bare.append(f"{module.__name__}.{name}")
+    assert checked > 25
+    assert not bare, bare

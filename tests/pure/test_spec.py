@@ -1,0 +1,379 @@
+"""ModelSpec: its JSON form, what it refuses, and the closed forms of its weights, state and work."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.errors import ConfigError
+from ridgeline.spec import (
+    ALL,
+    MLP,
+    Attention,
+    DynamicNTKScaling,
+    GatedMLP,
+    Layer,
+    LayerNorm,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelSpec,
+    MoE,
+    ParallelLayer,
+    RMSNorm,
+    Rope,
+    State,
+    Weight,
+    YarnScaling,
+    from_json,
+    to_json,
+)
+
+# ---- random specs over every part ---------------------------------------------------------------------------
+
+SIZE = st.integers(1, 1 << 20)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
+NORM = st.builds(RMSNorm, NUMBER, NUMBER) | st.builds(LayerNorm, NUMBER)
+MLPS = (
+    st.builds(MLP, SIZE, ACTIVATION, st.booleans())
+    | st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
+    | st.integers(1, 64).flatmap(
+        lambda n: st.builds(MoE, st.just(n), st.integers(1, n), SIZE, ACTIVATION, st.booleans())
+    )
+)
+
+
+@st.composite
+def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
+    half = draw(st.integers(1, head_dim // 2))
+    factors = st.lists(NUMBER, min_size=half, max_size=half).map(tuple)
+    scaling = draw(
+        st.none()
+        | st.builds(LinearScaling, NUMBER)
+        | st.builds(DynamicNTKScaling, NUMBER, SIZE)
+        | st.builds(Llama3Scaling, NUMBER, NUMBER, NUMBER, SIZE)
+        | st.builds(YarnScaling, NUMBER, SIZE, NUMBER, NUMBER, NUMBER, st.booleans())
+        | st.builds(LongRopeScaling, factors, factors, SIZE, NUMBER)
+    )
+    return Rope(2 * half, draw(POSITIVE), draw(st.booleans()), scaling)
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> Attention:
+    kv, head_dim = draw(st.integers(1, 16)), draw(st.integers(2, 64))
+    return Attention(
+        kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
+        draw(st.none() | SIZE), draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
+        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])),
+    )  # fmt: skip
+
+
+LAYER = st.builds(Layer, attentions(), MLPS, st.none() | NORM, st.none() | NORM, NUMBER) | st.builds(
+    ParallelLayer, attentions(), MLPS, NORM
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ModelSpec:
+    pool = draw(st.lists(LAYER, min_size=1, max_size=3))
+    # Runs, repeats and lone layers: equal neighbours are written once.
+    layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
+    return ModelSpec(
+        draw(st.text()), draw(SIZE), draw(SIZE), draw(SIZE), tuple(layers), draw(NORM), draw(st.booleans()),
+        draw(st.integers(0, 99)), draw(NUMBER), draw(NUMBER), draw(st.none() | NUMBER),
+    )  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(specs())
+def test_json_round_trip(spec: ModelSpec) -> None:
+    text = json.dumps(to_json(spec), allow_nan=False)
+    again = from_json(json.loads(text))
+    assert again == spec
+    assert json.dumps(to_json(again)) == text
+
+
+# ---- the JSON form ------------------------------------------------------------------------------------------
+
+ROPE = Rope(8, 500.0, scaling=LinearScaling(4.0))
+MIXER = Attention(4, 2, 8, 0.25, ROPE)
+SMALL = ModelSpec(
+    "small", 32, 16, 64,
+    (Layer(MIXER, GatedMLP(24), RMSNorm()),) * 3 + (ParallelLayer(MIXER, MoE(4, 2, 8), LayerNorm()),),
+    RMSNorm(1e-5),
+)  # fmt: skip
+
+
+def test_json_is_what_it_says() -> None:
+    """Defaults are left out, and equal neighbours are one entry with a count."""
+    mixer = {
+        "type": "Attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.25,
+        "rope": {"type": "Rope", "dim": 8, "theta": 500.0, "scaling": {"type": "LinearScaling", "factor": 4.0}},
+    }  # fmt: skip
+    gated = {"type": "GatedMLP", "intermediate_size": 24}
+    moe = {"type": "MoE", "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 8}
+    assert to_json(SMALL) == {
+        "type": "ModelSpec", "family": "small", "vocab_size": 32, "hidden_size": 16, "max_position_embeddings": 64,
+        "layers": [
+            {"count": 3, "layer": {"type": "Layer", "mixer": mixer, "mlp": gated, "pre_norm": {"type": "RMSNorm"}}},
+            {
+                "count": 1,
+                "layer": {"type": "ParallelLayer", "mixer": mixer, "mlp": moe, "pre_norm": {"type": "LayerNorm"}},
+            },
+        ],
+        "norm": {"type": "RMSNorm", "eps": 1e-05},
+    }  # fmt: skip
+
+
+def test_a_none_without_default_is_written() -> None:
+    spec = replace(SMALL, layers=(Layer(MIXER, MLP(8, "relu"), None, RMSNorm()),))
+    assert to_json(spec)["layers"][0]["layer"]["pre_norm"] is None
+    assert from_json(to_json(spec)) == spec
+
+
+def test_whole_numbers_count_as_floats() -> None:
+    """JSON writers of other languages drop the point."""
+    value = to_json(SMALL)
+    value["embedding_scale"] = 2
+    scale = from_json(value).embedding_scale
+    assert type(scale) is float and scale == 2.0
+
+
+LAYER_0, LAYER_3 = "spec.layers[0]", "spec.layers[3]"
+ONE_LAYER = {"count": 1, "layer": to_json(SMALL)["layers"][0]["layer"]}
+# (path to an object, field, new value or `del`, what the message must say)
+DEL = object()
+DAMAGE: list[tuple[str, str, Any, str]] = [
+    ("", "vocab", 1, "spec: ModelSpec has no field vocab"),
+    ("", "vocab_size", DEL, "spec: ModelSpec needs vocab_size"),
+    ("", "vocab_size", "32", "spec.vocab_size: '32' is not int"),
+    ("", "vocab_size", 32.0, "spec.vocab_size: 32.0 is not int"),
+    ("", "vocab_size", True, "spec.vocab_size: True is not int"),
+    ("", "vocab_size", 0, "spec: vocab_size must be positive, not 0"),
+    ("", "tie_word_embeddings", 1, "spec.tie_word_embeddings: 1 is not bool"),
+    ("", "family", None, "spec.family: None is not str"),
+    ("", "type", "Model", 'spec: expected an object with "type": "ModelSpec"'),
+    ("", "type", DEL, 'spec: expected an object with "type": "ModelSpec"'),
+    ("", "norm", {"type": "Norm"}, "spec.norm: type 'Norm' is none of RMSNorm, LayerNorm"),
+    ("", "norm", {"eps": 1e-5}, "spec.norm: type None is none of RMSNorm, LayerNorm"),
+    ("", "norm", "RMSNorm", "spec.norm: 'RMSNorm' is not an object"),
+    ("", "norm", None, "spec.norm: None is not an object"),
+    ("", "logit_softcap", "3", "spec.logit_softcap: '3' is not float"),
+    ("", "embedding_scale", True, "spec.embedding_scale: True is not float"),
+    ("", "embedding_scale", math.nan, "spec.embedding_scale: nan is not"),
+    ("", "logit_softcap", math.inf, "spec.logit_softcap: inf is not"),
+    ("", "logit_scale", 10**400, "spec.logit_scale: 1000"),
+    ("norm", "eps", math.nan, "spec.norm.eps: nan is not"),
+    ("norm", "epsilon", 1e-5, "spec.norm: RMSNorm has no field epsilon"),
+    ("layers.0.layer", "type", "Mamba", f"{LAYER_0}: type 'Mamba' is none of Layer, ParallelLayer"),
+    ("layers.0.layer", "pre_norm", DEL, f"{LAYER_0}: Layer needs pre_norm"),
+    ("layers.0.layer", "mlp", {"type": "MLP", "intermediate_size": 3}, f"{LAYER_0}.mlp: MLP needs activation"),
+    ("layers.0.layer.mlp", "activation", "swish", f"{LAYER_0}.mlp.activation: 'swish' is not"),
+    ("layers.0.layer.mlp", "activation", ["silu"], f"{LAYER_0}.mlp.activation: ['silu'] is not"),
+    ("layers.0.layer.mixer", "num_heads", 3, f"{LAYER_0}.mixer: num_heads 3 is not a multiple of num_kv_heads 2"),
+    ("layers.0.layer.mixer", "window", 2.5, f"{LAYER_0}.mixer.window: 2.5 is not int"),
+    ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer.scale: nan is not"),
+    ("layers.0.layer.mixer", "qk_norm_over", "heads", f"{LAYER_0}.mixer.qk_norm_over: 'heads' is not"),
+    ("layers.1.layer.mixer", "rope", {"type": "Rope", "dim": 7}, f"{LAYER_3}.mixer.rope: rope dim must be even"),
+    ("layers.1.layer.mixer", "rope", 8, f"{LAYER_3}.mixer.rope: 8 is not an object"),
+    ("layers.1.layer.mixer.rope", "scaling", {"type": "Yarn"}, f"{LAYER_3}.mixer.rope.scaling: type 'Yarn' is none of"),
+    ("layers.1.layer.mixer.rope.scaling", "factor", None, f"{LAYER_3}.mixer.rope.scaling.factor: None is not float"),
+    (
+        "layers.1.layer.mixer.rope", "scaling",
+        {"type": "LongRopeScaling", "short_factor": [1, "2"], "long_factor": [], "attention_factor": 1,
+         "original_max_position_embeddings": 8},
+        f"{LAYER_3}.mixer.rope.scaling.short_factor[1]: '2' is not float",
+    ),
+    ("layers.0", "count", 1.0, "layers[0]: expected"),
+    ("layers.0", "count", True, "layers[0]: expected"),
+    ("layers.0", "count", 0, "layers[0]"),  # else a model with fewer layers than its file shows
+    ("layers.0", "count", -1, "layers[0]"),
+    ("layers.1", "counts", 1, "layers[1]: expected"),
+    ("layers.1", "layer", DEL, "layers[1]: expected"),
+    ("", "layers", [], "spec: a model needs at least one layer"),
+    ("", "layers", [3], "layers[0]: expected"),
+    ("", "layers", {"0": ONE_LAYER}, 'a model spec is an object with "layers"'),
+    ("", "layers", DEL, 'a model spec is an object with "layers"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "field", "value", "message"), DAMAGE, ids=lambda v: repr(v)[:40])
+def test_damage_is_named(path: str, field: str, value: Any, message: str) -> None:
+    whole = copy.deepcopy(to_json(SMALL))
+    part = whole
+    for key in filter(None, path.split(".")):
+        part = part[int(key)] if isinstance(part, list) else part[key]
+    if value is DEL:
+        del part[field]
+    else:
+        part[field] = value
+    with pytest.raises(ConfigError) as caught:
+        from_json(whole)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, [], "spec", 3, {}])
+def test_other_json_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="a model spec is an object"):
+        from_json(value)
+
+
+# ---- what parts refuse --------------------------------------------------------------------------------------
+
+LONG = LongRopeScaling((1.0, 2.0), (1.0, 2.0, 3.0), 8, 1.0)
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: Attention(0, 1, 8, 1.0), "num_heads, num_kv_heads and head_dim must be positive"),
+    (lambda: Attention(4, 0, 8, 1.0), "num_heads, num_kv_heads and head_dim must be positive"),
+    (lambda: Attention(4, 2, -8, 1.0), "num_heads, num_kv_heads and head_dim must be positive"),
+    (lambda: Attention(6, 4, 8, 1.0), "num_heads 6 is not a multiple of num_kv_heads 4"),
+    (lambda: Attention(2, 4, 8, 1.0), "num_heads 2 is not a multiple of num_kv_heads 4"),
+    (lambda: Attention(4, 2, 8, 1.0, window=0), "window must be positive, not 0"),
+    (lambda: Attention(4, 2, 8, 0.0), "the attention scale must be positive, not 0.0"),
+    (lambda: Attention(4, 2, 8, math.nan), "the attention scale must be positive, not nan"),
+    (lambda: Attention(4, 2, 8, 1.0, softcap=0.0), "softcap must be positive, not 0.0"),
+    (lambda: Attention(4, 2, 8, 1.0, Rope(10)), "rope dim 10 exceeds head_dim 8"),
+    (lambda: Rope(0), "rope dim must be even and at least 2, not 0"),
+    (lambda: Rope(5), "rope dim must be even and at least 2, not 5"),
+    (lambda: Rope(4, 0.0), "rope theta must be positive, not 0.0"),
+    (lambda: Rope(4, math.nan), "rope theta must be positive, not nan"),
+    (lambda: Rope(4, math.inf), "rope theta must be positive, not inf"),
+    (lambda: Rope(4, scaling=LONG), "rope long_factor must have 2 entries, not 3"),
+    (lambda: Rope(6, scaling=LONG), "rope short_factor must have 3 entries, not 2"),
+    (lambda: MLP(0, "relu"), "intermediate_size must be positive, not 0"),
+    (lambda: GatedMLP(8, "swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
+    (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
+    (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
+    (lambda: replace(SMALL, hidden_size=0), "hidden_size must be positive, not 0"),
+    (lambda: replace(SMALL, max_position_embeddings=-1), "max_position_embeddings must be positive, not -1"),
+    (lambda: replace(SMALL, layers=()), "a model needs at least one layer"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_parts_refuse(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert str(caught.value).startswith(message)
+
+
+# ---- closed forms -------------------------------------------------------------------------------------------
+
+
+def model(mixer: Attention, mlp: Any, layers: int, width: int, vocab: int = 32000) -> ModelSpec:
+    return ModelSpec("x", vocab, width, 4096, (Layer(mixer, mlp, RMSNorm()),) * layers, RMSNorm())
+
+
+LLAMA_2_7B = model(Attention(32, 32, 128, 128**-0.5, Rope(128)), GatedMLP(11008), 32, 4096)
+MISTRAL_7B = model(Attention(32, 8, 128, 128**-0.5, Rope(128), window=4096), GatedMLP(14336), 32, 4096)
+MIXTRAL_8X7B = model(Attention(32, 8, 128, 128**-0.5, Rope(128)), MoE(8, 2, 14336), 32, 4096)
+
+
+def test_state_of_published_models() -> None:
+    """Bytes at two per number."""
+    assert LLAMA_2_7B.state_elements(1) * 2 == 524_288
+    assert LLAMA_2_7B.state_elements(2048) * 2 == 1 << 30
+    assert MISTRAL_7B.state_elements(1) * 2 == 131_072
+    full = model(replace(MISTRAL_7B.layers[0].mixer, window=None), GatedMLP(14336), 32, 4096)
+    assert 4 * full.state_elements(4096) * 2 == 2 << 30
+    # The next token reads itself and the 4095 before it: no more need be kept, however long the sequence.
+    for tokens, kept in ((4094, 4094), (4095, 4095), (4096, 4095), (131_072, 4095)):
+        assert MISTRAL_7B.state_elements(tokens) * 2 == 131_072 * kept
+
+
+def test_state_of_parts() -> None:
+    assert Attention(6, 2, 24, 1.0).state() == State(96, ALL, snapshot=False)
+    assert Attention(6, 2, 24, 1.0, window=24).state() == State(96, 23)
+    assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # it sees itself alone
+    assert State(96, 1, snapshot=True).elements_at(1) == State(96, 1, snapshot=True).elements_at(10**6) == 96
+
+
+def test_mixed_layers_add_up() -> None:
+    local, wide = (Attention(4, 2, 8, 1.0, window=w) for w in (16, None))
+    spec = replace(SMALL, layers=tuple(Layer(m, GatedMLP(8), RMSNorm()) for m in (local, wide, local)))
+    assert spec.state_elements(10) == 3 * 32 * 10
+    assert spec.state_elements(1000) == 32 * 1000 + 2 * 32 * 15
+
+
+def test_work() -> None:
+    """Multiply-accumulates of q @ k and of weights @ v, each tokens x context x heads x head_dim."""
+    mixer = LLAMA_2_7B.layers[0].mixer
+    assert mixer.work(1, 1) == 2 * 4096
+    assert mixer.work(7, 1000) == 2 * 7 * 1000 * 32 * 128
+    windowed = MISTRAL_7B.layers[0].mixer
+    assert windowed.work(3, 100) == 2 * 3 * 100 * 4096
+    assert windowed.work(3, 100_000) == 2 * 3 * 4096 * 4096
+
+
+def test_params_of_published_models() -> None:
+    assert LLAMA_2_7B.num_params() == LLAMA_2_7B.num_active_params() == 6_738_415_616
+    assert MISTRAL_7B.num_params() == MISTRAL_7B.num_active_params() == 7_241_732_096
+    assert MIXTRAL_8X7B.num_params() == 46_702_792_704
+    assert MIXTRAL_8X7B.num_active_params() == 12_879_925_248
+    tied = replace(LLAMA_2_7B, tie_word_embeddings=True)
+    assert LLAMA_2_7B.num_params() - tied.num_params() == 32000 * 4096
+
+
+def test_weights_of_a_layer() -> None:
+    norm = LayerNorm()
+    mixer = Attention(4, 2, 8, 1.0, qkv_bias=True, out_bias=True, qk_norm=RMSNorm())
+    layer = Layer(mixer, MLP(24, "gelu", bias=True), norm, RMSNorm())
+    assert list(layer.weights(16)) == [
+        Weight("mixer_norm.weight", (16,)), Weight("mixer_norm.bias", (16,)),
+        Weight("mixer.q.weight", (32, 16), "out"), Weight("mixer.q.bias", (32,), "out"),
+        Weight("mixer.k.weight", (16, 16), "out"), Weight("mixer.k.bias", (16,), "out"),
+        Weight("mixer.v.weight", (16, 16), "out"), Weight("mixer.v.bias", (16,), "out"),
+        Weight("mixer.o.weight", (16, 32), "in"), Weight("mixer.o.bias", (16,), None),
+        Weight("mixer.q_norm.weight", (8,)), Weight("mixer.k_norm.weight", (8,)),
+        Weight("mixer_post_norm.weight", (16,)),
+        Weight("mlp_norm.weight", (16,)), Weight("mlp_norm.bias", (16,)),
+        Weight("mlp.up.weight", (24, 16), "out"), Weight("mlp.up.bias", (24,), "out"),
+        Weight("mlp.down.weight", (16, 24), "in"), Weight("mlp.down.bias", (16,), None),
+        Weight("mlp_post_norm.weight", (16,)),
+    ]  # fmt: skip
+    over_all = replace(mixer, qkv_bias=False, out_bias=False, qk_norm_over="all_heads")
+    assert {w.name: w.shape for w in over_all.weights(16)} == {
+        "q.weight": (32, 16), "k.weight": (16, 16), "v.weight": (16, 16), "o.weight": (16, 32),
+        "q_norm.weight": (32,), "k_norm.weight": (16,),
+    }  # fmt: skip
+
+
+def test_weights_of_a_model() -> None:
+    spec = replace(SMALL, num_position_embeddings=64, layers=(ParallelLayer(MIXER, MoE(4, 2, 8), RMSNorm()),))
+    shapes = {w.name: w.shape for w in spec.weights()}
+    assert shapes == {
+        "embed.weight": (32, 16), "position_embed.weight": (64, 16), "layers.0.mixer_norm.weight": (16,),
+        "layers.0.mixer.q.weight": (32, 16), "layers.0.mixer.k.weight": (16, 16), "layers.0.mixer.v.weight": (16, 16),
+        "layers.0.mixer.o.weight": (16, 32), "layers.0.mlp_norm.weight": (16,), "layers.0.mlp.router.weight": (4, 16),
+        "layers.0.mlp.experts.gate.weight": (4, 8, 16), "layers.0.mlp.experts.up.weight": (4, 8, 16),
+        "layers.0.mlp.experts.down.weight": (4, 16, 8), "norm.weight": (16,), "head.weight": (32, 16),
+    }  # fmt: skip
+    assert spec.num_params() == sum(math.prod(shape) for shape in shapes.values())
+    assert spec.num_params() - spec.num_active_params() == 2 * 3 * 8 * 16  # two of four experts
+    assert {w.name for w in replace(spec, tie_word_embeddings=True).weights()} == set(shapes) - {"head.weight"}
+    assert all(w.is_matrix == (len(w.shape) > 1) for w in spec.weights())
+
+
+def test_ropes_are_the_distinct_ones_in_order() -> None:
+    other = Rope(4)
+    layers = tuple(Layer(replace(MIXER, rope=r), GatedMLP(8), RMSNorm()) for r in (None, other, ROPE, other, None))
+    assert replace(SMALL, layers=layers).ropes() == (other, ROPE)
+
+
+def test_scalings_with_regimes() -> None:
+    """Both choose once, from the length to be served."""
+    assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 64) == 1e4
+    assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 10) == 1e4
+    assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 128) == pytest.approx(1e4 * 5 ** (16 / 14))
+    scaling = LongRopeScaling((1.0,), (2.0,), 64, 1.0)
+    assert (scaling.divisors(64), scaling.divisors(65)) == ((1.0,), (2.0,))
