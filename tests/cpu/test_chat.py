@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle.data import shared_data
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from oracle.data import shared_data
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.chat import ChatTemplate
 from ridgeline.load.tokenizer import Tokenizer
@@ -63,7 +63,9 @@ KITCHEN = """
         {% for part in message.content %}{{ part.text }}{{ ', ' if not loop.last }}{% endfor %}
     {% endif %}
     {% if message.reasoning_content %}<think>{{ message.reasoning_content }}{{ message.thinking }}</think>{% endif %}
-    {% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% endif %}
+    {% if message.role == 'assistant' %}
+        {% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+    {% endif %}
     {% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
 {% endfor %}
 {{ ns.count }} {{ missing }} {{ dict(a=1) }} {{ messages[-1].keys() | list }}
@@ -245,7 +247,7 @@ def copy_of_stories(tmp_path: Path) -> Path:
 def test_no_template(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(copy_of_stories(tmp_path))
     assert tokenizer.chat_template is None
-    with pytest.raises(TokenizerError, match="no chat template 'default'.*it has none"):
+    with pytest.raises(TokenizerError, match=r"no chat template 'default'.*it has none"):
         tokenizer.encode_chat([USER])
 
 

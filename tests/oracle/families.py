@@ -148,12 +148,12 @@ _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 _RAMP = {"beta_fast": 5.0, "beta_slow": 0.5, "mscale": 1.4, "mscale_all_dim": 0.6, "truncate": False}
 _RAMP_TOGGLES = [{"truncate": True}, {"beta_fast": 32.0}, {"beta_slow": 1.0}, {"mscale": 1.0}]
 
-_llama("llama", 2, "plain multi-head attention", _dims(kv=4), EPS)
-_llama("llama_gqa", 3, "three query heads to a key/value head", _dims(96, 6, 2, **_rope(700.0)), EPS, PLAIN)
-_llama("llama_head_dim", 5, "head_dim 24, not 64 / 4; one key/value head", _dims(kv=1, head_dim=24))
+_llama("llama", 6, "plain multi-head attention", _dims(kv=4), EPS)
+_llama("llama_gqa", 7, "three query heads to a key/value head", _dims(96, 6, 2, **_rope(700.0)), EPS, PLAIN)
+_llama("llama_head_dim", 15, "head_dim 24, not 64 / 4; one key/value head", _dims(kv=1, head_dim=24))
 _llama("llama_biases", 30, "a bias on all seven projections", _dims(**BIASES))
-_llama("llama_tied", 6, "no lm_head in the file", _dims(**TIED), greedy_tokens=0)
-_llama("llama_linear", 1, "every frequency over 4", _dims(**_rope(kind="linear", factor=4.0)), PLAIN)
+_llama("llama_tied", 1, "no lm_head in the file", _dims(**TIED), greedy_tokens=0)
+_llama("llama_linear", 4, "every frequency over 4", _dims(**_rope(kind="linear", factor=4.0)), PLAIN)
 _llama("llama_dynamic", 1, "dynamic NTK within its length changes nothing", _dims(**_DYNAMIC))
 _llama(
     "llama_dynamic_long",
@@ -167,7 +167,7 @@ _llama(
 )
 _llama(
     "llama_llama3",
-    1,
+    4,
     "llama3 scaling: kept, smoothed and divided frequencies all occur",
     _dims(**_rope(kind="llama3", low_freq_factor=1.0, **_LLAMA3)),
     PLAIN,
@@ -175,7 +175,7 @@ _llama(
 )
 _llama(
     "llama_yarn",
-    9,
+    14,
     "YaRN with all defaults: the attention factor follows from the factor",
     _dims(**_rope(kind="yarn", **_YARN)),
     PLAIN,
@@ -183,7 +183,7 @@ _llama(
 )
 _llama(
     "llama_yarn_mscale",
-    4,
+    2,
     "YaRN with betas, mscale, mscale_all_dim and an untruncated ramp",
     _dims(head_dim=24, **_rope(3000.0, "yarn", **_YARN, **_RAMP)),
     *(_rope(3000.0, "yarn", **(_YARN | _RAMP | change)) for change in _RAMP_TOGGLES),
@@ -195,11 +195,11 @@ _MISTRAL = _dims(head_dim=24, **WIN, **OWN)
 _FIVE = {"num_local_experts": 5, "num_experts_per_tok": 2}
 _FOUR = {"num_local_experts": 4, "num_experts_per_tok": 3}
 
-_mistral("mistral", 5, "a window on every layer; head_dim", _MISTRAL, NO_WINDOW, WIDER, EPS, PLAIN)
+_mistral("mistral", 18, "a window on every layer; head_dim", _MISTRAL, NO_WINDOW, WIDER, EPS, PLAIN)
 _mistral("mistral_full", 1, "window null, as in v0.3", _dims(**NO_WINDOW))
 _mixtral(
     "mixtral",
-    2,
+    6,
     "five experts, two per token, weights always renormalised",
     _dims(**NO_WINDOW, **_FIVE, **OWN),
     {"num_experts_per_tok": 3},
@@ -209,7 +209,7 @@ _mixtral(
 )
 _mixtral(
     "mixtral_window",
-    2,
+    14,
     "a window; head_dim; three of four experts",
     _dims(head_dim=24, **WIN, **_FOUR),
     NO_WINDOW,
@@ -222,11 +222,11 @@ _SIX = {"head_dim": 24, "num_experts": 6, "moe_intermediate_size": 40}
 _NORM = {"num_experts_per_tok": 3, "norm_topk_prob": True}
 _MIXED = {"num_experts_per_tok": 2, "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
 
-_qwen2("qwen2", 4, "biases on q, k, v; a window that is not used", _dims(**OWN, **WIN), EPS, PLAIN)
+_qwen2("qwen2", 6, "biases on q, k, v; a window that is not used", _dims(**OWN, **WIN), EPS, PLAIN)
 _qwen2("qwen2_tied", 1, "tied, as in the small ones", _dims(**TIED), greedy_tokens=0)
 _qwen2(
     "qwen2_window",
-    1,
+    2,
     "two full layers, then windowed ones",
     _dims(layers=5, max_window_layers=2, **USE_WINDOW),
     WIDER,
@@ -236,7 +236,7 @@ _qwen2(
 _qwen3("qwen3", 2, "a norm of q and of k per head; no biases", _dims(head_dim=24, **OWN), EPS, PLAIN)
 _qwen3(
     "qwen3_window",
-    8,
+    2,
     "attention biases; two full layers, then windowed ones",
     _dims(head_dim=24, max_window_layers=2, **BIAS, **USE_WINDOW),
     WIDER,
@@ -244,7 +244,7 @@ _qwen3(
 )
 _qwen3_moe(
     "qwen3_moe",
-    4,
+    2,
     "experts on every layer, weights renormalised",
     _dims(**_SIX, **_NORM, **OWN),
     {"norm_topk_prob": False},
@@ -254,7 +254,7 @@ _qwen3_moe(
 )
 _qwen3_moe(
     "qwen3_moe_mixed",
-    8,
+    2,
     "experts on layers 1 and 5 only, weights not renormalised; attention biases",
     _dims(layers=6, **_SIX, **_MIXED, **BIAS),
     {"norm_topk_prob": True},
@@ -262,7 +262,7 @@ _qwen3_moe(
 )
 _qwen3_moe(
     "qwen3_moe_window",
-    2,
+    10,
     "the window holds on every layer: this family reads no max_window_layers",
     _dims(**_SIX, **_NORM, **USE_WINDOW),
     WIDER,
@@ -274,11 +274,11 @@ _qwen3_moe(
 _NOPE = {"no_rope_layers": [1, 0, 1, 1, 0]}
 
 _smollm3(
-    "smollm3", 1, "the fourth layer has no rotation", _dims(layers=5, **OWN), {"no_rope_layer_interval": 3}, EPS, PLAIN
+    "smollm3", 6, "the fourth layer has no rotation", _dims(layers=5, **OWN), {"no_rope_layer_interval": 3}, EPS, PLAIN
 )
 _smollm3(
     "smollm3_window",
-    22,
+    1,
     "a list of layers without rotation, which are the windowed ones; all biases",
     _dims(layers=5, **_NOPE, **USE_WINDOW, **BIASES),
     WIDER,
@@ -298,7 +298,7 @@ _GLOBAL, _LOCAL = _rope(20000.0, "linear", factor=4.0), _rope(500.0)
 
 _gemma2(
     "gemma2",
-    12,
+    3,
     "both softcaps, an attention scale of its own, windowed and full layers in turn",
     _dims(**_QUERY, **_CAPS, **OWN),
     *({key: None} for key in _CAPS),
@@ -341,7 +341,7 @@ _ORIGINAL = 96
 _LONGROPE = _dims(96, original_max_position_embeddings=_ORIGINAL, **_rope(kind="longrope", **_FACTORS))
 _UNSCALED = _rope(kind="longrope", attention_factor=1.0, **_FACTORS)
 
-_phi3("phi3", 4, "fused qkv_proj and gate_up_proj", _dims(kv=4), EPS)
+_phi3("phi3", 5, "fused qkv_proj and gate_up_proj", _dims(kv=4), EPS)
 _phi3(
     "phi3_partial",
     2,
@@ -354,7 +354,7 @@ _phi3(
 )
 _phi3(
     "phi3_longrope_short",
-    2,
+    3,
     "LongRoPE within the original length: short factors, but the attention factor of the long context",
     _LONGROPE,
     _UNSCALED,
@@ -364,7 +364,7 @@ _phi3(
 )
 _phi3(
     "phi3_longrope_long",
-    7,
+    35,
     "LongRoPE past the original length: long factors, for every sequence that is longer",
     _LONGROPE,
     _UNSCALED,
@@ -401,7 +401,7 @@ _olmo3(
     WIDER,
     EPS,
 )
-_olmo3("olmo3_plain", 2, "no scaling; layer types in an order of their own", _dims(**WIN, **_ODD), _IN_TURN)
+_olmo3("olmo3_plain", 1, "no scaling; layer types in an order of their own", _dims(**WIN, **_ODD), _IN_TURN)
 
 # glm, granite -----------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ _INNER = {"residual_multiplier": 0.6, "attention_multiplier": 0.11}
 
 _glm(
     "glm",
-    3,
+    1,
     "12 of 24 dimensions rotate, in neighbouring pairs; biases on q, k, v; fused gate_up_proj",
     _dims(head_dim=24, **BIAS, **_HALF),
     EPS,
@@ -437,7 +437,7 @@ _glm4(
 )
 _granite(
     "granite",
-    1,
+    4,
     "all four multipliers; the attention one is not 1/sqrt(head_dim)",
     _dims(**OWN, **_OUTER, **_INNER),
     *({key: 0.25 if key == "attention_multiplier" else 1.0} for key in _OUTER | _INNER),
@@ -474,7 +474,7 @@ _gpt2(
 _gpt2("gpt2_tied", 1, "tied, as published", _gpt2_dims(**TIED), greedy_tokens=0)
 _gpt_neox(
     "gpt_neox",
-    14,
+    12,
     "attention and MLP read the same input; q, k, v interleaved by head; 6 of 24 dimensions rotate",
     _neox_dims(**_rope(3000.0, partial_rotary_factor=0.25)),
     {"use_parallel_residual": False},

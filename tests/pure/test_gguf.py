@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.data import gguf_vocab
 
+from oracle.data import gguf_vocab
 from ridgeline.errors import CheckpointError
 from ridgeline.load.gguf import read_header
 

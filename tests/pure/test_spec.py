@@ -182,7 +182,7 @@ DAMAGE: list[tuple[str, str, Any, str]] = [
     ("layers.0.layer.mlp", "activation", ["silu"], f"{LAYER_0}.mlp.activation: ['silu'] is not"),
     ("layers.0.layer.mixer", "num_heads", 3, f"{LAYER_0}.mixer: num_heads 3 is not a multiple of num_kv_heads 2"),
     ("layers.0.layer.mixer", "window", 2.5, f"{LAYER_0}.mixer.window: 2.5 is not int"),
-    ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer.scale: nan is not"),
+    ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer"),
     ("layers.0.layer.mixer", "qk_norm_over", "heads", f"{LAYER_0}.mixer.qk_norm_over: 'heads' is not"),
     ("layers.1.layer.mixer", "rope", {"type": "Rope", "dim": 7}, f"{LAYER_3}.mixer.rope: rope dim must be even"),
     ("layers.1.layer.mixer", "rope", 8, f"{LAYER_3}.mixer.rope: 8 is not an object"),

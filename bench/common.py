@@ -1,0 +1,41 @@
+"""What every benchmark shares: where it ran, and the one JSON line that it writes."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def emit(case: str, gate: bool, **values: Any) -> None:
+    """One JSON line: commit, machine, case, correctness gate, values."""
+    line = {"commit": commit(), "machine": machine(), "case": case, "correct": gate, **values}
+    print(json.dumps(line), flush=True)
+
+
+def commit() -> str:
+    root = Path(__file__).resolve().parent.parent
+    run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
+    return run.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0]} x {len(names)}" if names else platform.processor()
+
+
+def median_seconds(run: Callable[[], Any], rounds: int) -> float:
+    """The median over `rounds` runs."""
+    return statistics.median(seconds(run) for _ in range(rounds))
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,78 @@
+"""The dense forward pass is differentiable: gradients of every parameter equal transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from oracle.build import build
+from oracle.families import CASES, prompts
+from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.load.safetensors import SINGLE, TensorFiles
+from ridgeline.load.weights import load_weights
+from ridgeline.nn import Model
+from ridgeline.ops import open_table
+from ridgeline.runtime.step import DenseStep
+
+# Biases; softcaps, offsets and windows; fused and interleaved checkpoint tensors; norms after each branch.
+NAMES = ["llama_biases", "gemma2", "phi3_partial", "gpt_neox", "gpt2", "olmo2"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(folder: Path) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The spec, the table, and the weights as leaves of a graph."""
+    checkpoint, files = open_checkpoint(folder), TensorFiles(folder)
+    table = open_table("cpu")
+    weights: Any = load_weights(
+        checkpoint.spec, checkpoint.family.names, files, table.memory, "float32", lambda done: None
+    )
+    return checkpoint.spec, table, {name: w.clone().requires_grad_() for name, w in weights.items()}
+
+
+def their_gradients(model: nn.Module, sequences: list[list[int]], folder: Path) -> dict[str, Tensor]:
+    """transformers' gradients by our names: stored like a checkpoint, and cut up by the loader like one."""
+    tokens = torch.tensor([t for s in sequences for t in s[1:]])
+    logits = [model(input_ids=torch.tensor([s]), use_cache=False).logits[0, :-1] for s in sequences]
+    model.zero_grad()
+    cross_entropy(torch.cat(logits), tokens).backward()
+    prefix = "" if (folder / "no_prefix").exists() else ""
+    gradients = {prefix + name: p.grad.contiguous() for name, p in model.named_parameters()}
+    save_file(gradients, folder / SINGLE)
+    return load(folder)[2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = build(case, tmp_path)
+    sequences = [prompts(case)[-1][:50], prompts(case)[-2]]  # two of unequal lengths, both longer than the window
+    spec, table, weights = load(tmp_path)
+    step = DenseStep.build(sequences, table.memory)
+    logits: Any = Model(spec, weights, table, case.max_model_len)(step)
+    last = set(np.cumsum(step.lengths) - 1)  # whose next tokens nobody knows
+    rows = [i for i in range(sum(step.lengths)) if i not in last]
+    cross_entropy(logits[rows], torch.tensor([t for s in sequences for t in s[1:]])).backward()
+    wanted = their_gradients(model, sequences, tmp_path)
+    assert wanted.keys() == weights.keys()
+    for key, weight in weights.items():
+        largest = float(wanted[key].abs().max())
+        assert largest > 1e-6, key
+        assert weight.grad is not None, key
+        torch.testing.assert_close(
+            weight.grad, wanted[key].detach(), rtol=1e-3, atol=1e-5 * largest, msg=lambda m, k=key: f"{k}: {m}"
+        )

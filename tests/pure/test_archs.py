@@ -1,0 +1,459 @@
+"""Reading config.json: every family, both spellings of the rotation, and everything that must be refused by name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ridgeline.archs
+from ridgeline.archs import FAMILIES, family_of, spec_from_config
+from ridgeline.archs.config import HARMLESS
+from ridgeline.errors import ConfigError
+from ridgeline.spec import (
+    MLP,
+    DynamicNTKScaling,
+    GatedMLP,
+    Layer,
+    LayerNorm,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelSpec,
+    MoE,
+    ParallelLayer,
+    RMSNorm,
+    Rope,
+    YarnScaling,
+    to_json,
+)
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+GPT2: dict[str, Any] = {"vocab_size": 32, "n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 128}
+EXPERTS = {"num_experts_per_tok": 2}
+# The fields that a family cannot do without.
+REQUIRED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
+    "gpt2": GPT2,
+    "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
+    "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
+}
+EVERY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def read(family: str, **fields: Any) -> ModelSpec:
+    return spec_from_config({"model_type": family, **REQUIRED[family], **fields})
+
+
+def refusal(family: str, **fields: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(family, **fields)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Watched(dict[str, Any]):
+    """A config that records which of its fields were asked for."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def fields_of(family: str, **fields: Any) -> set[str]:
+    """Every field that the family reads, be it there or not."""
+    config = Watched({"model_type": family, **REQUIRED[family], **fields})
+    spec_from_config(config)
+    return config.asked - {"model_type", "quantization_config"}
+
+
+# ---- which families, and how a file is refused --------------------------------------------------------------
+
+
+def test_the_configs_here_cover_every_family() -> None:
+    assert set(REQUIRED) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", ["bert", None, 3, ["llama"], "Llama", ""])
+def test_an_unknown_architecture_lists_the_known(model_type: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_from_config({**SIZES, "model_type": model_type})
+    message = str(caught.value)
+    assert ("a missing model_type" if model_type is None else repr(model_type)) in message
+    assert all(name in message for name in FAMILIES)
+    with pytest.raises(ConfigError, match="a missing model_type is not a known architecture"):
+        spec_from_config(SIZES)
+
+
+@EVERY
+def test_required_fields(family: str) -> None:
+    assert read(family).family == family
+    for name in REQUIRED[family]:
+        config = {k: v for k, v in REQUIRED[family].items() if k != name}
+        with pytest.raises(ConfigError, match=rf"^config\.json: num_local_experts is missing|\b{name} is missing$"):
+            spec_from_config({"model_type": family, **config})
+
+
+@EVERY
+def test_an_unread_field_is_an_error_that_names_it(family: str) -> None:
+    message = refusal(family, made_up=1, also_unknown=None)
+    assert message.startswith("config.json: also_unknown, made_up: not understood for model_type " + repr(family))
+
+
+def test_an_unread_field_of_the_rotation_is_named_with_its_path() -> None:
+    for where in ("rope_parameters", "rope_scaling"):
+        rope = {"rope_type": "linear", "factor": 2.0, "beta": 1}
+        assert refusal("llama", **{where: rope}).startswith(f"config.json: {where}.beta: not understood")
+    nested = {"full_attention": {"rope_type": "default", "x": 1}, "sliding_attention": {"rope_type": "default"}}
+    message = refusal("gemma3_text", rope_parameters=nested)
+    assert message.startswith("config.json: rope_parameters.full_attention.x: not understood")
+    del nested["full_attention"]["x"]
+    message = refusal("olmo3", rope_parameters=nested | {"linear_attention": {}})
+    assert message.startswith("config.json: rope_parameters.linear_attention: not understood")
+
+
+@EVERY
+def test_harmless_fields_are_harmless(family: str) -> None:
+    harmless = HARMLESS | set(FAMILIES[family].harmless)
+    extra = dict.fromkeys(harmless - {"model_type"} - fields_of(family), "anything")
+    assert len(extra) > 50
+    assert read(family, **extra) == read(family)
+
+
+@EVERY
+def test_a_field_is_not_both_read_and_harmless(family: str) -> None:
+    """Else a later change that stops reading it would go unnoticed."""
+    assert not fields_of(family) & (HARMLESS | set(FAMILIES[family].harmless))
+
+
+KINDS = {"bool": False, "number": 2, "text": "x", "list": [1], "object": {"x": 1}}
+# Not looked at as long as the flag beside it is off.
+UNUSED = {("qwen3_moe", "sliding_window"), ("qwen3_moe", "num_local_experts")}
+
+
+@EVERY
+def test_wrong_types_are_named(family: str) -> None:
+    """Of the five kinds of JSON values, a field takes one and names itself in refusing the four others."""
+    for name in fields_of(family):
+        if (family, name) in UNUSED:
+            continue
+        taken = []
+        for kind, value in KINDS.items():
+            try:
+                read(family, **{name: value})
+                taken.append(kind)
+            except ConfigError as e:
+                if name not in str(e):
+                    taken.append(kind)
+        assert len(taken) <= 1, f"{name}: {taken}"
+
+
+HUGE = 10**400  # no float holds it
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 3, 2.5, 0.0, -2.0, 1e-300, math.nan, math.inf, HUGE, "", "x", [], [[]], [None],
+    [-1], [1, 2, 3, 4], ["full_attention"] * 4, {}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": 0},
+    {"rope_type": []},
+)  # fmt: skip
+
+
+@EVERY
+def test_no_value_ends_in_another_error(family: str) -> None:
+    """Whatever a file holds: a spec, or one ConfigError."""
+    broken = []
+    for name in sorted(fields_of(family) | {"quantization_config"}):
+        for value in HOSTILE:
+            if value == HUGE and name in ("num_hidden_layers", "n_layer"):
+                continue  # nobody's machine holds a tuple of so many layers
+            try:
+                read(family, **{name: value})
+            except ConfigError:
+                pass
+            except Exception as e:
+                broken.append(f"{name}={str(value)[:20]}: {e!r}")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "llama3", "yarn", "longrope"])
+def test_no_value_of_the_rotation_ends_in_another_error(kind: str) -> None:
+    broken = []
+    for name in (*SCALED[kind][1], "rope_theta", "original_max_position_embeddings", "factor", "attention_factor"):
+        for value in HOSTILE:
+            try:
+                read("phi3", rope_scaling={"rope_type": kind, **SCALED[kind][1], name: value})
+            except ConfigError:
+                pass
+            except Exception as e:
+                broken.append(f"{name}={str(value)[:20]}: {e!r}")
+    assert not broken, "\n".join(broken)
+
+
+def test_quantised_weights_are_refused_by_name() -> None:
+    for method in ("gptq", "awq", "bitsandbytes", "fp8"):
+        message = refusal("llama", quantization_config={"quant_method": method, "bits": 4})
+        assert f"quant_method '{method}' is not supported" in message
+    assert "'unnamed'" in refusal("llama", quantization_config={"bits": 4})
+    assert read("llama", quantization_config=None) == read("llama")
+
+
+# ---- the rotation, in two spellings -------------------------------------------------------------------------
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONG = {"short_factor": [1.0] * 7 + [2], "long_factor": [3.0] * 8, "original_max_position_embeddings": 64}
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+# Kind -> the scaling that must come out, its fields in the file, and the context that it allows.
+SCALED: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "default": (None, {}, 128),
+    "linear": (LinearScaling(4.0), {"factor": 4}, 512),
+    "dynamic": (DynamicNTKScaling(4.0, 128), {"factor": 4.0}, 512),
+    "llama3": (Llama3Scaling(8.0, 1.0, 4.0, 64), _LLAMA3, 128),
+    "yarn": (YarnScaling(4.0, 64, 0.1 * math.log(4) + 1), _YARN, 256),
+    "longrope": (
+        LongRopeScaling((1.0,) * 7 + (2.0,), (3.0,) * 8, 64, math.sqrt(1 + math.log(2) / math.log(64))), _LONG, 128,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize("word", ["rope_type", "type"])
+def test_both_spellings_give_equal_specs(word: str, kind: str) -> None:
+    scaling, fields, context = SCALED[kind]
+    new = read("llama", rope_parameters={"rope_type": kind, "rope_theta": 700.0, **fields})
+    old = read("llama", rope_theta=700.0, rope_scaling={word: kind, **fields})
+    assert new == old
+    assert new.ropes() == (Rope(16, 700.0, scaling=scaling),)
+    assert new.max_position_embeddings == context
+
+
+@pytest.mark.parametrize(
+    ("family", "old", "new", "dim"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.75}, {"partial_rotary_factor": 0.75}, 12),
+        ("glm", {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25}, 4),
+        ("glm4", {}, {}, 8),
+        ("gpt_neox", {"rotary_pct": 0.5}, {"partial_rotary_factor": 0.5}, 8),
+        ("gpt_neox", {}, {}, 4),
+    ],
+)
+def test_both_spellings_of_partial_rotation(family: str, old: dict[str, Any], new: dict[str, Any], dim: int) -> None:
+    theta = "rotary_emb_base" if family == "gpt_neox" else "rope_theta"
+    spec = read(family, **{theta: 700.0}, **old)
+    assert spec == read(family, rope_parameters={"rope_type": "default", "rope_theta": 700.0, **new})
+    assert spec.ropes() == (Rope(dim, 700.0, interleaved=family.startswith("glm")),)
+
+
+def test_both_spellings_of_rotations_by_kind() -> None:
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e4}
+    both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
+    new = read("gemma3_text", num_hidden_layers=7, rope_parameters=both)
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read("gemma3_text", num_hidden_layers=7, rope_theta=5e4, rope_local_base_freq=700.0, rope_scaling=scaling)
+    assert new == old
+    local, wide = Rope(16, 700.0), Rope(16, 5e4, scaling=LinearScaling(8.0))
+    assert [layer.mixer.rope for layer in new.layers] == [local] * 5 + [wide, local]
+    assert new.max_position_embeddings == 128  # the config's own number is the stretched one here
+    yarn = {"rope_type": "yarn", **_YARN}
+    both = {"full_attention": yarn | {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
+    assert read("olmo3", rope_parameters=both) == read("olmo3", rope_theta=5e5, rope_scaling=yarn)
+
+
+def test_yarn_temperature() -> None:
+    def factor(**fields: Any) -> float:
+        scaling = read("llama", rope_scaling={"rope_type": "yarn", **_YARN, **fields}).ropes()[0].scaling
+        assert isinstance(scaling, YarnScaling)
+        return scaling.attention_factor
+
+    def temperature(m: float) -> float:
+        return 0.1 * m * math.log(4) + 1
+
+    assert factor(mscale=1.4, mscale_all_dim=0.6) == pytest.approx(temperature(1.4) / temperature(0.6))
+    assert factor(mscale=1.4) == factor(mscale_all_dim=0.6) == pytest.approx(temperature(1.0))
+    assert factor(attention_factor=1.25, mscale=1.4, mscale_all_dim=0.6) == 1.25
+    assert factor(factor=0.5) == 1.0
+
+
+def test_original_length_at_the_top_level_has_priority() -> None:
+    """Where Phi-3 keeps it; the factor then follows from the two lengths."""
+    scaling = {"type": "su", "short_factor": [1] * 8, "long_factor": [2] * 8}
+    spec = read("phi3", original_max_position_embeddings=32, rope_scaling=scaling)
+    wanted = math.sqrt(1 + math.log(128 / 32) / math.log(32))
+    assert spec.ropes()[0].scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, wanted)
+
+
+def test_rotations_that_are_refused() -> None:
+    both = {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert "both rope_parameters and rope_scaling" in refusal("llama", **both)
+    message = refusal("llama", rope_scaling={"type": "mrope"})
+    assert "rope_scaling.rope_type is 'mrope'; known are default, dynamic, linear, llama3" in message
+    assert "rope_scaling.factor is missing" in refusal("llama", rope_scaling={"type": "linear"})
+    assert "short_factor must be a list of numbers" in refusal(
+        "llama", rope_scaling={"type": "longrope", **_LONG, "short_factor": [True] * 8}
+    )
+    assert "long_factor must have 8 entries, not 3" in refusal(
+        "llama", rope_scaling={"type": "longrope", **_LONG, "long_factor": [1.0] * 3}
+    )
+    assert "rope_interleaved is True, which is not supported" in refusal("llama", rope_interleaved=True)
+
+
+# ---- what families make of their fields ---------------------------------------------------------------------
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.mixer.window for layer in spec.layers]
+
+
+def test_windows() -> None:
+    assert windows(read("llama")) == [None] * 4
+    assert windows(read("mistral")) == [4096] * 4
+    assert windows(read("mistral", sliding_window=None)) == [None] * 4
+    assert windows(read("mixtral", sliding_window=9)) == [9] * 4
+    assert windows(read("phi3", sliding_window=9)) == [9] * 4
+    assert windows(read("gemma2", sliding_window=9)) == [9, None, 9, None]
+    assert windows(read("gemma3_text", sliding_window=9, sliding_window_pattern=3)) == [9, 9, None, 9]
+    assert windows(read("olmo3", sliding_window=9)) == [9, 9, 9, None]
+    assert windows(read("qwen3_moe", sliding_window=9)) == [None] * 4
+    assert windows(read("qwen3_moe", sliding_window=9, use_sliding_window=True)) == [9] * 4
+    for family in ("qwen2", "qwen3"):
+        local = {"sliding_window": 9, "max_window_layers": 3}
+        assert windows(read(family, **local)) == [None] * 4
+        assert windows(read(family, **local, use_sliding_window=True)) == [None, None, None, 9]
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    assert windows(read("gemma2", sliding_window=9, layer_types=kinds)) == [None, 9, 9, None]
+    assert "layer_types must hold 4 entries" in refusal("gemma2", layer_types=kinds[:3])
+    assert "layer_types must hold 4 entries" in refusal("gemma2", layer_types=[*kinds[:3], "chunked_attention"])
+
+
+def test_layers_without_rotation() -> None:
+    rotated = [layer.mixer.rope is not None for layer in read("smollm3").layers]
+    assert rotated == [True, True, True, False]
+    spec = read("smollm3", no_rope_layers=[0, 1, 1, 0, 1], sliding_window=9, use_sliding_window=True)
+    assert [layer.mixer.rope is not None for layer in spec.layers] == [False, True, True, False]
+    assert windows(spec) == [9, None, None, 9]
+    assert "no_rope_layers must hold 4 entries" in refusal("smollm3", no_rope_layers=[1, 1])
+
+
+def test_multipliers() -> None:
+    spec = read(
+        "granite", embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.2, attention_multiplier=0.5
+    )
+    layer = spec.layers[0]
+    assert isinstance(layer, Layer)
+    assert (spec.embedding_scale, spec.logit_scale, layer.residual_scale, layer.mixer.scale) == (12, 0.125, 0.2, 0.5)
+    spec = read("gemma2", query_pre_attn_scalar=64, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    mixer = spec.layers[0].mixer
+    assert (spec.embedding_scale, spec.logit_softcap, mixer.scale, mixer.softcap) == (8.0, 30.0, 0.125, 50.0)
+    depth = read("gpt2", scale_attn_by_inverse_layer_idx=True)
+    assert [layer.mixer.scale for layer in depth.layers] == [0.25, 0.125, 0.25 / 3, 0.0625]
+    assert read("gpt2", scale_attn_weights=False).layers[0].mixer.scale == 1.0
+
+
+def test_experts() -> None:
+    assert read("mixtral").layers[0].mlp == MoE(4, 2, 48)
+    assert read("qwen3_moe", norm_topk_prob=True).layers[0].mlp == MoE(4, 2, 8)
+    spec = read("qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    moe, dense = MoE(4, 2, 8, normalise=False), GatedMLP(48)
+    assert [layer.mlp for layer in spec.layers] == [dense, moe, dense, dense, dense, moe]
+    renamed = {k: v for k, v in REQUIRED["qwen3_moe"].items() if k != "num_experts"} | {"num_local_experts": 4}
+    assert spec_from_config({"model_type": "qwen3_moe", **renamed}) == read("qwen3_moe")
+
+
+def test_shapes_of_layers() -> None:
+    pre_and_post = {
+        "olmo2": (None, RMSNorm(1e-5)),
+        "glm4": (RMSNorm(1.5625e-7),) * 2,
+        "glm": (RMSNorm(1.5625e-7), None),
+    }
+    for family, norms in pre_and_post.items():
+        layer = read(family).layers[0]
+        assert isinstance(layer, Layer) and (layer.pre_norm, layer.post_norm) == norms
+    assert read("gemma2").norm == RMSNorm(1e-6, offset=1.0)
+    neox = read("gpt_neox").layers[0]
+    assert neox == ParallelLayer(neox.mixer, MLP(48, "gelu", bias=True), LayerNorm(1e-5))
+    assert isinstance(read("gpt_neox", use_parallel_residual=False).layers[0], Layer)
+    assert read("gpt2").layers[0].mlp == MLP(256, "gelu_tanh", bias=True)
+    assert read("gpt2").num_position_embeddings == 128
+    assert "n_ctx is 64" in refusal("gpt2", n_ctx=64)
+    biased = read("llama", attention_bias=True, mlp_bias=True).layers[0]
+    assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
+    assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
+    tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2"}
+    assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
+    assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
+    assert "num_heads 4 is not a multiple of num_kv_heads 3" in refusal("llama", num_key_value_heads=3)
+
+
+def test_our_own_config() -> None:
+    spec = read("gemma2")
+    assert spec_from_config({"model_type": "ridgeline", "spec": to_json(spec)}) == spec
+    assert {n: r.keys for n, r in family_of({"model_type": "ridgeline"}).names.reads(spec).items()} == {
+        w.name: (w.name,) for w in spec.weights()
+    }
+    with pytest.raises(ConfigError, match="a model spec is an object"):
+        spec_from_config({"model_type": "ridgeline"})
+    with pytest.raises(ConfigError, match="made_up"):
+        spec_from_config({"model_type": "ridgeline", "spec": to_json(spec), "made_up": 1})
+
+
+# ---- names --------------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
+    """No two weights share rows, and the parts of a fused tensor fill it."""
+    biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family != "phi3" else {}
+    spec = read(family, tie_word_embeddings=False, **biases)
+    reads = FAMILIES[family].names.reads(spec)
+    assert list(reads) == [w.name for w in spec.weights()]
+    whole: set[str] = set()
+    rows: dict[str, list[tuple[int, int]]] = {}
+    totals: dict[str, int] = {}
+    for weight in spec.weights():
+        r = reads[weight.name]
+        assert len(r.keys) == (weight.shape[0] if len(weight.shape) == 3 else 1)
+        for key in r.keys:
+            assert key not in whole
+            if r.total_rows is None:
+                whole.add(key)
+            elif r.rows is not None:
+                rows.setdefault(key, []).append(r.rows)
+                totals[key] = r.total_rows
+            else:
+                assert r.head_part is not None
+                index, count, head_dim = r.head_part
+                assert (weight.shape[0] * count, head_dim) == (r.total_rows, spec.layers[0].mixer.head_dim)
+                rows.setdefault(key, []).append((index * weight.shape[0], (index + 1) * weight.shape[0]))
+                totals[key] = r.total_rows
+    assert not whole & set(rows)
+    for key, spans in rows.items():
+        edges = sorted(spans)
+        assert [a for a, _ in edges] == [0, *(b for _, b in edges[:-1])]
+        assert edges[-1][1] == totals[key]
+
+
+def test_family_functions_stay_small() -> None:
+    folder = Path(inspect.getfile(ridgeline.archs)).parent
+    functions = {f.spec.__code__.co_name: Path(f.spec.__code__.co_filename) for f in FAMILIES.values()}
+    assert len(functions) == len(FAMILIES)
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and functions.get(node.name) == path:
+                assert (node.end_lineno or 0) - node.lineno + 1 < 40, f"{path.name}: {node.name}"
+                del functions[node.name]
+    assert not functions  # each was found and measured
