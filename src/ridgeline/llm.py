@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.detokenize import Detokenizer
+from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator, NaiveRequest
@@ -125,6 +126,8 @@ class LLM:
             if not prompt:
                 raise RequestError("the prompt is empty; give at least one character")
             return self._check_ids(self._tokenizer().encode(prompt))
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
         return self._check_ids(list(prompt))
 
     def _requests(
@@ -175,9 +178,7 @@ class LLM:
 
     def _open_tokenizer(self, other: str | None) -> None:
         """A tokenizer that is absent is an error only when text arrives; one that does not fit is one now."""
-        from ridgeline.load.hub import find_model
-
-        folder = find_model(other) if other else self.checkpoint.folder
+        folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
         if not other and not any(folder.glob("tokenizer*")):
             self._no_tokenizer = f"{folder} has none"
             return
@@ -195,7 +196,9 @@ def _is_single(prompts: object) -> bool:
     """One prompt, not a list of them: text, an object, or a list of token ids."""
     if isinstance(prompts, str | Mapping):
         return True
-    items = list(prompts)  # type: ignore[call-overload]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
+    items = list(prompts)
     return bool(items) and all(isinstance(i, int) for i in items)
 
 

@@ -24,9 +24,9 @@ def inspect(
     """Show a model's layers, weights and state, from config.json alone."""
     from ridgeline.archs import spec_from_config
     from ridgeline.load.checkpoint import read_json
-    from ridgeline.load.hub import find_model
+    from ridgeline.load.hub import CONFIG_FILES, find_model
 
-    config = read_json(find_model(model, revision=revision, config_only=True) / "config.json")
+    config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
     spec = spec_from_config(config)
     report = describe(spec, weight_dtype(config, dtype))
     if json_output:

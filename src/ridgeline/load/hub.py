@@ -9,24 +9,23 @@ from ridgeline.errors import CheckpointError
 
 # What a model folder may hold that we read. Pickled weights are never fetched.
 CONFIG_FILES = ("config.json",)
-MODEL_FILES = (
-    "config.json",
+SMALL_FILES = (
+    *CONFIG_FILES,
     "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
     "chat_template*",
     "additional_chat_templates/*",
-    "model*.safetensors",
-    "model.safetensors.index.json",
 )
+MODEL_FILES = (*SMALL_FILES, "model*.safetensors", "model.safetensors.index.json")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def find_model(model: str, *, revision: str | None = None, config_only: bool = False) -> Path:
+def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...] = MODEL_FILES) -> Path:
     """The local folder of a model: `model` itself if it is a folder, else a download of that hub id.
 
     Downloads show progress, resume, and land in the hub's cache; HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as
-    everywhere. config_only: fetch nothing but config.json. Raises CheckpointError if there is no such model.
+    everywhere. files: what to fetch, by pattern. Raises CheckpointError if there is no such model.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -37,7 +36,7 @@ def find_model(model: str, *, revision: str | None = None, config_only: bool = F
         raise CheckpointError(f"{model} is a file; a model is a folder or a hub id")
     if path.is_absolute() or model.startswith((".", "~")) or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"no such folder: {model}")
-    return _download(model, revision, CONFIG_FILES if config_only else MODEL_FILES)
+    return _download(model, revision, files)
 
 
 def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

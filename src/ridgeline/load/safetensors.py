@@ -86,7 +86,10 @@ class TensorFiles:
             # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
             self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
         dtype, numpy_type = _DTYPES[info.dtype]
-        return HostTensor(self._maps[info.file][info.start : info.stop].view(numpy_type).reshape(info.shape), dtype)
+        data = self._maps[info.file][info.start : info.stop]
+        if info.start % np.dtype(numpy_type).itemsize:
+            data = data.copy()  # a writer that did not pad its header: kernels need aligned elements
+        return HostTensor(data.view(numpy_type).reshape(info.shape), dtype)
 
 
 def _find_files(folder: Path) -> list[Path]:

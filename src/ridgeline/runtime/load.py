@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from ridgeline.errors import RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
-from ridgeline.load.hub import find_model
+from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.weights import load_weights, random_weights
 from ridgeline.nn import Model
@@ -77,7 +77,9 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
     if type(options.seed) is not int or not 0 <= options.seed < 2**63:
         raise RequestError(f"--seed {options.seed}: it must be a whole number from 0 to 2**63 - 1")
     dummy = options.load_format == "dummy"
-    checkpoint = open_checkpoint(find_model(name, revision=options.revision, config_only=False))
+    checkpoint = open_checkpoint(
+        find_model(name, revision=options.revision, files=SMALL_FILES if dummy else MODEL_FILES)
+    )
     spec = checkpoint.spec
     max_model_len = resolve_max_model_len(spec, options.max_model_len)
     table = open_table(resolve_device(options.device), options.ops)
