@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +62,11 @@ class LLM:
 
     def default_sampling_fields(self) -> dict[str, Any]:
         """The sampling parameters that the model's generation_config.json recommends."""
-        fields = dict(self.checkpoint.sampling_defaults)
-        return {**fields, "top_k": int(fields["top_k"])} if "top_k" in fields else fields
+        return dict(self.checkpoint.sampling_defaults)
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_text: Callable[[int, int, str], None] | None = None,
@@ -80,8 +79,8 @@ class LLM:
         on_done: called with the index of each prompt whose answers are complete.
         Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then.
         """
-        batch = [prompts] if _is_single(prompts) else list(prompts)
-        encoded = [self.encode(p) for p in batch]  # type: ignore[arg-type]
+        batch = _as_batch(prompts)
+        encoded = [self.encode(p) for p in batch]
         requests = self._requests(encoded, sampling_params)
         streams = _TextStreams(self.tokenizer, requests, on_text)
 
@@ -94,7 +93,7 @@ class LLM:
         for i, (prompt, ids, result) in enumerate(zip(batch, encoded, results, strict=True)):
             for output in result.outputs:
                 output.text = streams.text(i, output.index)
-            text = prompt if isinstance(prompt, str) else None
+            text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt if isinstance(prompt, str) else None
             outputs.append(RequestOutput(text, ids, result.outputs, result.timing))
         return outputs
 
@@ -104,6 +103,8 @@ class LLM:
             self._check_ids(list(ids))
             if len(ids) > self.max_model_len:
                 raise RequestError(f"a sequence has {len(ids)} tokens; max_model_len is {self.max_model_len}")
+        if not sequences:
+            return []
         memory = self.loaded.table.memory
         step = DenseStep.build(sequences, memory)
         rows = memory.get(self.loaded.model(step))
@@ -128,7 +129,7 @@ class LLM:
             return self._check_ids(self._tokenizer().encode(prompt))
         if not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
-        return self._check_ids(list(prompt))
+        return self._check_ids([*prompt])
 
     def _requests(
         self, encoded: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None
@@ -192,14 +193,14 @@ class LLM:
             )
 
 
-def _is_single(prompts: object) -> bool:
-    """One prompt, not a list of them: text, an object, or a list of token ids."""
+def _as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
     if isinstance(prompts, str | Mapping):
-        return True
-    if not isinstance(prompts, Sequence):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
-    items = list(prompts)
-    return bool(items) and all(isinstance(i, int) for i in items)
+    items: list[Any] = list(prompts)
+    return [items] if items and all(isinstance(i, int) for i in items) else items
 
 
 class _TextStreams:

@@ -7,7 +7,7 @@ tolerance. What cannot be changed under the same weights, or changes nothing by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ SHAPED = {
     "ModelSpec.num_position_embeddings": "a table that the model does not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
-ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "post_norm", "pre_norm"}
+ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm", "rope"}
 # Fields that change no logit, and why.
 SILENT = {
     "ModelSpec.family": "a name in messages",
@@ -62,7 +62,7 @@ def changed(part: Any, field: str) -> Any:
         return {"window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0)}[field]
     match field:
         case "eps":
-            return 0.05  # all cases have 1e-2
+            return 100 * value  # to 1: the stream's own mean square is some units in the last layers
         case "offset":
             return 1.0 - value
         case "activation":
@@ -75,6 +75,10 @@ def changed(part: Any, field: str) -> Any:
             return value - 1
         case "family":
             return value + "?"
+        case "num_kv_heads":
+            return 1 if value > 1 else part.num_heads
+        case "num_position_embeddings":
+            return value + 256
         case "qk_norm_over":
             return "all_heads" if value == "head" else "head"
     return not value if isinstance(value, bool) else value * 2
@@ -84,8 +88,10 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
     """(Type.field, the part with that field changed), through all parts within."""
     for f in fields(part):
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
-        if f.name == "layers" or (value is None and f.name in ABSENT | {"rope"}):
+        if f.name == "layers" or (f.name in ABSENT and not value):
             continue
+        if f.name == "qk_norm_over" and not part.qk_norm:
+            continue  # over what there is none of
         if is_dataclass(value):
             for inner, other in flips(value):
                 yield f"{f.name}.{inner}", replace(part, **{f.name: other})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -46,12 +45,6 @@ def main() -> None:
         app()
     except RidgelineError as e:
         sys.exit(_fail(str(e), 2))
-    except KeyboardInterrupt:
-        sys.exit(_fail("interrupted", 130))
-    except BrokenPipeError:
-        # The reader went away (`| head`): not an error. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
 
 
 def _fail(message: str, status: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{path} is unreadable: {e}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")
@@ -75,7 +76,7 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         value = generation.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number")
+        if type(value) not in ((int,) if name == "top_k" else (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number that it can be")
         out[name] = value
     return out

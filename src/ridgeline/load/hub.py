@@ -27,12 +27,20 @@ def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...
     Downloads show progress, resume, and land in the hub's cache; HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as
     everywhere. files: what to fetch, by pattern. Raises CheckpointError if there is no such model.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    model = str(model)
+    try:
+        path = Path(model).expanduser()
+        is_dir, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown home, a zero byte
+        model = model if len(model) <= 80 else f"{model[:80]}..."
+        raise CheckpointError(f"no such folder: {model}") from None
+    if not model:
+        raise CheckpointError("the model's name is empty; give a folder or a hub id")
+    if is_dir:
         return path
-    if path.exists() and path.name == "config.json":
+    if exists and path.name == "config.json":
         return path.parent
-    if path.exists():
+    if exists:
         raise CheckpointError(f"{model} is a file; a model is a folder or a hub id")
     if path.is_absolute() or model.startswith((".", "~")) or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"no such folder: {model}")

@@ -113,7 +113,7 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = {str(k): str(v) for k, v in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as e:
         raise CheckpointError(f"{index.name} is unreadable: {type(e).__name__}: {e}") from None
     if bad := next((v for v in names.values() if Path(v).name != v), None):
         raise CheckpointError(f"{index.name} names a file outside its folder: {bad!r}")
@@ -127,7 +127,7 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
         with file.open("rb") as f:
             length = int.from_bytes(f.read(8), "little")
             header = json.loads(f.read(length))
-    except (SafetensorError, OSError, ValueError) as e:
+    except (SafetensorError, OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{file.name} is not a readable safetensors file (truncated?): {e}") from None
     header.pop("__metadata__", None)
     for name, entry in header.items():

@@ -54,7 +54,10 @@ def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, pro
 def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: TensorFiles) -> dict[str, str]:
     """Checkpoint names as the table spells them -> as the files do, after checking that the two sets agree."""
     wanted = {key for read in reads.values() for key in read.keys}
-    found = {key.removeprefix(names.optional_prefix): key for key in files}
+    found: dict[str, str] = {}
+    for key in files:
+        if (other := found.setdefault(key.removeprefix(names.optional_prefix), key)) != key:
+            raise CheckpointError(f"the checkpoint holds both {other} and {key}, which are one weight")
     if missing := sorted(wanted - set(found)):
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs")
     unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k))

@@ -98,6 +98,6 @@ def resolve_max_model_len(spec: ModelSpec, wanted: int | None) -> int:
     limit = spec.max_position_embeddings
     if wanted is None:
         return limit
-    if not 1 <= wanted <= limit:
+    if type(wanted) is not int or not 1 <= wanted <= limit:
         raise RequestError(f"--max-model-len {wanted} is not in 1..{limit}, what {spec.family}'s positions allow")
     return wanted

@@ -41,7 +41,9 @@ def pick(logits: Floats, params: SamplingParams, history: Sequence[int], noise: 
     scores = penalise(logits.astype(np.float64), history, params.repetition_penalty)
     if params.temperature == 0:
         return int(scores.argmax())  # the lowest id among equals
-    probabilities = filter_probabilities(scores / params.temperature, params)
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity
+        scores = (scores - scores.max()) / params.temperature
+    probabilities = filter_probabilities(scores, params)
     return draw(probabilities, noise.uniform(position))
 
 
@@ -51,8 +53,10 @@ def penalise(scores: Floats, history: Sequence[int], penalty: float) -> Floats:
         return scores
     seen = np.unique(np.asarray(history, np.int64))
     scores = scores.copy()
-    scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
-    return scores
+    with np.errstate(over="ignore"):
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    limit = np.finfo(np.float64).max / 4  # so that differences of scores stay finite under absurd penalties
+    return scores.clip(-limit, limit)
 
 
 def filter_probabilities(scores: Floats, params: SamplingParams) -> Floats:

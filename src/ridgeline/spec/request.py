@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ridgeline.errors import RequestError
 
 MAX_LOGPROBS = 20
+MAX_N = 16_384
 FinishReason = Literal["stop", "length"]
 
 
@@ -38,7 +40,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _whole("n", self.n, 1)
+        _whole("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, math.inf)
@@ -48,8 +50,14 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
+        if not isinstance(self.stop_token_ids, list | tuple):
+            raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}; it must be a list of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0)
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if type(getattr(self, name)) is not bool:
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
@@ -62,7 +70,7 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not ok or value > high or value < low or (open_low and value == low):  # type: ignore[operator]
         more = "greater than" if open_low else "at least"
         upper = f" and at most {high:g}" if math.isfinite(high) else ""
