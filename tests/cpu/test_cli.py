@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,8 @@ GREEDY = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos")
 OPS = {op.name for op in (*PRIMITIVES, *STAGES)}
 
 
-@dataclass
-class Result:
-    """What a command left behind, without colours."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,20 +56,21 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def call(*args: str, stdin: bytes = b"") -> Result:
+    def call(*args: str, stdin: bytes = b"") -> Done:
         monkeypatch.setattr(sys, "argv", ["ridgeline", *args])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             main()
         captured = capsys.readouterr()
-        assert isinstance(caught.value.code, int | None)
-        return Result(caught.value.code or 0, ANSI.sub("", captured.out), ANSI.sub("", captured.err))
+        status = caught.value.code
+        assert isinstance(status, int | None)
+        return Done(args, status or 0, ANSI.sub("", captured.out), ANSI.sub("", captured.err))
 
     return call
 
 
-def process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def process(*args: str, **options: Any) -> Done:
     """Runs a command as its own process."""
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, *args]
@@ -112,15 +104,13 @@ def greedy_text(llm: LLM, prompt: str) -> str:
     return llm.generate(prompt, params)[0].outputs[0].text
 
 
-# generate ----------------------------------------------------------------------------------------------
-
-
 def test_the_words_of_a_real_model() -> None:
     folder = shared_data() / "models" / "stories260K"
     reference = json.loads((folder / "reference_greedy.json").read_text())
     count = str(len(reference["greedy_ids"]))
     found = process(
-        "-m", "ridgeline", "generate", "-m", str(folder), reference["prompt"], "--temperature", "0", "--max-tokens", count
+        "-m", "ridgeline", "generate", "-m", str(folder), reference["prompt"], "--temperature", "0",
+        "--max-tokens", count,
     )  # fmt: skip
     assert found.returncode == 0
     assert reference["prompt"] + found.stdout == reference["text"] + "\n"
@@ -130,9 +120,9 @@ def test_the_words_of_a_real_model() -> None:
 
 def test_one_prompt_streams_its_text(run: Run, tiny: Path, llm: LLM) -> None:
     found = run("generate", "-m", str(tiny), "abc", *GREEDY)
-    assert (found.status, found.out) == (0, greedy_text(llm, "abc") + "\n")
+    assert (found.returncode, found.stdout) == (0, greedy_text(llm, "abc") + "\n")
     assert re.fullmatch(
-        r"3 prompt tokens, 8 new; first after \d+ ms, then [\d.]+ ms per token; [\d.]+ tokens/s\n", found.err
+        r"3 prompt tokens, 8 new; first after \d+ ms, then [\d.]+ ms per token; [\d.]+ tokens/s\n", found.stderr
     )
 
 
@@ -154,8 +144,8 @@ def check_json(value: dict[str, Any], prompt_tokens: int, choices: int, tokens: 
 
 def test_json_of_one_prompt(run: Run, tiny: Path, llm: LLM) -> None:
     found = run("generate", "-m", str(tiny), "abc", "--json", *GREEDY)
-    assert (found.status, found.err) == (0, "")
-    value = json.loads(found.out)
+    assert (found.returncode, found.stderr) == (0, "")
+    value = json.loads(found.stdout)
     check_json(value, 3, 1, 8)
     assert value["choices"][0]["text"] == greedy_text(llm, "abc")
     assert "logprobs" not in value["choices"][0]
@@ -165,7 +155,7 @@ def test_json_with_logprobs_and_choices(run: Run, tiny: Path) -> None:
     found = run(
         "generate", "-m", str(tiny), "abc", "--json", "-n", "3", "--logprobs", "2", "--max-tokens", "5", "--ignore-eos"
     )
-    value = json.loads(found.out)
+    value = json.loads(found.stdout)
     check_json(value, 3, 3, 5)
     assert len({tuple(choice["token_ids"]) for choice in value["choices"]}) == 3
     for choice in value["choices"]:
@@ -182,7 +172,7 @@ def test_several_choices_as_text(run: Run, tiny: Path, llm: LLM) -> None:
     found = run("generate", "-m", str(tiny), "abc", "-n", "2", "--seed", "4", "--max-tokens", "8", "--ignore-eos")
     params = SamplingParams(n=2, seed=4, max_tokens=8, ignore_eos=True)
     first, second = (choice.text for choice in llm.generate("abc", params)[0].outputs)
-    assert found.out == f">>> abc\n[0] {first}\n\n[1] {second}\n\n"
+    assert found.stdout == f">>> abc\n[0] {first}\n\n[1] {second}\n\n"
 
 
 OBJECTS = b'{"prompt": "abc"}\n\n"xyz"\r\n{"prompt_token_ids": [5, 6, 7]}\n'
@@ -197,8 +187,8 @@ def test_prompts_from_files_and_stdin(kind: str, place: str, run: Run, tiny: Pat
     path.write_bytes(data)
     where = {"file": [str(path)], "stdin": [], "dash": ["-"]}[place]
     found = run("generate", "-m", str(tiny), *where, "--json", *GREEDY, stdin=b"" if place == "file" else data)
-    assert (found.status, found.err) == (0, "")
-    values = [json.loads(line) for line in found.out.splitlines() if line]
+    assert (found.returncode, found.stderr) == (0, "")
+    values = [json.loads(line) for line in found.stdout.splitlines() if line]
     prompts = ["abc", "xyz", [5, 6, 7]] if kind == "jsonl" else ["abc", "x y\u2028z", "é"]
     assert len(values) == len(prompts)
     for value, prompt in zip(values, prompts, strict=True):
@@ -210,7 +200,7 @@ def test_prompts_from_files_and_stdin(kind: str, place: str, run: Run, tiny: Pat
 def test_answers_to_a_file_as_text(run: Run, tiny: Path, llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("abc\nxyz\n")
     found = run("generate", "-m", str(tiny), str(tmp_path / "p.txt"), *GREEDY)
-    assert found.out == "".join(f">>> {p}\n{greedy_text(llm, p)}\n\n" for p in ("abc", "xyz"))
+    assert found.stdout == "".join(f">>> {p}\n{greedy_text(llm, p)}\n\n" for p in ("abc", "xyz"))
 
 
 def test_an_empty_answer_is_empty(run: Run, tiny: Path, tmp_path: Path) -> None:
@@ -220,19 +210,19 @@ def test_an_empty_answer_is_empty(run: Run, tiny: Path, tmp_path: Path) -> None:
     tensors["lm_head.weight"].zero_()  # all tokens equal: the lowest id, <pad>, wins
     save_file(tensors, tmp_path / "model.safetensors")
     found = run("generate", "-m", str(tmp_path), *GREEDY, stdin=b"abc\n")
-    assert found.out == ">>> abc\n\n\n"
+    assert found.stdout == ">>> abc\n\n\n"
 
 
 def test_the_default_length_fills_a_short_context(run: Run, tiny: Path) -> None:
     for options, length in (((), CONTEXT), (("--max-model-len", "20"), 20)):
         found = run("generate", "-m", str(tiny), "abc", "--json", "--temperature", "0", "--ignore-eos", *options)
-        assert json.loads(found.out)["usage"]["completion_tokens"] == length - 3
+        assert json.loads(found.stdout)["usage"]["completion_tokens"] == length - 3
 
 
 def test_seeds_and_recommended_parameters(run: Run, tiny: Path, tmp_path: Path) -> None:
     def ids(folder: Path, *args: str) -> list[int]:
         found = run("generate", "-m", str(folder), "abc", "--json", "--max-tokens", "8", "--ignore-eos", *args)
-        return json.loads(found.out)["choices"][0]["token_ids"]
+        return json.loads(found.stdout)["choices"][0]["token_ids"]
 
     assert ids(tiny, "--seed", "1") == ids(tiny, "--seed", "1") != ids(tiny, "--seed", "2")
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
@@ -244,14 +234,11 @@ def test_dummy_weights_take_prompt_ids(run: Run, tiny: Path, tmp_path: Path) -> 
     shutil.copy(tiny / "config.json", tmp_path)
     args = ("generate", "-m", str(tmp_path), "--load-format", "dummy", *GREEDY)
     found = run(*args, stdin=b'{"prompt_token_ids": [5, 6]}')
-    assert found.status == 0
-    first, answer, *_ = found.out.splitlines()
+    assert found.returncode == 0
+    first, answer, *_ = found.stdout.splitlines()
     assert first == '>>> {"prompt_token_ids": [5, 6]}'
     assert len(list(map(int, answer.split()))) == 8
-    assert run(*args, "--seed", "1", stdin=b'{"prompt_token_ids": [5, 6]}').out != found.out
-
-
-# Processes, pipes and signals --------------------------------------------------------------------------
+    assert run(*args, "--seed", "1", stdin=b'{"prompt_token_ids": [5, 6]}').stdout != found.stdout
 
 
 @pytest.mark.parametrize("command", ["inspect", "generate"])
@@ -275,14 +262,14 @@ def test_ctrl_c_is_no_traceback(run: Run, tiny: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(LLM, "generate", interrupted)
     found = run("generate", "-m", str(tiny), "abc")
-    assert found.status == 130
-    assert "Traceback" not in found.err
-    assert len(found.err.splitlines()) <= 1
+    assert found.returncode == 130
+    assert "Traceback" not in found.stderr
+    assert len(found.stderr.splitlines()) <= 1
 
 
 def test_version_and_help(run: Run) -> None:
-    assert run("--version").out == f"ridgeline {ridgeline.__version__}\n"
-    commands = {
+    assert run("--version").stdout == f"ridgeline {ridgeline.__version__}\n"
+    commands: dict[tuple[str, ...], tuple[str, ...]] = {
         (): ("generate", "inspect", "doctor", "--version"),
         ("generate",): ("--max-model-len", "--load-format", "--temperature", "--logprobs", "--json", "--cache"),
         ("inspect",): ("--json", "--dtype"),
@@ -290,12 +277,9 @@ def test_version_and_help(run: Run) -> None:
     }
     for command, parts in commands.items():
         found = run(*command, "--help")
-        assert found.status == 0
-        assert "Usage: ridgeline" in found.out
-        assert all(part in found.out for part in parts), command
-
-
-# inspect -----------------------------------------------------------------------------------------------
+        assert found.returncode == 0
+        assert "Usage: " in found.stdout
+        assert all(part in found.stdout for part in parts), command
 
 
 @pytest.fixture
@@ -309,8 +293,8 @@ def config_only(tiny: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("place", ["", "config.json"])
 def test_inspect_as_json(place: str, run: Run, config_only: Path) -> None:
     found = run("inspect", str(config_only / place), "--json")
-    assert (found.status, found.err) == (0, "")
-    report = json.loads(found.out)
+    assert (found.returncode, found.stderr) == (0, "")
+    report = json.loads(found.stdout)
     config = json.loads((config_only / "config.json").read_text())
     spec = spec_from_config(config)
     assert from_json(report.pop("spec")) == spec
@@ -323,16 +307,16 @@ def test_inspect_as_json(place: str, run: Run, config_only: Path) -> None:
         "weight_bytes": 4 * params, "state_bytes_per_token": state, "state_bytes_at_max_len": CONTEXT * state,
     }  # fmt: skip
     assert {key: report[key] for key in expected} == expected
-    half = json.loads(run("inspect", str(config_only), "--json", "--dtype", "bfloat16").out)
+    half = json.loads(run("inspect", str(config_only), "--json", "--dtype", "bfloat16").stdout)
     assert half["weight_bytes"] == 2 * params + 2 * vectors  # vectors stay float32
 
 
 def test_inspect_as_text(run: Run, config_only: Path) -> None:
     found = run("inspect", str(config_only))
-    assert (found.status, found.err) == (0, "")
-    assert str(config_only) in found.out
+    assert (found.returncode, found.stderr) == (0, "")
+    assert str(config_only) in found.stdout
     parts = ("llama", "4 layers", "0-3", "Attention(", "num_heads=6", "GatedMLP", "RMSNorm", "259", f"{CONTEXT} tokens")
-    assert all(part in found.out for part in parts), found.out
+    assert all(part in found.stdout for part in parts), found.stdout
 
 
 def test_inspect_does_without_torch(config_only: Path) -> None:
@@ -347,13 +331,10 @@ def test_inspect_does_without_torch(config_only: Path) -> None:
     assert "llama" in found.stdout
 
 
-# doctor ------------------------------------------------------------------------------------------------
-
-
 def test_doctor_as_json(run: Run) -> None:
     found = run("doctor", "--json", "--device", "cpu", "--ops", "attention=reference")
-    assert (found.status, found.err) == (0, "")
-    report = json.loads(found.out)
+    assert (found.returncode, found.stderr) == (0, "")
+    report = json.loads(found.stdout)
     assert list(report) == ["machine", "devices", "device", "versions", "ops"]
     assert report["device"] == "cpu"
     assert "cpu" in report["devices"]
@@ -370,14 +351,11 @@ def test_doctor_as_json(run: Run) -> None:
 
 def test_doctor_as_text(run: Run) -> None:
     found = run("doctor", "--device", "cpu")
-    assert (found.status, found.err) == (0, "")
-    words = set(found.out.split())
+    assert (found.returncode, found.stderr) == (0, "")
+    words = set(found.stdout.split())
     assert words >= OPS
     assert {"sdpa", "reference", "composed", "torch", "cpu"} <= words
-    assert "cannot cap" in " ".join(found.out.split())  # why sdpa does not serve the softcap
-
-
-# Errors ------------------------------------------------------------------------------------------------
+    assert "cannot cap" in " ".join(found.stdout.split())  # why sdpa does not serve the softcap
 
 
 def edited(tiny: Path, folder: Path, **config: object) -> str:
@@ -390,8 +368,7 @@ def edited(tiny: Path, folder: Path, **config: object) -> str:
 
 def truncated(tiny: Path, folder: Path) -> str:
     model = edited(tiny, folder)
-    data = (tiny / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    os.truncate(folder / "model.safetensors", 100_000)
     return model
 
 
@@ -462,19 +439,20 @@ GENERATE: dict[str, tuple[tuple[str, ...], bytes, tuple[str, ...]]] = {
     "a number": (("-",), b'{"prompt": "a"}\n5\n', ("stdin:2",)),
     "bad value": (("-",), b'{"prompt": 5}\n', ("prompt", "5")),
     "bad ids": (("-",), b'{"prompt_token_ids": [5, 259]}\n', ("259", "0..258")),
-    "deeply nested": (("-",), b'{"prompt": ' + b"[" * 100_000 + b"\n", ()),
+    "deeply nested": (("deep.jsonl",), b"", ("deep.jsonl:1", "JSON")),
+    "deeply nested on stdin": (("-",), b"[" * 100_000, (str(CONTEXT),)),  # no object: a text, and a long one
     "chat": (("-",), b'{"messages": [{"role": "user", "content": "a"}]}\n', ("template",)),
 }  # fmt: skip
 
 
-def check_error(found: Result, parts: tuple[str, ...]) -> None:
-    assert found.status == 2
-    assert found.out == ""
-    assert "Traceback" not in found.err
-    assert found.err.startswith("ridgeline: ")
-    assert found.err.count("\n") == 1
-    assert found.err.endswith("\n")
-    assert all(part in found.err for part in parts), found.err
+def check_error(found: Done, parts: tuple[str, ...]) -> None:
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "Traceback" not in found.stderr
+    assert found.stderr.startswith("ridgeline: ")
+    assert found.stderr.count("\n") == 1
+    assert found.stderr.endswith("\n")
+    assert all(part in found.stderr for part in parts), found.stderr
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -491,6 +469,7 @@ def test_requests_that_cannot_be_served(
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "latin.txt").write_bytes("abcé".encode("latin-1"))
     (tmp_path / "bad.jsonl").write_text('"a"\n\nabc\n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     args, stdin, parts = GENERATE[name]
     check_error(run("generate", "-m", str(tiny), *args, stdin=stdin), parts)
 
@@ -503,18 +482,17 @@ def test_errors_of_the_other_commands(run: Run, tiny: Path, tmp_path: Path) -> N
     check_error(run("doctor", "--ops", "warp=reference"), ("warp", "attention"))
 
 
-@pytest.mark.parametrize(
-    "args", [("generate",), ("warp",), ("generate", "-m", "x", "a", "--warp"), ("generate", "-m", "x", "-n", "y")]
-)
+MISUSE = [("generate",), ("warp",), ("generate", "-m", "x", "a", "--warp"), ("generate", "-m", "x", "-n", "y")]
+
+
+@pytest.mark.parametrize("args", MISUSE, ids=" ".join)
 def test_misused_options_exit_with_2_too(args: tuple[str, ...], run: Run) -> None:
     found = run(*args)
-    assert (found.status, found.out) == (2, "")
-    assert "Traceback" not in found.err
-    assert "Usage" in found.err
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "Usage: " in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 def test_an_error_as_the_shell_sees_it(tiny: Path, tmp_path: Path) -> None:
-    found = process("-m", "ridgeline", "generate", "-m", truncated(tiny, tmp_path), "abc")
-    assert found.returncode == 2
-    assert found.stdout == ""
-    assert len(found.stderr.splitlines()) == 1
+    model = truncated(tiny, tmp_path)
+    check_error(process("-m", "ridgeline", "generate", "-m", model, "abc"), ("model.safetensors",))

@@ -15,8 +15,10 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import ridgeline
-from ridgeline.errors import CheckpointError
-from ridgeline.load.hub import find_model
+from oracle.families import CASES
+from ridgeline import LLM
+from ridgeline.errors import CheckpointError, TokenizerError
+from ridgeline.load.hub import CONFIG_FILES, find_model
 
 SOURCE = Path(ridgeline.__file__).parents[1]
 FIRST, SECOND = "a" * 40, "b" * 40  # commits of the hand-made cache
@@ -66,7 +68,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_model("org/name") == Path("org/name")  # a folder comes before a hub id of that name
     assert find_model("./org/name/") == Path("org/name")
     assert find_model("~/org") == tmp_path / "org"
-    assert find_model(str(tmp_path), revision="main", config_only=True) == tmp_path
+    assert find_model(str(tmp_path), revision="main", files=CONFIG_FILES) == tmp_path
 
 
 @pytest.mark.usefixtures("no_hub")
@@ -123,7 +125,7 @@ def test_names_that_the_file_system_refuses(model: str, tmp_path: Path, monkeypa
 def test_what_the_hub_is_asked_for(calls: list[dict[str, Any]], tmp_path: Path) -> None:
     assert find_model("org/name", revision="v1.0") == tmp_path
     assert find_model("gpt2") == tmp_path
-    assert find_model("org/name", config_only=True) == tmp_path
+    assert find_model("org/name", files=CONFIG_FILES) == tmp_path
     pinned, plain, config = calls
     assert (pinned["repo_id"], pinned["revision"]) == ("org/name", "v1.0")
     assert (plain["repo_id"], plain["revision"]) == ("gpt2", None)
@@ -165,6 +167,22 @@ def test_pickles_code_and_other_weights_are_never_fetched(name: str, calls: list
 def test_everything_that_is_read_is_fetched(name: str, calls: list[dict[str, Any]]) -> None:
     find_model("org/name")
     assert wanted(calls[0], name)
+
+
+def test_dummy_weights_and_other_tokenizers_fetch_no_weights(calls: list[dict[str, Any]], tmp_path: Path) -> None:
+    kwargs = CASES["llama"].kwargs
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **kwargs}))
+    llm = LLM("org/name", revision="v2", load_format="dummy")
+    assert len(llm.logits([[5, 6]])[0]) == 2
+    with pytest.raises(TokenizerError):  # the folder that the hub answered with holds none
+        LLM("org/name", load_format="dummy", tokenizer="org/other")
+    assert [(call["repo_id"], call["revision"]) for call in calls] == [
+        ("org/name", "v2"), ("org/name", None), ("org/other", None),
+    ]  # fmt: skip
+    for call in calls:
+        assert wanted(call, "tokenizer.json")
+        assert not wanted(call, "model.safetensors")
+        assert not wanted(call, "model-00001-of-00002.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +255,7 @@ def test_the_cache_is_found_offline(tmp_path: Path) -> None:
     answers = ask_offline(
         tmp_path,
         ("org/name", {}),
-        ("org/name", {"config_only": True}),
+        ("org/name", {"files": CONFIG_FILES}),
         ("org/name", {"revision": "main"}),
         ("org/name", {"revision": "next"}),
         ("org/name", {"revision": SECOND}),

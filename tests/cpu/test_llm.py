@@ -278,12 +278,11 @@ def test_no_max_tokens_runs_to_the_end_of_the_context(tiny: LLM, tiny_folder: Pa
 
 
 def test_recommended_parameters_are_the_default(tiny_folder: Path, tmp_path: Path) -> None:
-    advice = {"temperature": 0.7, "top_p": 0.9, "top_k": 20.0, "min_p": 0.01, "repetition_penalty": 1.2}
+    advice = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.2}
     rest = {"do_sample": True, "max_length": 5, "transformers_version": "4.40.0"}
     llm = LLM(str(with_files(tiny_folder, tmp_path, generation_config={**advice, **rest})))
     fields = llm.default_sampling_fields()
     assert fields == advice
-    assert type(fields["top_k"]) is int
     assert answers(llm.generate("abc")) == answers(llm.generate("abc", SamplingParams(**fields)))
     assert answers(llm.generate("abc")) != answers(llm.generate("abc", SamplingParams()))
 
@@ -326,6 +325,7 @@ def test_prompts_in_every_form(tiny: LLM) -> None:
     expected = answers(tiny.generate("hello", GREEDY))
     for form in forms:
         assert answers(tiny.generate(form, GREEDY)) == expected
+    assert answers(tiny.generate((form for form in forms), GREEDY)) == expected * 4
     outputs = tiny.generate(forms, GREEDY)
     assert answers(outputs) == expected * 4
     assert [o.prompt_token_ids for o in outputs] == [ids] * 4
@@ -466,9 +466,10 @@ def test_a_corrupt_tokenizer(content: str, tiny_folder: Path, tmp_path: Path) ->
     [
         ({"temperature": "hot"}, "temperature"), ({"top_k": True}, "top_k"), ({"eos_token_id": "2"}, "eos_token_id"),
         ({"eos_token_id": [2, 1.5]}, "eos_token_id"), ("[]", "generation_config.json"), ("{", "generation_config.json"),
+        ({"top_k": 20.5}, "top_k"), ({"temperature": 10**400}, "temperature"), ('{"temperature": NaN}', "temperature"),
         ('{"top_k": NaN}', "top_k"), ('{"top_k": Infinity}', "top_k"), ('{"top_p": -1}', "top_p"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_a_bad_generation_config(content: Any, part: str, tiny_folder: Path, tmp_path: Path) -> None:
     folder = with_files(tiny_folder, tmp_path, generation_config=content)

@@ -272,7 +272,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "min_p": ((*FLOATS, 1.0000001), "1"),
     "repetition_penalty": ((*FLOATS, 0, 0.0), "0"),
     "seed": ((*WHOLE, -1, 2**63, HUGE), str(2**63 - 1)),
-    "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],), 5, None), "0"),
+    "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],)), "0"),
     "ignore_eos": ((1, "no", None), ""),
     "logprobs": ((*WHOLE, -1, 21, HUGE), "20"),
     "skip_special_tokens": ((0, "yes", None), ""),
@@ -298,6 +298,13 @@ def test_out_of_range_is_refused_with_name_and_limit(name: str, value: Any) -> N
     assert name in message
     assert BAD[name][1] in message.lower()
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("value", [5, None, "ab", {3: 4}, {3}])
+def test_stop_tokens_are_a_list(value: Any) -> None:
+    with pytest.raises(RequestError, match="stop_token_ids is .*list"):
+        SamplingParams(stop_token_ids=value)
+    assert {SamplingParams(stop_token_ids=[3, 4])} == {SamplingParams(stop_token_ids=(3, 4))}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

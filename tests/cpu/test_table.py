@@ -17,6 +17,7 @@ from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, Torch
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
+from ridgeline.spec.text import describe
 
 PLAIN = Attention(2, 1, 8, 0.3)
 CAPPED = Attention(2, 1, 8, 0.3, softcap=3.0)
@@ -74,9 +75,9 @@ def test_a_choice_is_made_per_case() -> None:
     assert t.choose(api.ATTENTION, PLAIN).backend == "sdpa"
     capped = t.choose(api.ATTENTION, CAPPED)
     assert capped.backend == "reference"
-    assert [name for name, _ in capped.refusals] == ["sdpa"]
+    assert capped.refusals == (("sdpa", SdpaBackend().refuses(api.ATTENTION, CAPPED)),)
     assert "cannot cap" in capped.refusals[0][1]
-    assert "softcap=3.0" in capped.case
+    assert "Attention(num_heads=2" in capped.case and "softcap=3" in capped.case
 
 
 def test_choices_lists_each_case_once_and_in_order() -> None:
@@ -87,10 +88,10 @@ def test_choices_lists_each_case_once_and_in_order() -> None:
     t.primitive(api.ATTENTION, PLAIN)
     t.primitive(api.ADD)
     t.choose(api.MLP_BLOCK, MLP_CASE)
-    found = [(c.op, c.case, c.backend) for c in t.choices()]
+    found = [(c.op, c.level, c.case, c.backend) for c in t.choices()]
     assert found == [
-        ("attention", str(CAPPED), "reference"), ("add", "-", "reference"), ("attention", str(PLAIN), "sdpa"),
-        ("mlp_block", str(MLP_CASE), "composed"),
+        ("attention", "primitive", describe(CAPPED), "reference"), ("add", "primitive", "-", "reference"),
+        ("attention", "primitive", describe(PLAIN), "sdpa"), ("mlp_block", "stage", describe(MLP_CASE), "composed"),
     ]  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_an_override_decides() -> None:
     choice = t.choose(api.ATTENTION, PLAIN)
     assert choice.backend == "reference"
     assert choice.refusals == (("sdpa", "overridden by --ops attention=reference"),)
-    assert t.choose(api.ADD).refusals == (("sdpa", "serves attention only"),)  # other ops are as they were
+    assert t.choose(api.ADD).refusals == (("sdpa", "attention only"),)  # other ops are as they were
     kept = open_table("cpu", {"attention": "sdpa"})
     assert kept.choose(api.ATTENTION, PLAIN).refusals == ()
 

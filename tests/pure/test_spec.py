@@ -36,6 +36,7 @@ from ridgeline.spec import (
     from_json,
     to_json,
 )
+from ridgeline.spec.text import describe, index_ranges, num_bytes
 
 # ---- random specs over every part ---------------------------------------------------------------------------
 
@@ -368,6 +369,21 @@ def test_ropes_are_the_distinct_ones_in_order() -> None:
     other = Rope(4)
     layers = tuple(Layer(replace(MIXER, rope=r), GatedMLP(8), RMSNorm()) for r in (None, other, ROPE, other, None))
     assert replace(SMALL, layers=layers).ropes() == (other, ROPE)
+
+
+def test_a_part_in_one_line() -> None:
+    """What is at its default is left out, and long lists are cut."""
+    rope = Rope(8, 500_000.0, scaling=LongRopeScaling((1.0, 2.0, 3.0, 4.0), (1.0,) * 4, 64, 1.5))
+    assert describe(Attention(4, 2, 8, 0.1, Rope(8), window=16)) == (
+        "Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.1, rope=Rope(dim=8), window=16)"
+    )
+    assert describe(rope) == (
+        "Rope(dim=8, theta=500000, scaling=LongRopeScaling(short_factor=[1 .. 4], long_factor=[1 .. 1], "
+        "original_max_position_embeddings=64, attention_factor=1.5))"
+    )
+    assert index_ranges([0, 1, 2, 4, 6, 7]) == "0-2, 4, 6-7"
+    assert index_ranges([]) == ""
+    assert [num_bytes(n) for n in (0, 1023, 1024, 13.5e9, 2**41)] == ["0 B", "1023 B", "1 KiB", "12.57 GiB", "2 TiB"]
 
 
 def test_scalings_with_regimes() -> None:

@@ -42,7 +42,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     quantised weights, and any field that nobody read (but for those listed as harmless).
     """
     if config.get("quantization_config") is not None:
-        method = dict(config["quantization_config"]).get("quant_method", "unnamed")
+        quantization = config["quantization_config"]
+        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else quantization
         raise ConfigError(
             f"config.json: quantization_config with quant_method {method!r} is not supported yet; "
             "use the unquantised checkpoint"
@@ -54,5 +55,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         spec = family.spec(reader)
     except ValueError as e:  # a part refused its fields
         raise ConfigError(f"config.json: {e}") from None
+    except ArithmeticError as e:
+        raise ConfigError(f"config.json: its numbers do not fit together: {e}") from None
     reader.finish(HARMLESS | set(family.harmless))
     return spec

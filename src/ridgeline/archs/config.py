@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar, overload
 
@@ -11,6 +10,8 @@ from ridgeline.spec import Activation
 
 T = TypeVar("T")
 REQUIRED: Final = object()
+MAX_INT: Final = 2**53
+MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields stop being numbers
 
 # Names that published configs use for the same four functions.
 ACTIVATIONS: Final[dict[str, Activation]] = {
@@ -75,7 +76,10 @@ class Config:
     def get_int(self, name: str, default: T) -> int | T: ...
     def get_int(self, name: str, default: Any = REQUIRED) -> Any:
         """A whole number; a null counts as absent. Raises ConfigError if it is absent or something else."""
-        return self._get(name, (int,), default)
+        value = self._get(name, (int,), default)
+        if value is not default and abs(value) > MAX_INT:
+            raise self.error(name, f"is {value}; no model is that large")
+        return value
 
     @overload
     def get_float(self, name: str) -> float: ...
@@ -86,9 +90,16 @@ class Config:
         value = self._get(name, (int, float), default)
         if value is default:
             return value
-        if not math.isfinite(value):
-            raise ConfigError(f"{self._path}{name} is {value}; it must be finite")
+        if not abs(value) <= MAX_FLOAT:  # also true of NaN
+            raise self.error(name, f"is {value}; it must be a number of at most {MAX_FLOAT:g}")
         return float(value)
+
+    def get_positive(self, name: str, default: float) -> float:
+        """A number above zero."""
+        value = self.get_float(name, default)
+        if value <= 0:
+            raise self.error(name, f"is {value}; it must be positive")
+        return value
 
     def get_bool(self, name: str, default: bool) -> bool:
         value: bool = self._get(name, (bool,), default)

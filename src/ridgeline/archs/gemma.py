@@ -19,7 +19,7 @@ def gemma2(c: Config) -> ModelSpec:
     c.expect("use_bidirectional_attention", False)
     rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
     softcap = c.get_float("attn_logit_softcapping", None)
-    scale = c.get_float("query_pre_attn_scalar", 256.0) ** -0.5
+    scale = c.get_positive("query_pre_attn_scalar", 256.0) ** -0.5
     layers = tuple(
         Layer(
             attention(
@@ -45,7 +45,7 @@ def gemma3(c: Config) -> ModelSpec:
         c, heads.head_dim, full_theta=1e6, sliding_theta=1e4, sliding_theta_field="rope_local_base_freq"
     )
     period = c.get_int("sliding_window_pattern", c.get_int("_sliding_window_pattern", 6))
-    scale, mlp = c.get_float("query_pre_attn_scalar", 256.0) ** -0.5, _mlp(c)
+    scale, mlp = c.get_positive("query_pre_attn_scalar", 256.0) ** -0.5, _mlp(c)
     layers = tuple(
         Layer(
             attention(
@@ -71,8 +71,8 @@ NAMES = LLAMA.with_parts(
     }
 )
 
-# Early configs also carry hidden_act, which the published code does not read.
+# Some configs also carry hidden_act and sliding_window_size, which the published code does not read.
 FAMILIES = (
-    Family("gemma2", gemma2, NAMES, harmless=("hidden_act",)),
-    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act", "_sliding_window_pattern")),
+    Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
+    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act",)),
 )

@@ -39,6 +39,7 @@ def mistral(c: Config) -> ModelSpec:
 
 def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]:
     """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on are local."""
+    c.expect("use_mrope", False)
     first_local = c.get_int("max_window_layers", 28)
     sliding = c.get_bool("use_sliding_window", False)
     windows = layer_windows(c, lambda i: sliding and i >= first_local, 4096)
@@ -102,7 +103,10 @@ def phi3(c: Config) -> ModelSpec:
     """Phi-3 and Phi-4: fused matrices in the checkpoint, LongRoPE in the long-context ones (arXiv:2404.14219)."""
     heads, norm = Heads.read(c), rms_norm(c, 1e-5)
     c.get_int("original_max_position_embeddings", None)  # read again by the LongRoPE fields, where there are any
-    c.expect("attention_bias", False)
+    for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        c.expect(name, False)
+    for name in ("full_attn_mod", "interpolate_factor"):  # Phi-4 mini writes them; the published code has one value
+        c.expect(name, 1)
     mixer = attention(heads, read_rope(c, heads.head_dim), window=c.get_int("sliding_window", None))
     return decoder(c, pre_norm_layers(c, mixer, norm), norm)
 
@@ -112,7 +116,8 @@ FAMILIES = (
     Family("mistral", mistral),
     Family("qwen2", qwen2),
     Family("qwen3", qwen3),
-    Family("smollm3", smollm3),
+    # max_window_layers is a leftover of the class that its config was derived from.
+    Family("smollm3", smollm3, harmless=("max_window_layers",)),
     Family("granite", granite),
     Family("phi3", phi3, LLAMA.with_parts(parts={**FUSED_QKV, **FUSED_GATE_UP})),
 )

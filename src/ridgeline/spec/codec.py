@@ -6,6 +6,7 @@ neighbouring layers are written once, with their count: [{"count": 5, "layer": {
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -31,8 +32,13 @@ def from_json(value: Json) -> model.ModelSpec:
         raise ConfigError('a model spec is an object with "layers": [{"count": n, "layer": {...}}, ...]')
     layers: list[Json] = []
     for i, run in enumerate(value["layers"]):
-        if not isinstance(run, dict) or set(run) != {"count", "layer"} or type(run["count"]) is not int:
-            raise ConfigError(f'layers[{i}]: expected {{"count": integer, "layer": {{...}}}}')
+        if (
+            not isinstance(run, dict)
+            or set(run) != {"count", "layer"}
+            or type(run["count"]) is not int
+            or run["count"] < 1
+        ):
+            raise ConfigError(f'layers[{i}]: expected {{"count": 1 or more, "layer": {{...}}}}')
         layers += [run["layer"]] * run["count"]
     spec = _decode({**value, "layers": layers}, model.ModelSpec, "spec")
     assert isinstance(spec, model.ModelSpec)
@@ -66,7 +72,7 @@ def _decode(value: Json, expected: Any, where: str) -> Any:
             return tuple(_decode(v, item, f"{where}[{i}]") for i, v in enumerate(value))
     elif is_dataclass(expected):
         return _decode_part(value, expected, where)
-    elif expected is float and type(value) in (int, float):
+    elif expected is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     elif expected in (int, str, bool, type(None)) and type(value) is expected:
         return value
