@@ -386,6 +386,7 @@ def with_text(tiny: Path, folder: Path, name: str, text: str) -> str:
 
 MODELS: dict[str, tuple[Callable[[Path, Path], str], tuple[str, ...]]] = {
     "missing folder": (lambda tiny, folder: str(folder / "absent"), ("no such folder", "absent")),
+    "a line break": (lambda tiny, folder: "./no\nsuch", ("no such folder: ./no such",)),
     "a file": (lambda tiny, folder: str(tiny / "model.safetensors"), ("is a file",)),
     "an empty folder": (lambda tiny, folder: str(folder), ("config.json",)),
     "unknown architecture": (lambda t, f: edited(t, f, model_type="mamba9"), ("mamba9", *sorted(FAMILIES))),

@@ -302,7 +302,7 @@ def test_out_of_range_is_refused_with_name_and_limit(name: str, value: Any) -> N
 
 @pytest.mark.parametrize("value", [5, None, "ab", {3: 4}, {3}])
 def test_stop_tokens_are_a_list(value: Any) -> None:
-    with pytest.raises(RequestError, match="stop_token_ids is .*list"):
+    with pytest.raises(RequestError, match=r"stop_token_ids is .*list"):
         SamplingParams(stop_token_ids=value)
     assert {SamplingParams(stop_token_ids=[3, 4])} == {SamplingParams(stop_token_ids=(3, 4))}  # type: ignore[arg-type]
 

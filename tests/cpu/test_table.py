@@ -189,11 +189,37 @@ class LoudHead(Fake):
         return lambda residual, delta, rows: plain(residual, delta, rows) + 1000
 
 
-def test_a_model_runs_on_what_the_table_chose() -> None:
-    layer = Layer(Attention(2, 1, 4, 0.5, Rope(4)), GatedMLP(12), RMSNorm())
-    spec = ModelSpec("tiny", 11, 8, 32, (layer,) * 2, RMSNorm())
+def tiny(*scales: float) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
+    """A small model, a layer for each residual scale, and random weights."""
+    layers = tuple(Layer(Attention(2, 1, 4, 0.5, Rope(4)), GatedMLP(12), RMSNorm(), None, scale) for scale in scales)
+    spec = ModelSpec("tiny", 11, 8, 32, layers, RMSNorm())
     generator = torch.Generator().manual_seed(0)
-    weights = {w.name: torch.randn(w.shape, generator=generator) for w in spec.weights()}
+    return spec, {w.name: torch.randn(w.shape, generator=generator) for w in spec.weights()}
+
+
+def test_each_layer_scales_its_own_branches() -> None:
+    """The addition happens a stage later, in the next layer or the head: it must not take its scale from there."""
+    scales = (0.5, 2.0, 0.25)
+    spec, weights = tiny(*scales)
+    plain, scaled = tiny(1.0, 1.0, 1.0)[0], dict(weights)
+    for i, scale in enumerate(scales):
+        for name in ("mixer.o", "mlp.down"):
+            scaled[f"layers.{i}.{name}.weight"] = scale * weights[f"layers.{i}.{name}.weight"]
+    t = table(ReferenceBackend())
+    step = DenseStep.build([[1, 2, 3], [4]], t.memory)
+    torch.testing.assert_close(Model(spec, weights, t, 32)(step), Model(plain, scaled, t, 32)(step))
+
+
+def test_rows_are_those_of_all_logits() -> None:
+    spec, weights = tiny(1.0, 1.0)
+    t = table(ReferenceBackend())
+    step = DenseStep.build([[1, 2, 3], [4], [5, 6]], t.memory)
+    model = Model(spec, weights, t, 32)
+    torch.testing.assert_close(model(step, step.last_rows(t.memory)), model(step)[[2, 3, 5]])
+
+
+def test_a_model_runs_on_what_the_table_chose() -> None:
+    spec, weights = tiny(1.0, 1.0)
 
     def logits(backends: Sequence[Any]) -> tuple[torch.Tensor, OpsTable]:
         t = table(*backends)

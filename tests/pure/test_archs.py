@@ -294,6 +294,8 @@ def test_original_length_at_the_top_level_has_priority() -> None:
     spec = read("phi3", original_max_position_embeddings=32, rope_scaling=scaling)
     wanted = math.sqrt(1 + math.log(128 / 32) / math.log(32))
     assert spec.ropes()[0].scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 32, wanted)
+    both = scaling | {"original_max_position_embeddings": 64}
+    assert read("phi3", original_max_position_embeddings=32, rope_scaling=both) == spec
 
 
 def test_rotations_that_are_refused() -> None:

@@ -11,6 +11,7 @@ from ridgeline.spec import Activation
 T = TypeVar("T")
 REQUIRED: Final = object()
 MAX_INT: Final = 2**53
+MAX_LAYERS: Final = 10_000
 MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields stop being numbers
 
 # Names that published configs use for the same four functions.
@@ -93,6 +94,13 @@ class Config:
         if not abs(value) <= MAX_FLOAT:  # also true of NaN
             raise self.error(name, f"is {value}; it must be a number of at most {MAX_FLOAT:g}")
         return float(value)
+
+    def get_layer_count(self, name: str = "num_hidden_layers") -> int:
+        """The number of layers: from one to MAX_LAYERS, so that a typing error does not fill the memory."""
+        count = self.get_int(name)
+        if not 1 <= count <= MAX_LAYERS:
+            raise self.error(name, f"is {count}; it must be from 1 to {MAX_LAYERS}")
+        return count
 
     def get_positive(self, name: str, default: float) -> float:
         """A number above zero."""

@@ -63,13 +63,13 @@ def gated_mlp(c: Config, activation: str = "hidden_act", *, bias: bool = False) 
 
 def pre_norm_layers(c: Config, mixer: Attention, norm: Norm, mlp: GatedMLP | None = None) -> tuple[Layer, ...]:
     """The Llama arrangement, all layers equal."""
-    return (Layer(mixer, mlp or gated_mlp(c), norm),) * c.get_int("num_hidden_layers")
+    return (Layer(mixer, mlp or gated_mlp(c), norm),) * c.get_layer_count()
 
 
 def layer_windows(c: Config, default: Callable[[int], bool], window_default: int | None = None) -> list[int | None]:
     """The window of every layer (None: full), from `layer_types` or, where absent, from `default(i)`: is it local?"""
     window = c.get_int("sliding_window", window_default)
-    count = c.get_int("num_hidden_layers")
+    count = c.get_layer_count()
     kinds = c.get_list("layer_types", None)
     if kinds is None:
         local = [default(i) for i in range(count)]

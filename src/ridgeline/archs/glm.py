@@ -20,13 +20,13 @@ def _attention(c: Config) -> Attention:
 def glm(c: Config) -> ModelSpec:
     """GLM-4-9B (arXiv:2406.12793)."""
     norm = rms_norm(c, EPS)
-    return decoder(c, (Layer(_attention(c), gated_mlp(c), norm),) * c.get_int("num_hidden_layers"), norm)
+    return decoder(c, (Layer(_attention(c), gated_mlp(c), norm),) * c.get_layer_count(), norm)
 
 
 def glm4(c: Config) -> ModelSpec:
     """GLM-4-0414: a second norm after each branch."""
     norm = rms_norm(c, EPS)
-    return decoder(c, (Layer(_attention(c), gated_mlp(c), norm, norm),) * c.get_int("num_hidden_layers"), norm)
+    return decoder(c, (Layer(_attention(c), gated_mlp(c), norm, norm),) * c.get_layer_count(), norm)
 
 
 GLM_NAMES = LLAMA.with_parts(parts=FUSED_GATE_UP)

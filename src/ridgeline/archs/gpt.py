@@ -27,7 +27,7 @@ def gpt2(c: Config) -> ModelSpec:
         vocab_size=c.get_int("vocab_size"),
         hidden_size=width,
         max_position_embeddings=positions,
-        layers=tuple(map(layer, range(c.get_int("n_layer")))),
+        layers=tuple(map(layer, range(c.get_layer_count("n_layer")))),
         norm=norm,
         tie_word_embeddings=c.get_bool("tie_word_embeddings", True),
         num_position_embeddings=positions,
@@ -44,7 +44,7 @@ def gpt_neox(c: Config) -> ModelSpec:
     mlp = MLP(c.get_int("intermediate_size"), c.get_activation("hidden_act", "gelu"), bias=True)
     parallel = c.get_bool("use_parallel_residual", True)
     layer: AnyLayer = ParallelLayer(mixer, mlp, norm) if parallel else Layer(mixer, mlp, norm)
-    return decoder(c, (layer,) * c.get_int("num_hidden_layers"), norm)
+    return decoder(c, (layer,) * c.get_layer_count(), norm)
 
 
 _QKV = ("mixer.q", "mixer.k", "mixer.v")

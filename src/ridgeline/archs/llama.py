@@ -70,7 +70,7 @@ def qwen3(c: Config) -> ModelSpec:
 def smollm3(c: Config) -> ModelSpec:
     """SmolLM3: every fourth layer has no position information at all (NoPE, arXiv:2501.18795)."""
     heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
-    count, interval = c.get_int("num_hidden_layers"), c.get_int("no_rope_layer_interval", 4)
+    count, interval = c.get_layer_count(), c.get_int("no_rope_layer_interval", 4)
     rotated = c.get_list("no_rope_layers", None) or [int((i + 1) % interval != 0) for i in range(count)]
     if len(rotated) < count or not set(rotated) <= {0, 1}:
         raise c.error("no_rope_layers", f"must hold {count} entries, each 0 or 1")
@@ -93,7 +93,7 @@ def granite(c: Config) -> ModelSpec:
     mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
     layer = Layer(mixer, mlp, norm, residual_scale=c.get_float("residual_multiplier", 1.0))
     return decoder(
-        c, (layer,) * c.get_int("num_hidden_layers"), norm,
+        c, (layer,) * c.get_layer_count(), norm,
         embedding_scale=c.get_float("embedding_multiplier", 1.0),
         logit_scale=1.0 / c.get_float("logits_scaling", 1.0),
     )  # fmt: skip

@@ -17,7 +17,7 @@ def mixtral(c: Config) -> ModelSpec:
     mixer = attention(heads, rope, window=c.get_int("sliding_window", None))
     experts = (c.get_int("num_local_experts"), c.get_int("num_experts_per_tok"), c.get_int("intermediate_size"))
     layer = Layer(mixer, MoE(*experts, c.get_activation("hidden_act", "silu")), norm)
-    return decoder(c, (layer,) * c.get_int("num_hidden_layers"), norm)
+    return decoder(c, (layer,) * c.get_layer_count(), norm)
 
 
 def qwen3_moe(c: Config) -> ModelSpec:
@@ -34,8 +34,7 @@ def qwen3_moe(c: Config) -> ModelSpec:
     dense: GatedMLP = gated_mlp(c)
     step, dense_layers = c.get_int("decoder_sparse_step", 1), c.get_list("mlp_only_layers", [])
     layers = tuple(
-        Layer(mixer, dense if i in dense_layers or (i + 1) % step else moe, norm)
-        for i in range(c.get_int("num_hidden_layers"))
+        Layer(mixer, dense if i in dense_layers or (i + 1) % step else moe, norm) for i in range(c.get_layer_count())
     )
     return decoder(c, layers, norm)
 

@@ -19,7 +19,7 @@ def olmo2(c: Config) -> ModelSpec:
     heads, norm = Heads.read(c), rms_norm(c, 1e-5)
     mixer = _attention(c, heads, read_rope(c, heads.head_dim), norm)
     layer = Layer(mixer, gated_mlp(c), pre_norm=None, post_norm=norm)
-    return decoder(c, (layer,) * c.get_int("num_hidden_layers"), norm)
+    return decoder(c, (layer,) * c.get_layer_count(), norm)
 
 
 def olmo3(c: Config) -> ModelSpec:

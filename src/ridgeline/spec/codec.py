@@ -16,6 +16,7 @@ from typing import Any
 from ridgeline.errors import ConfigError
 from ridgeline.spec import model
 
+MAX_LAYERS = 10_000  # of one run: a typing error must not fill the memory
 Json = Any  # what json.loads returns
 
 
@@ -32,13 +33,9 @@ def from_json(value: Json) -> model.ModelSpec:
         raise ConfigError('a model spec is an object with "layers": [{"count": n, "layer": {...}}, ...]')
     layers: list[Json] = []
     for i, run in enumerate(value["layers"]):
-        if (
-            not isinstance(run, dict)
-            or set(run) != {"count", "layer"}
-            or type(run["count"]) is not int
-            or run["count"] < 1
-        ):
-            raise ConfigError(f'layers[{i}]: expected {{"count": 1 or more, "layer": {{...}}}}')
+        fits = isinstance(run, dict) and set(run) == {"count", "layer"} and type(run["count"]) is int
+        if not fits or not 1 <= run["count"] <= MAX_LAYERS:
+            raise ConfigError(f'layers[{i}]: expected {{"count": 1 to {MAX_LAYERS}, "layer": {{...}}}}')
         layers += [run["layer"]] * run["count"]
     spec = _decode({**value, "layers": layers}, model.ModelSpec, "spec")
     assert isinstance(spec, model.ModelSpec)
