@@ -174,8 +174,6 @@ def test_no_value_ends_in_another_error(family: str) -> None:
     broken = []
     for name in sorted(fields_of(family) | {"quantization_config"}):
         for value in HOSTILE:
-            if value == HUGE and name in ("num_hidden_layers", "n_layer"):
-                continue  # nobody's machine holds a tuple of so many layers
             try:
                 read(family, **{name: value})
             except ConfigError:

@@ -97,7 +97,7 @@ def _answer(llm: LLM, prompts: Prompts, params: SamplingParams, json_output: boo
     with prompts_bar(len(prompts.items)) as done:
         outputs = llm.generate(prompts.items, params if fitted is None else fitted, on_done=lambda _: done())
     for item, output in zip(prompts.items, outputs, strict=True):
-        _print_json(output, prompts.many) if json_output else _print_text(item, output)
+        _print_json(output, prompts.many) if json_output else _print_text(item, output, llm.tokenizer is None)
 
 
 def _fit(llm: LLM, prompt: Any, params: SamplingParams) -> SamplingParams:
@@ -135,8 +135,8 @@ def _print_json(output: RequestOutput, compact: bool) -> None:
     print(json.dumps(output.to_json(), ensure_ascii=False, indent=None if compact else 2))
 
 
-def _print_text(prompt: Any, output: RequestOutput) -> None:
+def _print_text(prompt: Any, output: RequestOutput, as_ids: bool) -> None:
     print(f">>> {prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)}")
     for choice in output.outputs:
         label = f"[{choice.index}] " if len(output.outputs) > 1 else ""
-        print(f"{label}{choice.text or ' '.join(map(str, choice.token_ids))}\n")
+        print(f"{label}{' '.join(map(str, choice.token_ids)) if as_ids else choice.text}\n")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec
 
 STATE_BYTES = 2  # per element: keys and values in 16 bit
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+WEIGHT_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
 def inspect(
@@ -76,11 +76,12 @@ def describe(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from ridgeline.spec.text import describe, index_ranges, num_bytes
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{model}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
+    console.print(f"[bold]{escape(model)}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
         state = num_bytes(layer.mixer.state().elements * STATE_BYTES)

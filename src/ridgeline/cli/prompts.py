@@ -66,7 +66,7 @@ def _parse(text: str, source: str) -> list[Prompt]:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -75,7 +75,7 @@ def _object(line: str, where: str) -> Prompt:
 
     try:
         value = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise RequestError(f"{where}: not JSON: {e}") from None
     if isinstance(value, str):
         return value

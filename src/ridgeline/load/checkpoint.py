@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         value = generation.get(name)
         if value is None:
             continue
-        if type(value) not in ((int,) if name == "top_k" else (int, float)) or not math.isfinite(value):
+        if type(value) not in ((int,) if name == "top_k" else (int, float)) or not abs(value) <= sys.float_info.max:
             raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number that it can be")
         out[name] = value
     return out

@@ -47,7 +47,8 @@ def _single(x: Any) -> Floats:
 
 def _powers(theta: float, dim: int) -> Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return _single(np.power(np.float32(theta), exponents))
+    # Rounded once, from float64: nearer to what models were trained with than numpy's own float32 power.
+    return _single(np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)))
 
 
 def _inverse(theta: float, dim: int) -> Floats:
@@ -57,8 +58,10 @@ def _inverse(theta: float, dim: int) -> Floats:
 def _llama3(inverse: Floats, s: Llama3Scaling) -> Floats:
     """Long waves are divided by the factor, short ones kept, those between mixed linearly in frequency."""
     original = s.original_max_position_embeddings
-    wavelength = np.float32(2 * math.pi) / inverse
-    smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    # Written as reciprocal times number, as torch computes number / tensor: the ramp amplifies each rounding.
+    wavelength = np.float32(1) / inverse * np.float32(2 * math.pi)
+    turns = np.float32(1) / wavelength * np.float32(original)
+    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     mixed = (1 - smooth) * inverse / np.float32(s.factor) + smooth * inverse
     out = np.where(wavelength > original / s.low_freq_factor, inverse / np.float32(s.factor), mixed)
     return _single(np.where(wavelength < original / s.high_freq_factor, inverse, out))
