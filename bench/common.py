@@ -20,7 +20,9 @@ def emit(case: str, gate: bool, **values: Any) -> None:
 
 def commit() -> str:
     root = Path(__file__).resolve().parent.parent
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+    )
     return run.stdout.strip() or "unknown"
 
 

@@ -36,7 +36,7 @@ def build(shape: dict[str, int], dtype: torch.dtype, folder: str) -> torch.nn.Mo
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False, initializer_range=0.08)).to(dtype)
+    model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False, initializer_range=0.04)).to(dtype)
     model.save_pretrained(folder)
     return model.float().eval()
 
