@@ -1,0 +1,272 @@
+"""The pages of all sequences in all groups: what to take, share, copy, seal and let go.
+
+Invariants (checked by `Scheduler.check` and by the fuzz):
+    a page with two holders, or in the prefix index, is never written: whoever must write it writes a copy;
+    a page enters the index at the commit of the step that filled it, under the hash of exactly what it holds;
+    a snapshot enters the index only if a step ended exactly on its position;
+    a page that was let go is handed out again only when no step in flight may touch it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Seq
+from itertools import chain
+from math import gcd, lcm
+
+from ridgeline.sched.pages import PagePool
+from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.work import PageCopy, PageDelta
+from ridgeline.spec.groups import NULL_PAGE, StateGroup
+
+FINE_TOKENS = 16  # the grid of prefix hashes, and of checkpoints where prompts part
+MAX_SEEN = 1 << 16  # prefixes remembered to find where prompts part; 16 bytes of key each
+
+
+class StateCache:
+    """One page pool per group and, for swapping, one on the host. Positions are in tokens."""
+
+    def __init__(self, groups: Seq[StateGroup], num_pages: Seq[int], num_host_pages: Seq[int]) -> None:
+        self.groups = tuple(groups)
+        self.pools = [PagePool(g.name, n) for g, n in zip(groups, num_pages, strict=True)]
+        self.host = [PagePool(f"{g.name} on the host", n) for g, n in zip(groups, num_host_pages, strict=True)]
+        self.grid = gcd(FINE_TOKENS, *(g.page_tokens for g in groups))
+        # Where a sequence can begin: on pages' borders in every row group.
+        self._align = lcm(self.grid, *(g.page_tokens for g in groups if not g.snapshot))
+        self._snapshot_tokens = lcm(*(g.page_tokens for g in groups if g.snapshot))
+        self._has_snapshots = any(g.snapshot for g in groups)
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self.newest_step = 0  # the newest one that may touch pages which are let go now
+        self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
+        self.swap_out: list[PageCopy] = []
+        self.swap_in: list[PageCopy] = []
+
+    # ---- before a step: room and pages ---------------------------------------------------------------
+
+    def room(self, seq: Sequence, limit: int, end: int, *, after_commit: bool = False) -> tuple[int, int]:
+        """As much of a step to `limit`, and with drafts to `end`, as there are pages for; (0, 0) for nothing.
+
+        after_commit: with the pages that are free once the steps in flight are committed.
+        """
+        start = seq.planned
+        for group, pool, table in zip(self.groups, self.pools, seq.tables, strict=True):
+            free = pool.num_free + (pool.num_limbo if after_commit else 0)
+            size = group.page_tokens
+            if group.snapshot:
+                index = group.page_of(limit - 1)
+                if not free and not (index < len(table) and pool.writable(table[index])):
+                    return 0, 0
+                continue
+            if start % size and not pool.writable(table[start // size]):
+                free -= 1  # for the copy
+            if free < 0:
+                return 0, 0
+            limit = min(limit, (len(table) + free) * size)
+            # Drafts leave one page: until the next commit the window reaches further back than the tokens need.
+            end = min(end, (len(table) + free - 1) * size) if free else limit
+        return (limit, max(limit, end)) if limit > start else (0, 0)
+
+    def take(self, seq: Sequence, limit: int, end: int) -> tuple[PageDelta, ...]:
+        """Take the pages for a step that `room` found place for, and say what changed in the tables."""
+        deltas: list[PageDelta] = []
+        covered = []
+        for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
+            stop = limit if group.snapshot else end
+            first = group.page_of(limit - 1 if group.snapshot else seq.planned)
+            if first < len(table) and not pool.writable(table[first]):
+                self._copy_on_write(seq, g, first, deltas)
+            for index in group.new_pages(len(table), stop):
+                table.append(pool.take() if group.writes(index, stop) else NULL_PAGE)
+            if len(table) > seq.sent[g]:
+                deltas.append(PageDelta(g, seq.row, seq.sent[g], tuple(table[seq.sent[g] :])))
+                seq.sent[g] = len(table)
+            covered.append(len(table) * group.page_tokens)
+        seq.covered = min(covered)
+        return tuple(deltas)
+
+    def _copy_on_write(self, seq: Sequence, g: int, index: int, deltas: list[PageDelta]) -> None:
+        pool, table = self.pools[g], seq.tables[g]
+        copy = PageCopy(g, table[index], pool.take())
+        self.copies.append(copy)
+        table[index] = copy.dst
+        if index < seq.sent[g]:
+            deltas.append(PageDelta(g, seq.row, index, (copy.dst,)))
+        pool.drop(copy.src, self.newest_step)
+
+    def step_end(self, seq: Sequence, end: int) -> int:
+        """Where a chunk that could go to `end` should stop, so that snapshots can be published."""
+        if not self._has_snapshots:
+            return end
+        if seq.planned < seq.checkpoint < end:
+            return seq.checkpoint
+        boundary = end // self._snapshot_tokens * self._snapshot_tokens
+        return boundary if boundary > seq.planned else end
+
+    # ---- after a step: the prefix index and the window -----------------------------------------------
+
+    def advance(self, seq: Sequence) -> None:
+        """Publish what is complete at `computed` and let go what no later step reads."""
+        position, event = seq.computed, 1 << 62
+        for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
+            size = group.page_tokens
+            if group.snapshot:
+                if position == seq.checkpoint or position % size == 0:
+                    pool.seal(table[group.page_of(position - 1)], seq.prefix_hash(position, self.grid))
+                    seq.covered = 0  # if there is more to write to it, to a copy
+            else:
+                for index in range(seq.sealed[g], position // size):
+                    pool.seal(table[index], seq.prefix_hash((index + 1) * size, self.grid))
+                seq.sealed[g] = max(seq.sealed[g], position // size)
+            for index in range(seq.dropped[g], group.first_live_page(position)):
+                pool.drop(table[index], self.newest_step)
+                table[index] = NULL_PAGE
+                seq.dropped[g] = index + 1
+            event = min(event, (position // size + 1) * size, (seq.dropped[g] + 1) * size + group.lookback)
+        seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
+
+    # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
+
+    def find_prefix(self, seq: Sequence) -> tuple[int, list[list[int]]]:
+        """The largest position that every group can resume from, one token short of the end at most; its pages."""
+        last = (len(seq.tokens) - 1) // self._align * self._align
+        runs: dict[int, list[int]] = {}  # per row group: cached pages in a row that end at each page
+        for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            if group.snapshot:
+                continue
+            run, runs[g] = 0, []
+            for index in range(last // group.page_tokens):
+                run = run + 1 if pool.find(seq.prefix_hash((index + 1) * group.page_tokens, self.grid)) else 0
+                if not run and group.reads(last).start == 0:  # everything before is needed: no use to look on
+                    break
+                runs[g].append(run)
+            last = min(last, len(runs[g]) * group.page_tokens // self._align * self._align)
+        for position in range(last, 0, -self._align):
+            if all(
+                group.resumable(position, self._num_cached(g, seq, position, runs))
+                for g, group in enumerate(self.groups)
+            ):
+                return position, [self._cached(g, seq, position) for g in range(len(self.groups))]
+        return 0, [[] for _ in self.groups]
+
+    def _num_cached(self, g: int, seq: Sequence, position: int, runs: dict[int, list[int]]) -> int:
+        if self.groups[g].snapshot:
+            return int(self.pools[g].find(seq.prefix_hash(position, self.grid)) != NULL_PAGE)
+        return runs[g][position // self.groups[g].page_tokens - 1]
+
+    def _cached(self, g: int, seq: Sequence, position: int) -> list[int]:
+        group, pool = self.groups[g], self.pools[g]
+        ends = [position] if group.snapshot else [(i + 1) * group.page_tokens for i in group.reads(position)]
+        return [pool.find(seq.prefix_hash(end, self.grid)) for end in ends]
+
+    def divergence(self, seq: Sequence) -> int:
+        """The longest prefix, on the fine grid, that an earlier prompt had too; remembers this prompt.
+
+        A prefix seen twice is likely to come again, so a snapshot there is worth a step's end and a page.
+        """
+        found = 0
+        if not self._has_snapshots:
+            return found
+        for position in range(self._align, len(seq.tokens), self._align):
+            key = seq.prefix_hash(position, self.grid)
+            if key in self._seen:
+                found = position
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+        while len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return found
+
+    def share(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
+        """Let `seq` begin at `position` on pages that others hold too: for each group, those that it reads there."""
+        for pool, held in zip(self.pools, pages, strict=True):
+            for page in held:
+                pool.share(page)
+        self._begin(seq, position, pages)
+
+    def pages_at(self, seq: Sequence, position: int) -> list[list[int]]:
+        """For each group, the pages of `seq` that one who begins at `position` reads."""
+        return [[t[i] for i in group.reads(position)] for group, t in zip(self.groups, seq.tables, strict=True)]
+
+    def _begin(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
+        first = [group.reads(position).start for group in self.groups]
+        seq.tables = [[NULL_PAGE] * n + list(held) for n, held in zip(first, pages, strict=True)]
+        seq.sealed = [position // group.page_tokens for group in self.groups]
+        seq.dropped, seq.sent = list(first), list(first)
+        seq.computed = seq.replay_from = seq.planned = position
+        seq.covered = seq.next_event = 0
+
+    def release(self, seq: Sequence) -> None:
+        """Let go of all pages, on the device and on the host."""
+        for pool, table in zip(self.pools, seq.tables, strict=False):
+            for page in reversed(table):  # the prefix is what others may want: it is evicted last
+                pool.drop(page, self.newest_step)
+        for pool, table in zip(self.host, seq.host, strict=False):
+            for page in table:
+                pool.drop(page, self.newest_step)
+        seq.tables, seq.host = [], []
+
+    def can_swap(self, seq: Sequence) -> bool:
+        """Is there something to keep, and place for it on the host?
+
+        Not in a step that swaps in: what goes out goes first, and would miss pages that a fork shares with what comes.
+        """
+        position = seq.replay_from
+        return (
+            position > 0
+            and not self.swap_in
+            and all(len(g.reads(position)) <= pool.num_free for g, pool in zip(self.groups, self.host, strict=True))
+        )
+
+    def swap_bytes(self, seq: Sequence) -> int:
+        """Bytes to move for a swap, one way."""
+        return sum(len(group.reads(seq.replay_from)) * group.page_bytes for group in self.groups)
+
+    def swap_to_host(self, seq: Sequence) -> None:
+        """Pages to the host, as the steps in flight leave them; the step being planned carries the copies."""
+        for g, pages in enumerate(self.pages_at(seq, seq.replay_from)):
+            seq.host.append([self.host[g].take() for _ in pages])
+            self.swap_out.extend(PageCopy(g, src, dst) for src, dst in zip(pages, seq.host[g], strict=True))
+        host, seq.host = seq.host, []
+        self.release(seq)
+        seq.host = host
+
+    def swap_to_device(self, seq: Sequence) -> None:
+        """Pages back from the host; the sequence goes on from `computed`, where it was swapped."""
+        pages = [[pool.take() for _ in held] for pool, held in zip(self.pools, seq.host, strict=True)]
+        for g, (held, back) in enumerate(zip(seq.host, pages, strict=True)):
+            self.swap_in.extend(PageCopy(g, src, dst) for src, dst in zip(held, back, strict=True))
+        self.release(seq)
+        self._begin(seq, seq.computed, pages)
+
+    def lacks(self, seq: Sequence, pages: Seq[Seq[int]]) -> list[int]:
+        """Free pages that each group lacks for all known tokens of `seq`, if it is given `pages`; at most 0: enough."""
+        return [
+            group.most_pages(len(seq.tokens) + 1) - len(held) - pool.num_free + sum(map(pool.is_free, held))
+            for group, pool, held in zip(self.groups, self.pools, pages, strict=True)
+        ]
+
+    # ---- all sequences ----------------------------------------------------------------------------------
+
+    def settle(self, step: int) -> None:
+        """Step `step` was committed."""
+        for pool in chain(self.pools, self.host):
+            pool.settle(step)
+
+    def check(self, sequences: Seq[Sequence]) -> None:
+        """Raises AssertionError unless the pools' books are what the sequences hold."""
+        for g, group in enumerate(self.groups):
+            on_device: Counter[int] = Counter()
+            on_host: Counter[int] = Counter()
+            for seq in sequences:
+                if seq.host:
+                    on_host.update(seq.host[g])
+                if seq.row >= 0:
+                    on_device.update(seq.tables[g])
+                    live = group.reads(seq.computed)
+                    assert all(seq.tables[g][live.start : live.stop]), f"sequence {seq.id} lost a page of {group.name}"
+            on_device.pop(NULL_PAGE, None)
+            self.pools[g].check(on_device)
+            self.host[g].check(on_host)
+        for seq in sequences:
+            assert seq.computed <= seq.replay_from <= seq.planned, f"sequence {seq.id} is ahead of itself"
+            assert seq.row >= 0 or not seq.tables, f"sequence {seq.id} holds pages without a row"

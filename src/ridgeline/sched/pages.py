@@ -1,0 +1,126 @@
+"""One pool of page ids: reference counts, the free list in eviction order, and the prefix index.
+
+A page is always in exactly one place:
+
+    take()           held by sequences,             drop(), last one         waiting for a step that may touch it
+    free ----------> num references >= 1 ----------------------------------> limbo (until step n)
+      ^                      ^   share(): a prefix hit takes it back            |
+      |                      +--------------------------------------------------+
+      +-------------------------------------------------------------------------+  settle(n): step n was committed
+
+A free page keeps its contents and its key until it is handed out again, so `find` may revive it. Pages with a key are
+handed out last, the least recently used of them first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ridgeline.spec.groups import NULL_PAGE
+
+
+class PagePool:
+    """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host."""
+
+    __slots__ = ("_by_key", "_free", "_keys", "_limbo", "_refs", "_settled", "name", "num_pages")
+
+    def __init__(self, name: str, num_pages: int) -> None:
+        self.name, self.num_pages = name, num_pages
+        self._refs = [0] * num_pages
+        self._keys: list[bytes | None] = [None] * num_pages
+        self._by_key: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_PAGE + 1, num_pages))
+        self._limbo: OrderedDict[int, int] = OrderedDict()  # page -> the step that must be committed first, ascending
+        self._settled = 0
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be taken now."""
+        return len(self._free)
+
+    @property
+    def num_limbo(self) -> int:
+        """Pages that nobody holds and that a step in flight may still touch."""
+        return len(self._limbo)
+
+    @property
+    def num_used(self) -> int:
+        """Pages that sequences hold, each once."""
+        return max(self.num_pages - 1, 0) - len(self._free) - len(self._limbo)
+
+    def is_free(self, page: int) -> bool:
+        """Would sharing this page leave one less to take?"""
+        return page in self._free
+
+    def take(self) -> int:
+        """A page with one reference and without a key. Raises KeyError if none is free."""
+        page, _ = self._free.popitem(last=False)
+        key = self._keys[page]
+        if key is not None:
+            self._keys[page] = None
+            del self._by_key[key]
+        self._refs[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more holder; revives a page that nobody held."""
+        if not self._refs[page]:
+            if page in self._free:
+                del self._free[page]
+            else:
+                del self._limbo[page]
+        self._refs[page] += 1
+
+    def drop(self, page: int, until: int) -> None:
+        """One holder less. The last one's page is handed out again once step `until` was committed."""
+        if page == NULL_PAGE:
+            return
+        self._refs[page] -= 1
+        assert self._refs[page] >= 0, f"{self.name}: page {page} dropped twice"
+        if self._refs[page]:
+            return
+        if until > self._settled:
+            self._limbo[page] = until
+        else:
+            self._release(page)
+
+    def settle(self, step: int) -> None:
+        """Step `step` was committed, and so was every one before it."""
+        self._settled = step
+        while self._limbo:
+            page, until = next(iter(self._limbo.items()))
+            if until > step:
+                return
+            del self._limbo[page]
+            self._release(page)
+
+    def writable(self, page: int) -> bool:
+        """May the holder change the page? Not if another one holds it, or may find it."""
+        return self._refs[page] == 1 and self._keys[page] is None
+
+    def seal(self, page: int, key: bytes) -> None:
+        """The page will not change any more: later sequences may find it. The first page of equal ones is kept."""
+        if page != NULL_PAGE and self._keys[page] is None and key not in self._by_key:
+            self._keys[page] = key
+            self._by_key[key] = page
+
+    def find(self, key: bytes) -> int:
+        """The page that was sealed with `key`, NULL_PAGE if there is none."""
+        return self._by_key.get(key, NULL_PAGE)
+
+    def check(self, held: dict[int, int]) -> None:
+        """Raises AssertionError unless references are what is `held` (page -> count) and every page is in one place."""
+        counted = {page: refs for page, refs in enumerate(self._refs) if refs}
+        assert counted == held, f"{self.name}: references are {counted}, holders {held}"
+        places = [*held, *self._free, *self._limbo]
+        once = len(places) == len(set(places)) == max(self.num_pages - 1, 0) and NULL_PAGE not in places
+        assert once, f"{self.name}: a page is lost, or in two places"
+        assert all(self._keys[page] == key for key, page in self._by_key.items()), f"{self.name}: stale index"
+        assert sum(key is not None for key in self._keys) == len(self._by_key), f"{self.name}: unindexed key"
+        limits = list(self._limbo.values())
+        assert limits == sorted(limits), f"{self.name}: limbo out of order"
+
+    def _release(self, page: int) -> None:
+        self._free[page] = None
+        if self._keys[page] is None:  # nothing worth keeping: the first to be reused
+            self._free.move_to_end(page, last=False)

@@ -1,0 +1,450 @@
+"""Who runs next, with which pages. Knows nothing of tensors, devices or clocks, so that a simulator can drive it.
+
+    add, fork, propose, abort            at any time between the two
+    plan = schedule()                    tokens [planned, ..) of some sequences; None: nothing to run now
+    updates = commit(plan, results)      what the step gave; plans are committed in order, at most two are open
+
+How requests go round:
+
+                     admit: a row, pages (prefix or swapped)
+        waiting  -------------------------------------------> running ----> over (ended, max_tokens, abort)
+      (by order) <------------------------------------------- (by order)
+                     preempt: pages dropped or swapped out
+
+Why every request gets its turn: `order` never changes; the head of the queue is never passed by; one that is short of
+pages may take those of any running one behind it; nobody is admitted while a running one is short; and a request that
+could not finish alone is refused when it is added.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from itertools import count
+from operator import attrgetter
+from typing import Literal
+
+from ridgeline.errors import RequestError
+from ridgeline.sched.cache import StateCache
+from ridgeline.sched.policy import Policy, fcfs
+from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.stats import GroupStats, Stats
+from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
+from ridgeline.spec.groups import StateGroup
+
+MAX_IN_FLIGHT = 2
+# Given the tokens to compute again and the bytes to move each way: how to preempt.
+SwapCost = Callable[[int, int], Literal["recompute", "swap"]]
+
+_BY_ORDER = attrgetter("order")
+
+
+class Scheduler:
+    """Continuous batching over any mix of state groups; see the top of the file.
+
+    num_pages: per group, page 0 (never handed out) included; num_host_pages likewise, for swapping. max_batch_tokens,
+    max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute.
+    """
+
+    def __init__(
+        self,
+        groups: Seq[StateGroup],
+        num_pages: Seq[int],
+        *,
+        max_batch_tokens: int,
+        max_seqs: int,
+        num_host_pages: Seq[int] | None = None,
+        policy: Policy = fcfs,
+        swap_cost: SwapCost | None = None,
+    ) -> None:
+        if min(max_batch_tokens, max_seqs, len(groups)) < 1:
+            raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
+        self._cache = StateCache(groups, num_pages, num_host_pages or [0] * len(groups))
+        self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
+        self._live: dict[int, Sequence] = {}
+        self._running: list[Sequence] = []  # by order
+        self._waiting: list[tuple[tuple[float, int], Sequence]] = []  # a heap; may hold some that are over
+        self._rows = list(range(max_seqs - 1, -1, -1))
+        self._arrivals, self._epochs = count(), count()
+        self._step = 1  # the number of the next plan
+        self._committed = 0
+        self._works: list[Work] = []
+        self._short: tuple[float, int] | None = None  # who is short of pages: none behind may take any in this step
+        self._preempted = False  # in this step
+        self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, free pages that it waits for
+        self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
+
+    # ---- requests ---------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence, children: Seq[Sequence] = ()) -> None:
+        """Queue a request. `children` are further choices for the same prompt, which they compute only once.
+
+        Raises RequestError, and queues nothing, for a request that can never fit. ValueError: an id that is in use,
+        or a child with another prompt.
+        """
+        family = (sequence, *children)
+        for member in family:
+            self._check_fits(member)
+            if member.tokens != sequence.tokens or member.root != sequence.root:
+                raise ValueError(f"sequence {member.id} has another prompt than its parent {sequence.id}")
+        if len({m.id for m in family}) < len(family) or any(m.id in self._live for m in family):
+            raise ValueError(f"sequence id {sequence.id}, or one of its children's, is in use")
+        for member in family:
+            self._register(member)
+        self._queue(sequence, list(children))
+
+    def fork(self, parent_id: int, child: Sequence) -> None:
+        """Add a request that shares what `parent_id` has computed (beams): depth one, between commit and schedule.
+
+        The child's tokens begin with those that the parent computed and have at least one more. Where the parent is
+        not running, or no row is free, the child is queued like any other. Raises as `add` does.
+        """
+        parent = self._live[parent_id]
+        self._check_fits(child)
+        shared = parent.computed
+        if child.id in self._live:
+            raise ValueError(f"sequence id {child.id} is in use")
+        if parent.row >= 0:
+            if parent.replay_from != shared:
+                raise ValueError(f"sequence {parent_id} has a step in flight")
+            same = child.tokens[:shared] == parent.tokens[:shared] and child.root == parent.root
+            if not same or len(child.tokens) <= shared:
+                raise ValueError(f"sequence {child.id} does not begin with the {shared} tokens of {parent_id}")
+        self._register(child)
+        if parent.row >= 0 and self._rows:
+            self._branch(parent, child)
+        else:
+            self._queue(child, [])
+
+    def propose(self, sequence_id: int, drafts: Iterable[int], parents: Iterable[int] = ()) -> None:
+        """Tokens to verify with the sequence's next step; fewer, or none, where there is no room or the next token
+        is not known yet. parents: see Work."""
+        seq = self._live[sequence_id]
+        seq.drafts, seq.parents = tuple(drafts), tuple(parents)
+
+    def abort(self, sequence_id: int) -> bool:
+        """End a request at any moment, also with its steps in flight. False: it was over already."""
+        seq = self._live.get(sequence_id)
+        if seq is not None:
+            self._end(seq)
+        return seq is not None
+
+    def finish(self, sequence_id: int) -> bool:
+        """The same for a request that is complete: a stop string found after its commit. What it computed stays
+        in the prefix index either way."""
+        return self.abort(sequence_id)
+
+    def __len__(self) -> int:
+        """Requests that are not over."""
+        return len(self._live)
+
+    # ---- schedule ---------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step: decodes first, then prefill chunks, then new requests, as far as tokens and pages go.
+
+        None: nothing can run before the next commit, or before another request arrives.
+        """
+        if self._step - self._committed > MAX_IN_FLIGHT:
+            raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight: commit one first")
+        self._short, self._preempted = None, False
+        budget, prefill = self._max_batch_tokens, []
+        for seq in tuple(self._running):
+            if budget == 0:
+                break
+            todo = len(seq.tokens) + seq.pending - seq.planned
+            if todo == 1:
+                budget -= self._plan(seq, budget)
+            elif todo > 1:
+                prefill.append(seq)
+        for seq in prefill:
+            if budget:
+                budget -= self._plan(seq, budget)
+        while budget and self._rows and self._short is None and not self._preempted:
+            admitted = self._admit()
+            if admitted is None:
+                break
+            budget -= self._plan(admitted, budget)
+        return self._emit()
+
+    def _emit(self) -> StepPlan | None:
+        cache = self._cache
+        if not (self._works or cache.swap_out or cache.swap_in):
+            return None
+        works, self._works = tuple(self._works), []
+        plan = StepPlan(self._step, works, tuple(cache.copies), tuple(cache.swap_out), tuple(cache.swap_in))
+        cache.copies, cache.swap_out, cache.swap_in = [], [], []
+        self._step += 1
+        return plan
+
+    def _plan(self, seq: Sequence, budget: int) -> int:
+        """Append work for a running sequence; the number of its tokens, 0 if it cannot run now."""
+        start, total = seq.planned, len(seq.tokens) + seq.pending
+        if seq.row < 0 or start >= total or total >= seq.max_length:
+            return 0
+        limit, drafts = min(total, start + budget), seq.drafts
+        if limit - start > 1 or seq.children or start == seq.checkpoint:
+            limit = self._chunk_end(seq, limit)
+            if limit <= start:
+                return 0
+        if drafts:
+            drafts = self._usable_drafts(seq, limit, budget - (limit - start))
+        deltas: tuple[PageDelta, ...] = ()
+        if drafts or limit > seq.covered:
+            limit, end = self._make_room(seq, limit, limit + len(drafts))
+            if limit <= start:
+                return 0
+            drafts = drafts[: end - limit] if limit == total else ()
+            self._cache.newest_step = self._step
+            deltas = self._cache.take(seq, limit, limit + len(drafts))
+        return self._append(seq, limit, drafts, deltas)
+
+    def _append(self, seq: Sequence, limit: int, drafts: tuple[int, ...], deltas: tuple[PageDelta, ...]) -> int:
+        start, known = seq.planned, len(seq.tokens)
+        tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
+        sample = limit == known + seq.pending
+        parents = seq.parents[: len(drafts)]
+        self._works.append(
+            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), parents, deltas)
+        )
+        if sample:
+            seq.pending += 1
+            if seq.drafts:
+                seq.drafts = seq.parents = ()
+        self._cache.newest_step = seq.last_step = self._step
+        seq.replay_from = limit
+        seq.planned = limit + len(drafts)  # with drafts this is past every known token: nothing more until commit
+        return len(tokens)
+
+    def _chunk_end(self, seq: Sequence, limit: int) -> int:
+        """Where a chunk stops short of `limit`; at `planned` it has to wait."""
+        start, fork_at = seq.planned, len(seq.tokens) - 1
+        if seq.children:  # they begin at the prompt's last token, once all before it is computed
+            limit = min(limit, fork_at)
+        if start == seq.checkpoint and seq.computed < start:  # its snapshot is published at commit, then copied
+            return start
+        return self._cache.step_end(seq, limit) if limit - start > 1 else limit
+
+    def _usable_drafts(self, seq: Sequence, limit: int, budget: int) -> tuple[int, ...]:
+        if seq.pending or limit < len(seq.tokens):
+            return ()
+        return seq.drafts[: max(0, min(budget, seq.max_length - limit - 1))]
+
+    def _make_room(self, seq: Sequence, limit: int, end: int) -> tuple[int, int]:
+        """How far there are pages, (0, 0) for nowhere. Preempts sequences behind it for its first token only."""
+        while self._short is None or seq.order < self._short:
+            room = self._cache.room(seq, limit, end)
+            if room[0]:
+                return room
+            victim = None
+            if not self._cache.room(seq, limit, end, after_commit=True)[0]:
+                victim = self._victim(seq)
+            if victim is None:
+                self._short = seq.order
+            else:
+                self._preempt(victim)
+        return 0, 0
+
+    def _victim(self, seq: Sequence) -> Sequence | None:
+        """The last running sequence that is behind `seq` and has no work in this step."""
+        for other in reversed(self._running):
+            if other is seq:
+                return None
+            if other.last_step != self._step:
+                return other
+        return None
+
+    # ---- rows and places --------------------------------------------------------------------------------
+
+    def _admit(self) -> Sequence | None:
+        """Give the head of the queue a row and pages to begin with; None if it must wait, and all behind it too."""
+        while self._waiting and self._live.get(self._waiting[0][1].id) is not self._waiting[0][1]:
+            heapq.heappop(self._waiting)
+        if not self._waiting:
+            return None
+        seq = self._waiting[0][1]
+        if seq.replay_from != seq.computed or self._is_blocked(seq) or not self._place(seq):
+            return None
+        heapq.heappop(self._waiting)
+        self._run(seq)
+        self._branch_children(seq)
+        return seq
+
+    def _is_blocked(self, seq: Sequence) -> bool:
+        """Was it refused before, and are there still fewer free pages than then needed? Saves looking it up again."""
+        if self._blocked is None or self._blocked[0] is not seq or not self._running:
+            return False
+        return any(pool.num_free < n for pool, n in zip(self._cache.pools, self._blocked[1], strict=True))
+
+    def _place(self, seq: Sequence) -> bool:
+        cache = self._cache
+        position, pages = (0, [[]] * len(cache.groups)) if seq.host else cache.find_prefix(seq)
+        lacks = cache.lacks(seq, pages)
+        if max(lacks) > 0:
+            self._blocked = seq, [pool.num_free + n for pool, n in zip(cache.pools, lacks, strict=True)]
+            return False
+        if seq.host:
+            cache.newest_step = self._step
+            cache.swap_to_device(seq)
+            return True
+        cache.share(seq, position, pages)
+        if not seq.num_preempted:
+            seq.num_cached, seq.checkpoint = position, cache.divergence(seq)
+            self._queried_tokens += len(seq.tokens)
+            self._hit_tokens += position
+        return True
+
+    def _run(self, seq: Sequence) -> None:
+        seq.row = self._rows.pop()
+        insort(self._running, seq, key=_BY_ORDER)
+
+    def _branch_children(self, seq: Sequence) -> None:
+        """If the prompt is computed up to its last token, let the children go on from there on the same pages."""
+        if not seq.children or seq.computed != len(seq.tokens) - 1:
+            return
+        children, seq.children = seq.children, []
+        for child in children:
+            if self._live.get(child.id) is not child:
+                continue
+            if self._rows:
+                self._branch(seq, child)
+            else:
+                self._queue(child, [])
+
+    def _branch(self, parent: Sequence, child: Sequence) -> None:
+        position = child.num_cached = parent.computed
+        self._cache.share(child, position, self._cache.pages_at(parent, position))
+        parent.covered = 0  # the page that both would write next is now shared
+        self._run(child)
+
+    def _preempt(self, seq: Sequence) -> None:
+        cache = self._cache
+        self._preempted = True
+        self._leave_row(seq)
+        seq.num_preempted += 1
+        swap = self._swap_cost is not None and cache.can_swap(seq)
+        if swap and self._swap_cost and self._swap_cost(seq.replay_from, cache.swap_bytes(seq)) == "swap":
+            self._num_swap += 1
+            cache.newest_step = self._step
+            cache.swap_to_host(seq)
+        else:
+            self._num_recompute += 1
+            cache.release(seq)
+            seq.restart(next(self._epochs))
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def _leave_row(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self._rows.append(seq.row)
+        seq.row = -1
+
+    def _check_fits(self, seq: Sequence) -> None:
+        if not seq.tokens or len(seq.tokens) >= seq.max_length:
+            raise RequestError(f"request {seq.id}: needs a prompt and max_tokens of at least 1")
+        for group, pool in zip(self._cache.groups, self._cache.pools, strict=True):
+            need = group.most_pages(seq.max_length)
+            if need > pool.num_pages - 1:
+                raise RequestError(
+                    f"request {seq.id}: {seq.num_prompt} prompt tokens and {seq.max_tokens} to generate need {need} "
+                    f"pages of {group.page_tokens} tokens of state group {group.name!r}; there are {pool.num_pages - 1}"
+                )
+
+    def _register(self, seq: Sequence) -> None:
+        seq.arrival, seq.epoch = next(self._arrivals), next(self._epochs)
+        seq.order = (self._policy(seq), seq.arrival)
+        self._live[seq.id] = seq
+
+    def _queue(self, seq: Sequence, children: list[Sequence]) -> None:
+        if len(seq.tokens) > 1:
+            seq.children = children
+        else:  # nothing to share
+            for child in children:
+                heapq.heappush(self._waiting, (child.order, child))
+        heapq.heappush(self._waiting, (seq.order, seq))
+
+    def _end(self, seq: Sequence) -> None:
+        del self._live[seq.id]
+        if seq.row >= 0:
+            self._leave_row(seq)
+        self._cache.release(seq)
+        children = [child for child in seq.children if self._live.get(child.id) is child]
+        if children:
+            self._queue(children[0], children[1:])
+
+    # ---- commit -----------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
+        """The step ran; one result per work. What was preempted or ended meanwhile is passed over in silence.
+
+        Raises ValueError for a plan out of order or a result that cannot be.
+        """
+        if plan.step != self._committed + 1:
+            raise ValueError(f"step {plan.step} was committed after step {self._committed}")
+        updates: list[Update] = []
+        for work, result in zip(plan.works, results, strict=True):
+            seq = self._live.get(work.sequence)
+            if seq is None or seq.epoch != work.epoch:
+                continue
+            seq.computed = limit = work.start + len(work.tokens) - work.num_draft
+            if work.sample:
+                updates.append(self._accept(seq, work, result))
+            if seq.row < 0:  # swapped out meanwhile; published when it is back
+                seq.planned = seq.replay_from
+            else:
+                if limit >= seq.next_event:
+                    self._cache.advance(seq)
+                if seq.children:
+                    self._branch_children(seq)
+            if work.sample and updates[-1].finished:
+                self._end(seq)
+        self._committed = plan.step
+        self._cache.settle(plan.step)
+        return updates
+
+    def _accept(self, seq: Sequence, work: Work, result: Result) -> Update:
+        tokens = result.tokens
+        seq.pending -= 1
+        if len(tokens) != 1:
+            if len(tokens) > work.num_draft + 1 or (not tokens and (work.num_draft or seq.pending)):
+                raise ValueError(f"sequence {seq.id}: {len(tokens)} tokens from a step with {work.num_draft} drafts")
+            tokens = tokens[: seq.max_length - len(seq.tokens)]
+        if work.num_draft:
+            seq.planned = seq.computed + len(result.tokens) - 1
+        seq.tokens.extend(tokens)
+        return Update(seq.id, tokens, result.ended or len(seq.tokens) >= seq.max_length)
+
+    # ---- reports ----------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Where things stand. Costs a look at every running sequence."""
+        groups = []
+        for g, (group, pool) in enumerate(zip(self._cache.groups, self._cache.pools, strict=True)):
+            slots = wasted = 0
+            for seq in self._running if not group.snapshot else ():
+                held = (len(seq.tables[g]) - seq.dropped[g]) * group.page_tokens
+                slots += held
+                wasted += held - min(seq.planned, group.lookback)
+            used, host = pool.num_used, self._cache.host[g].num_used
+            groups.append(GroupStats(group.name, max(pool.num_pages - 1, 0), used, host, slots, wasted))
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._live) - len(self._running),
+            groups=tuple(groups),
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            preempted_recompute=self._num_recompute,
+            preempted_swap=self._num_swap,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError if the books do not agree. Costs a look at every page: for tests and idle moments."""
+        self._cache.check(list(self._live.values()))
+        rows = [seq.row for seq in self._running] + self._rows
+        assert sorted(rows) == list(range(len(rows))), "rows are lost or used twice"
+        assert self._running == sorted(self._running, key=_BY_ORDER), "running sequences are out of order"
+        assert all(self._live.get(seq.id) is seq for seq in self._running), "an ended sequence is running"
+        assert sum(seq.row >= 0 for seq in self._live.values()) == len(self._running), "a row without a sequence"
+        for seq in self._live.values():
+            assert seq.num_prompt <= len(seq.tokens) < seq.max_length, f"sequence {seq.id} has too many tokens"

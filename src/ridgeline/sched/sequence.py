@@ -1,0 +1,85 @@
+"""A request as the scheduler sees it: tokens, progress, page tables, hash chain.
+
+    0          computed        replay_from        planned         len(tokens) + pending
+    |-------------|-----------------|----------------|-------------------|
+     pages hold it  steps in flight   accepted drafts   to be run
+
+computed == replay_from: nothing is in flight. Pages of every group hold what is needed to go on from `computed`; of
+the accepted drafts after it, rows are in pages and the inputs of snapshot groups are with the row on the device. A
+sequence that leaves its row (swap), or another one that shares its pages (fork), goes on from `computed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request, or one of its choices. The first five fields are the caller's; the scheduler owns the rest.
+
+    tokens: the prompt, then what was generated. max_tokens: to generate. priority: lower is more urgent (policy.py).
+    root: the first link of the hash chain; sequences share pages only under the same one (`hash_root`).
+    num_prompt: given only if `tokens` begin with generated ones too (beams). num_cached: tokens found at admission.
+    """
+
+    id: int
+    tokens: list[int]
+    max_tokens: int
+    priority: int = 0
+    root: bytes = b""
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_preempted: int = 0
+    arrival: int = 0
+    order: tuple[float, int] = (0.0, 0)  # what the policy made of it: the least runs first
+    max_length: int = 0  # in tokens, generated ones included
+    children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
+    drafts: tuple[int, ...] = ()  # for the next step
+    parents: tuple[int, ...] = ()
+    # progress
+    row: int = -1  # -1: not running
+    epoch: int = 0
+    last_step: int = 0  # the newest step with work for it
+    computed: int = 0
+    replay_from: int = 0
+    planned: int = 0
+    pending: int = 0  # sampled tokens that only the device knows yet
+    checkpoint: int = 0  # a position where a step shall end, so that its snapshot can be published
+    # pages, per group
+    tables: list[list[int]] = field(default_factory=list)
+    sealed: list[int] = field(default_factory=list)  # pages [0, sealed) are in the prefix index, or were
+    dropped: list[int] = field(default_factory=list)  # pages [0, dropped) were let go
+    sent: list[int] = field(default_factory=list)  # entries [0, sent) are known to the device
+    host: list[list[int]] = field(default_factory=list)  # where it was swapped to: for each of reads(computed)
+    covered: int = 0  # a step up to here needs no page, copy or delta
+    next_event: int = 0  # computed below this: nothing to seal or let go
+    _chain: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.tokens)  # choices of one prompt are often given the same list
+        self.num_prompt = self.num_prompt or len(self.tokens)
+        self.max_length = self.num_prompt + self.max_tokens
+
+    def prefix_hash(self, position: int, grid: int) -> bytes:
+        """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
+        chain, links = self._chain, position // grid
+        while len(chain) < links:
+            begin = len(chain) * grid
+            body = array("I", self.tokens[begin : begin + grid]).tobytes()
+            chain.append(hashlib.blake2b((chain[-1] if chain else self.root) + body, digest_size=16).digest())
+        return chain[links - 1]
+
+    def restart(self, epoch: int) -> None:
+        """Forget all progress; results of steps in flight are of an older epoch."""
+        self.epoch = epoch
+        self.computed = self.replay_from = self.planned = self.pending = 0
+
+
+def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "") -> bytes:
+    """The root of a hash chain: sequences that differ in any of these never share state."""
+    parts = (part.encode() for part in (cache_salt, adapter, state_precision))
+    body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.blake2b(body, digest_size=16).digest()

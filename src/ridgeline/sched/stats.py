@@ -1,0 +1,43 @@
+"""Counts of the scheduler, for reports and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """Pages of one group.
+
+    used_pages: held by sequences, each counted once. slots: token places in pages that running sequences hold.
+    wasted_slots: those without a token that is still read. A shared page's slots count once per holder; a snapshot
+    has none.
+    """
+
+    name: str
+    num_pages: int
+    used_pages: int
+    host_pages_used: int
+    slots: int
+    wasted_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The scheduler at one moment, and its counters since the start.
+
+    queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index.
+    """
+
+    running: int
+    waiting: int
+    groups: tuple[GroupStats, ...]
+    queried_tokens: int
+    hit_tokens: int
+    preempted_recompute: int
+    preempted_swap: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of known tokens that were not computed again, 0 to 1."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0

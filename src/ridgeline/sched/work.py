@@ -1,0 +1,97 @@
+"""What one step does, as plain data: it can be planned ahead, pickled, sent to other processes, recorded, replayed.
+
+How a device must run a StepPlan, in this order, steps in the order of their numbers:
+
+    1. swap_out (device -> host), swap_in (host -> device), copies (device -> device): whole pages
+    2. the deltas of every Work into the page tables [group][row][index]
+    3. the forward pass over all works
+
+Work runs the tokens at positions [start, start + len(tokens)). A token of LAST is the one that this row sampled in
+the step before. limit = start + len(tokens) - num_draft is where the drafts begin.
+
+    row groups       every token reads rows [token - lookback, token) and writes its own row, drafts included. Rows
+                     past what is accepted are garbage that a later step overwrites.
+    snapshot groups  replay_from <= start: the page table[(replay_from - 1) // T] holds the state after replay_from
+                     tokens (0: the empty state). Tokens [replay_from, start) are drafts that the last step of this row
+                     had accepted: the device kept their inputs and replays them. The state after `limit` tokens goes
+                     to page table[(limit - 1) // T]; the drafts' inputs are kept with the row, their states nowhere.
+
+             replay_from       start         limit          start + len(tokens)
+        ----------|--------------|-------------|---------------|
+         in pages   kept inputs    known tokens  drafts
+                                               ^ the state that this step leaves in pages
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LAST = -1
+
+
+class PageDelta(NamedTuple):
+    """Entries [first, first + len(pages)) of row `row` of a group's page table; NULL_PAGE is an entry not kept."""
+
+    group: int
+    row: int
+    first: int
+    pages: tuple[int, ...]
+
+
+class PageCopy(NamedTuple):
+    """Page `src` of a group to page `dst`. Swaps: device to host page, or host to device page."""
+
+    group: int
+    src: int
+    dst: int
+
+
+class Work(NamedTuple):
+    """Some tokens of one sequence: a prefill chunk, a decode step, a draft verification; see the top of the file.
+
+    row: the sequence's line in the device's tables, its own while it runs; it may pass to another sequence while an
+    older step is in flight. epoch: raised by preemption, unique to a placement, so that old results are inert.
+    sample: the logits of the last known token (and of the drafts) are needed. parents: of a tree of drafts, for each
+    the index of its parent among the drafts, -1 the last known token; empty for a chain. Where a branch of a tree is
+    accepted, the device moves its rows together, from `limit` on.
+    """
+
+    sequence: int
+    row: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    sample: bool
+    replay_from: int
+    num_draft: int = 0
+    parents: tuple[int, ...] = ()
+    deltas: tuple[PageDelta, ...] = ()
+
+
+class StepPlan(NamedTuple):
+    """One step. `works` may be empty where only swaps are due."""
+
+    step: int
+    works: tuple[Work, ...]
+    copies: tuple[PageCopy, ...] = ()
+    swap_out: tuple[PageCopy, ...] = ()
+    swap_in: tuple[PageCopy, ...] = ()
+
+
+class Result(NamedTuple):
+    """What a Work gave: the accepted drafts and one token after them; nothing where it was not to sample.
+
+    ended: the last token is an end of sequence or a stop. A sampling work may give no token (at depth one, and not
+    with drafts): the sequence then pauses until it is forked or ended, as beams do.
+    """
+
+    tokens: tuple[int, ...] = ()
+    ended: bool = False
+
+
+class Update(NamedTuple):
+    """New tokens of a sequence, after commit. finished: it is over, and its pages are let go."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    finished: bool

@@ -1,0 +1,127 @@
+"""State groups: layers that share one page table, as the scheduler sees them: pages, and how far back a step reads.
+
+    kind                    page_tokens   lookback     page_bytes                              snapshot
+    MHA / GQA / MQA         16            ALL          2 * kv_heads * head_dim * 16 * dtype    no
+    sliding window          16            window - 1   same                                    no
+    MLA latent              16            ALL          (latent + rope) * 16 * dtype            no
+    recurrent               256           1            conv + state, whatever page_tokens is   yes
+
+A row group keeps one row per token, `page_tokens` rows to a page. A snapshot group is a sliding window of one whose
+page holds one state: page i holds the newest state that a step left behind in tokens (i * T, (i + 1) * T].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.state import ALL
+
+NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlot:
+    """Where a layer lies in its group's page: `bytes` bytes from byte `offset`. layer: its index in the model."""
+
+    layer: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Layers with one page table.
+
+    page_tokens: tokens that a page covers. lookback: how many computed tokens the next token reads.
+    page_bytes: bytes of one page, all layers. snapshot: a page is one state rather than page_tokens rows.
+    slots: what a page holds, layer by layer in the model's order; the scheduler never asks.
+    """
+
+    name: str
+    page_tokens: int
+    lookback: int
+    page_bytes: int
+    snapshot: bool = False
+    slots: tuple[LayerSlot, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.page_tokens < 1 or self.lookback < 0 or self.page_bytes < 0:
+            raise ValueError(f"{self.name}: page_tokens must be positive, lookback and page_bytes not negative")
+        if self.snapshot and self.lookback != 1:
+            raise ValueError(f"{self.name}: the lookback of a snapshot is 1, not {self.lookback}")
+
+    def page_of(self, token: int) -> int:
+        """Index of the page that covers a token."""
+        return token // self.page_tokens
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that cover `num_tokens` tokens."""
+        return -(-num_tokens // self.page_tokens)
+
+    def first_live_page(self, position: int) -> int:
+        """The oldest page index that a step starting at `position` can still read."""
+        return max(0, position - self.lookback) // self.page_tokens
+
+    def reads(self, position: int) -> range:
+        """Page indices that hold what a sequence needs to go on from `position`."""
+        return range(self.first_live_page(position), self.num_pages(position))
+
+    def new_pages(self, num_held: int, end: int) -> range:
+        """Page indices to append to a table of `num_held` entries, so that tokens [.., end) have somewhere to go."""
+        return range(num_held, self.num_pages(end))
+
+    def writes(self, index: int, end: int) -> bool:
+        """Does a step that ends at `end` write new page `index`? A snapshot is left only where the step ends."""
+        return not self.snapshot or index == self.page_of(end - 1)
+
+    def resumable(self, position: int, num_cached: int) -> bool:
+        """Can another sequence begin at `position`, if the last `num_cached` pages before it are cached?
+
+        Rows resume at full pages only. A snapshot resumes wherever one was published.
+        """
+        if not self.snapshot and position % self.page_tokens:
+            return False
+        return num_cached >= len(self.reads(position))
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Pages with which a sequence of `num_tokens` tokens can always finish, if need be one token at a time."""
+        if self.snapshot:
+            return 2  # the state that a step reads and the one that it leaves
+        window = (min(self.lookback, num_tokens) + self.page_tokens - 1) // self.page_tokens + 1
+        return min(self.num_pages(num_tokens), window)
+
+
+def state_groups(
+    spec: ModelSpec, *, page_tokens: int, element_bytes: int, snapshot_tokens: int = 256
+) -> tuple[StateGroup, ...]:
+    """The groups of a model, in order of first use: one per (lookback, snapshot); shapes may differ inside one.
+
+    page_tokens, snapshot_tokens: tokens that a page of rows and a snapshot cover. element_bytes: of one number of
+    state. Layers that keep nothing are in no group.
+    """
+    members: dict[tuple[int, bool], list[LayerSlot]] = {}
+    for i, layer in enumerate(spec.layers):
+        state = layer.mixer.state()
+        if not state.elements:
+            continue
+        slots = members.setdefault((state.lookback, state.snapshot), [])
+        size = state.elements * element_bytes * (1 if state.snapshot else page_tokens)
+        slots.append(LayerSlot(i, slots[-1].offset + slots[-1].bytes if slots else 0, size))
+    return tuple(
+        StateGroup(
+            name=_name(lookback, snapshot),
+            page_tokens=snapshot_tokens if snapshot else page_tokens,
+            lookback=lookback,
+            page_bytes=sum(slot.bytes for slot in slots),
+            snapshot=snapshot,
+            slots=tuple(slots),
+        )
+        for (lookback, snapshot), slots in members.items()
+    )
+
+
+def _name(lookback: int, snapshot: bool) -> str:
+    if snapshot:
+        return "snapshot"
+    return "all" if lookback == ALL else f"window {lookback + 1}"

@@ -1,0 +1,207 @@
+"""A fake device that knows what every page must hold, and a fake model whose next token is a hash of all before it.
+
+The device works from StepPlans alone: it keeps its own page tables from deltas, its own pages through copies and
+swaps, its own kept inputs of drafts. What a sequence must contain it takes from a Script, which the test hands it.
+The content of a row or a snapshot is the hash of all tokens up to it, so a page that is read in the wrong place, too
+early, after another sequence wrote to it, or from before a preemption, shows at the read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.sched import LAST, PageCopy, Result, StepPlan, Work
+from ridgeline.spec.groups import NULL_PAGE, StateGroup
+
+VOCAB = 50
+EOS = 0
+MASK = (1 << 64) - 1
+
+
+def mix(state: int, token: int) -> int:
+    """The hash of one more token."""
+    state = ((state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & MASK
+    return state ^ (state >> 29)
+
+
+@dataclass
+class Script:
+    """What a sequence must contain: what it was given, then what the model says. `seed` is its sampling noise."""
+
+    given: tuple[int, ...]
+    seed: int
+    root: bytes = b""
+    tokens: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.states.append(int.from_bytes(self.root[:7].ljust(7, b"x"), "little"))
+
+    def _extend(self, length: int) -> None:
+        while len(self.tokens) < length:
+            n = len(self.tokens)
+            token = self.given[n] if n < len(self.given) else mix(self.states[-1], self.seed) % VOCAB
+            self.tokens.append(token)
+            self.states.append(mix(self.states[-1], token))
+
+    def token(self, position: int) -> int:
+        self._extend(position + 1)
+        return self.tokens[position]
+
+    def state(self, length: int) -> int:
+        """The hash of the first `length` tokens."""
+        self._extend(length)
+        return self.states[length]
+
+    def state_after(self, length: int, others: tuple[int, ...]) -> int:
+        state = self.state(length)
+        for token in others:
+            state = mix(state, token)
+        return state
+
+
+Page = dict[Any, Any]  # rows: index -> hash; a snapshot: "state" -> (position, hash)
+
+
+class FakeDevice:
+    """Runs plans at once, in order; `committed` says which steps the scheduler has been told about."""
+
+    def __init__(self, groups: tuple[StateGroup, ...]) -> None:
+        self.groups = groups
+        self.scripts: dict[int, Script] = {}
+        self.step = 0
+        self.committed = 0
+        self.pages: list[dict[int, Page]] = [{} for _ in groups]
+        self.host: list[dict[int, Page]] = [{} for _ in groups]
+        self.tables: dict[tuple[int, int], dict[int, int]] = {}  # (group, row) -> index -> page
+        self.owner: dict[int, tuple[int, int]] = {}  # row -> sequence, epoch
+        self.last: dict[int, tuple[int, int]] = {}  # row -> sequence, position of what it sampled last
+        self.kept: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # row -> sequence, position, drafts from there
+        self.touched: dict[tuple[str, int, int], int] = {}  # (place, group, page) -> the newest step that used it
+        self.given: set[tuple[str, int, int]] = set()  # pages handed out by the step that is running
+        self.counts = dict.fromkeys(("reads", "copies", "swaps", "replays", "accepted", "reused"), 0)
+
+    def run(self, plan: StepPlan) -> list[Result]:
+        assert plan.step == self.step + 1, "steps out of order"
+        self.step = plan.step
+        self.given.clear()
+        self._swap(plan)
+        for copy in plan.copies:
+            self._handed_out("device", copy.group, copy.dst)
+            self.pages[copy.group][copy.dst] = dict(self.pages[copy.group][copy.src])
+            self.counts["copies"] += 1
+        rows = [work.row for work in plan.works]
+        assert len(set(rows)) == len(rows), "two works on one row"
+        for work in plan.works:
+            self._table(work)
+        return [self._run(work) for work in plan.works]
+
+    # ---- pages ------------------------------------------------------------------------------------------
+
+    def _swap(self, plan: StepPlan) -> None:
+        moves: list[tuple[PageCopy, str, Any, str, Any]] = [
+            *((move, "device", self.pages, "host", self.host) for move in plan.swap_out),
+            *((move, "host", self.host, "device", self.pages) for move in plan.swap_in),
+        ]
+        for move, from_place, sources, to_place, targets in moves:
+            self._handed_out(to_place, move.group, move.dst)
+            targets[move.group][move.dst] = dict(sources[move.group].get(move.src, {}))
+            self._touch(from_place, move.group, move.src)
+            self._touch(to_place, move.group, move.dst)
+            self.counts["swaps"] += 1
+
+    def _touch(self, place: str, group: int, page: int) -> None:
+        self.touched[place, group, page] = self.step
+
+    def _handed_out(self, place: str, group: int, page: int) -> None:
+        assert page != NULL_PAGE, "wrote to the null page"
+        if (place, group, page) in self.given:  # a whole page was put there for the work that now writes to it
+            return
+        self.given.add((place, group, page))
+        newest = self.touched.get((place, group, page), 0)
+        assert newest <= self.committed, f"{place} page {page} was handed out again with step {newest} in flight"
+
+    def _table(self, work: Work) -> None:
+        if self.owner.get(work.row) != (work.sequence, work.epoch):
+            self.owner[work.row] = work.sequence, work.epoch
+            self.counts["reused"] += work.start
+            for g in range(len(self.groups)):
+                self.tables[g, work.row] = {}
+        end, limit = work.start + len(work.tokens), work.start + len(work.tokens) - work.num_draft
+        for delta in work.deltas:
+            assert delta.row == work.row
+            group = self.groups[delta.group]
+            for index, page in enumerate(delta.pages, delta.first):
+                self.tables[delta.group, delta.row][index] = page
+                if group.snapshot:  # what the work reads as well was not handed out, but shared
+                    fresh = index == (limit - 1) // group.page_tokens != (work.replay_from - 1) // group.page_tokens
+                else:
+                    fresh = work.start <= index * group.page_tokens < end
+                if fresh:
+                    self._handed_out("device", delta.group, page)
+
+    def _page(self, g: int, row: int, index: int) -> Page:
+        page = self.tables[g, row].get(index, NULL_PAGE)
+        assert page != NULL_PAGE, f"{self.groups[g].name}: entry {index} of row {row} is not kept"
+        self._touch("device", g, page)
+        return self.pages[g].setdefault(page, {})
+
+    # ---- the model --------------------------------------------------------------------------------------
+
+    def _run(self, work: Work) -> Result:
+        script, start, row = self.scripts[work.sequence], work.start, work.row
+        limit = start + len(work.tokens) - work.num_draft
+        drafts = work.tokens[len(work.tokens) - work.num_draft :]
+        assert limit > start and start >= work.replay_from
+        for position, token in enumerate(work.tokens[: limit - start], start):
+            if token == LAST:
+                assert self.last.get(row) == (work.sequence, position), "another sequence's last token"
+            else:
+                assert token == script.token(position), f"wrong token at {position}"
+        for g, group in enumerate(self.groups):
+            if group.snapshot:
+                self._run_snapshot(g, work, script, limit)
+            else:
+                self._run_rows(g, work, script, limit, drafts)
+        self.kept[row] = work.sequence, limit, drafts
+        if not work.sample:
+            assert not drafts
+            return Result()
+        return self._sample(work, script, limit, drafts)
+
+    def _run_rows(self, g: int, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> None:
+        group, size = self.groups[g], self.groups[g].page_tokens
+        for position in range(max(0, work.start - group.lookback), work.start):
+            held = self._page(g, work.row, position // size).get(position % size)
+            assert held == script.state(position + 1), f"{group.name}: wrong row at {position} of {work.start}"
+            self.counts["reads"] += 1
+        rows = [(p, script.state(p + 1)) for p in range(work.start, limit)]
+        rows += [(limit + i, script.state_after(limit, drafts[: i + 1])) for i in range(len(drafts))]
+        for position, state in rows:
+            self._page(g, work.row, position // size)[position % size] = state
+
+    def _run_snapshot(self, g: int, work: Work, script: Script, limit: int) -> None:
+        group, size, begin = self.groups[g], self.groups[g].page_tokens, work.replay_from
+        if begin:
+            held = self._page(g, work.row, (begin - 1) // size).get("state")
+            assert held == (begin, script.state(begin)), f"{group.name}: wrong state at {begin}: {held}"
+            self.counts["reads"] += 1
+        if work.start > begin:
+            owner, position, drafts = self.kept[work.row]
+            assert (owner, position) == (work.sequence, begin), "the kept inputs are of another span"
+            replayed = [script.token(p) for p in range(begin, work.start)]
+            assert list(drafts[: work.start - begin]) == replayed, "replays a draft that was rejected"
+            self.counts["replays"] += 1
+        self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit))
+
+    def _sample(self, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> Result:
+        """The longest run of right drafts and one token more, up to an end of sequence."""
+        self.last[work.row] = work.sequence, limit
+        tokens = [script.token(limit)]
+        for draft in drafts:
+            if draft != tokens[-1] or draft == EOS:
+                break
+            tokens.append(script.token(limit + len(tokens)))
+            self.counts["accepted"] += 1
+        return Result(tuple(tokens), tokens[-1] == EOS)

@@ -1,0 +1,253 @@
+"""The scheduler against the fake device: fresh seeds, every mix of state groups, all that may happen to a request."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from sched_device import EOS, VOCAB, FakeDevice, Script
+
+from ridgeline.sched import Priority, Result, Scheduler, Sequence, StepPlan, fcfs, hash_root
+from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.state import ALL
+
+KV = StateGroup("kv", 4, ALL, 64)
+WINDOW = StateGroup("window", 4, 11, 64)
+LATENT = StateGroup("latent", 8, ALL, 16)
+STATE = StateGroup("state", 16, 1, 256, snapshot=True)
+MIXES = {
+    "kv": (KV,),
+    "kv, window": (KV, WINDOW),
+    "snapshot": (STATE,),
+    "kv, snapshot": (KV, STATE),
+    "kv, latent, window, snapshot": (KV, LATENT, WINDOW, STATE),
+    "pages of one token, two windows": (
+        StateGroup("kv", 1, ALL, 8),
+        StateGroup("narrow", 2, 0, 8),
+        StateGroup("window", 8, 5, 8),
+    ),
+    "odd pages, two snapshots": (
+        StateGroup("kv", 12, ALL, 8),
+        StateGroup("state", 32, 1, 8, snapshot=True),
+        StateGroup("fine", 4, 1, 8, snapshot=True),
+    ),
+}
+STOP = 1  # the token that ends a request one step late, as a stop string does
+MAX_STEPS = 20_000
+MAX_FORKS = 20  # in one run
+
+
+@dataclass
+class Request:
+    """What the test knows of a request."""
+
+    tokens: list[int]  # given, then as updates brought them
+    num_prompt: int
+    max_length: int
+    root: bytes
+    stops: bool
+    over: bool = False
+    aborted: bool = False
+
+
+@dataclass
+class Fuzz:
+    """One run: a random pool, random requests, and everything that may happen to them."""
+
+    groups: tuple[StateGroup, ...]
+    seed: int
+    num_requests: int = 20
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.rng = rng = random.Random(self.seed)
+        self.longest = 124
+        most = [group.most_pages(self.longest) for group in self.groups]
+        scale = rng.choice([1.0, 1.3, 2.0, 6.0])
+        more, host = rng.choice([0, 0, 12]), rng.choice([0, 1, 3])
+        self.scheduler = Scheduler(
+            self.groups,
+            [int(n * scale) + more + 1 for n in most],
+            max_batch_tokens=rng.choice([5, 16, 33, 64, 200]),
+            max_seqs=rng.randint(1, 12),
+            num_host_pages=[n * host + 1 for n in most],
+            policy=rng.choice([fcfs, Priority(patience=8)]),
+            swap_cost=(lambda tokens, num_bytes: rng.choice(["swap", "recompute"])) if host else None,
+        )
+        self.device = FakeDevice(self.groups)
+        self.depth = rng.choice([1, 2])
+        self.drafting, self.forking = rng.random() < 0.5, rng.random() < 0.5
+        self.aborting = rng.choice([0.0, 0.0, 0.03])
+        self.requests: dict[int, Request] = {}
+        self.flight: deque[tuple[StepPlan, list[Result]]] = deque()
+        self.bases = [[rng.randrange(2, VOCAB) for _ in range(70)] for _ in range(3)]
+        self.roots = [hash_root(), hash_root(cache_salt="a"), hash_root(adapter="a")]
+
+    def run(self) -> Counter[str]:
+        rng, scheduler = self.rng, self.scheduler
+        todo, steps = self.num_requests, 0
+        while todo or len(scheduler) or self.flight:
+            for _ in range(min(todo, rng.randint(0, 3))):
+                self.add()
+                todo -= 1
+            plan = scheduler.schedule()
+            assert plan or self.flight or not len(scheduler), "no progress"
+            if plan:
+                plan = pickle.loads(pickle.dumps(plan))
+                self.flight.append((plan, self.device.run(plan)))
+            if rng.random() < self.aborting:
+                self.abort()
+            if self.flight and (len(self.flight) >= self.depth or not plan):
+                self.commit()
+            scheduler.check()
+            steps += 1
+            assert steps < MAX_STEPS, "no end"
+        self.finish()
+        self.counts["steps"] = steps
+        return self.counts
+
+    # ---- what may happen ----------------------------------------------------------------------------
+
+    def add(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.bases)[: rng.randint(0, 70)] + [
+            rng.randrange(2, VOCAB) for _ in range(rng.randint(0, 14))
+        ]
+        prompt = prompt or [2]
+        max_tokens = rng.randint(1, self.longest - len(prompt))
+        root = rng.choice(self.roots)
+        priority = rng.randint(-2, 2)
+        choices = rng.randint(2, 5) if rng.random() < 0.2 else 1
+        family = [self.make(prompt, len(prompt), max_tokens, root, priority) for _ in range(choices)]
+        self.scheduler.add(family[0], family[1:])
+
+    def make(self, tokens: list[int], num_prompt: int, max_tokens: int, root: bytes, priority: int) -> Sequence:
+        number = len(self.requests)
+        self.requests[number] = Request(
+            list(tokens), num_prompt, num_prompt + max_tokens, root, self.rng.random() < 0.5
+        )
+        self.device.scripts[number] = Script(tuple(tokens), self.rng.randrange(1000), root)
+        return Sequence(number, list(tokens), max_tokens, priority, root, num_prompt)
+
+    def abort(self) -> None:
+        live = [number for number, request in self.requests.items() if not request.over]
+        if live:
+            number = self.rng.choice(live)
+            assert self.scheduler.abort(number)
+            assert not self.scheduler.finish(number)
+            self.requests[number].over = self.requests[number].aborted = True
+
+    def commit(self) -> None:
+        rng = self.rng
+        plan, results = self.flight.popleft()
+        paused = []
+        if self.forking and self.depth == 1:
+            for i, work in enumerate(plan.works):
+                can = work.sample and not work.num_draft and self.counts["forks"] < MAX_FORKS
+                if can and rng.random() < 0.05:
+                    results[i] = Result()
+                    paused.append(work.sequence)
+        updates = self.scheduler.commit(plan, results)
+        self.device.committed = plan.step
+        assert len({u.sequence for u in updates}) == len(updates)
+        for update in updates:
+            request = self.requests[update.sequence]
+            assert not request.over, "tokens of a request that is over"
+            request.tokens += update.tokens
+            request.over = update.finished
+            if request.stops and STOP in update.tokens and not request.over:
+                self.scheduler.finish(update.sequence)
+                request.over = True
+        for number in paused:
+            if not self.requests[number].over:
+                self.branch(number, both=True)
+        for number, request in list(self.requests.items()):
+            if not request.over:
+                if self.forking and self.depth == 1 and self.counts["forks"] < MAX_FORKS and rng.random() < 0.01:
+                    self.branch(number, both=False)
+                if self.drafting and rng.random() < 0.5:
+                    self.propose(number, len(request.tokens))
+
+    def branch(self, number: int, *, both: bool) -> None:
+        """As beams do: another token at the end of the parent, or two instead of it."""
+        parent = self.requests[number]
+        known = parent.tokens if both else parent.tokens[: max(parent.num_prompt, len(parent.tokens) - 1)]
+        for token in self.rng.sample(range(2, VOCAB), 1 + both):
+            room = parent.max_length - len(known) - 1
+            if room > 0:
+                max_tokens = parent.max_length - parent.num_prompt
+                self.scheduler.fork(number, self.make([*known, token], parent.num_prompt, max_tokens, parent.root, 0))
+                self.counts["forks"] += 1
+        if both:
+            self.scheduler.abort(number)
+            parent.over = parent.aborted = True
+
+    def propose(self, number: int, known: int) -> None:
+        script, rng = self.device.scripts[number], self.rng
+        drafts = [script.token(known + i) if rng.random() < 0.8 else rng.randrange(VOCAB) for i in range(6)]
+        self.scheduler.propose(number, drafts[: rng.randint(0, 6)])
+
+    # ---- what must have happened ------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Every request holds what the model says, computed again from its first tokens, up to where it must end."""
+        for number, request in self.requests.items():
+            assert request.over
+            script = self.device.scripts[number]
+            again = Script(script.given, script.seed, script.root)
+            expected = [again.token(i) for i in range(len(request.tokens))]
+            assert request.tokens == expected, f"wrong tokens in {number}"
+            made = request.tokens[len(script.given) :]
+            ends = [i for i, t in enumerate(made) if t == EOS or (t == STOP and request.stops)]
+            if request.aborted:
+                assert len(request.tokens) <= request.max_length
+            elif ends:
+                # A late stop may arrive with accepted drafts behind it; an end of sequence is always the last.
+                assert ends[0] == len(made) - 1 or made[ends[0]] == STOP
+            else:
+                assert len(request.tokens) == request.max_length, f"{number} ended early"
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert all(g.used_pages == g.host_pages_used == 0 for g in stats.groups), "pages were lost"
+        assert 0 <= stats.hit_rate < 1
+        self.counts.update(self.device.counts)
+        self.counts.update(
+            hit_tokens=stats.hit_tokens, recomputes=stats.preempted_recompute, swapped=stats.preempted_swap
+        )
+
+
+def fuzz(groups: tuple[StateGroup, ...], seed: int) -> Counter[str]:
+    try:
+        return Fuzz(groups, seed).run()
+    except Exception as e:
+        raise AssertionError(f"seed {seed}: {type(e).__name__}: {e}") from e
+
+
+def many(mix: str, seeds: list[int], *, complete: bool = True) -> None:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        total += fuzz(MIXES[mix], seed)
+    # A fuzz that no longer meets the hard cases proves nothing.
+    hard = ["steps", "copies", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks"]
+    hard += ["replays"] if any(group.snapshot for group in MIXES[mix]) else []
+    missed = [name for name in hard if not total[name]]
+    assert not (complete and missed), f"never happened in {seeds}: {missed}; {dict(total)}"
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_fixed_seeds(mix: str) -> None:
+    many(mix, list(range(16)))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_fresh_seeds(mix: str) -> None:
+    many(mix, [random.SystemRandom().randrange(1 << 32) for _ in range(4)], complete=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", MIXES)
+def test_many_fresh_seeds(mix: str) -> None:
+    many(mix, [random.SystemRandom().randrange(1 << 32) for _ in range(500)])
