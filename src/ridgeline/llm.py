@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal
 
+from ridgeline.engine.batch import EngineGenerator
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
-from ridgeline.load.detokenize import Detokenizer
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime.batch import GenerationRequest, GenerationResult, Generator
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
-from ridgeline.runtime.naive import NaiveGenerator, NaiveRequest
+from ridgeline.runtime.naive import NaiveGenerator
+from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.runtime.step import DenseStep
+from ridgeline.runtime.text import TextStreams
 from ridgeline.spec.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -22,13 +27,15 @@ if TYPE_CHECKING:
 # Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation).
 Prompt = str | Sequence[int] | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
 
 
 class LLM:
-    """A model that is ready to answer, in this process.
+    """A model that is ready to answer, in this process. Calls from several threads must take turns.
 
-    model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. The other options are
-    those of `LoadOptions`, with vLLM's names: device, dtype, max_model_len, load_format, revision, seed, ops.
+    model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. cache: "on" is the
+    engine (paged state, continuous batching), "off" naive sampling, the baseline. The other options have vLLM's names:
+    see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -38,18 +45,42 @@ class LLM:
         *,
         tokenizer: str | None = None,
         skip_tokenizer_init: bool = False,
+        cache: Literal["on", "off"] = "on",
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        load_format: str = "auto",
+        revision: str | None = None,
+        seed: int = 0,
+        ops: Mapping[str, str] | None = None,
+        engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
-        **options: Any,
     ) -> None:
-        known = {f.name for f in fields(LoadOptions)}
-        if unknown := sorted(set(options) - known):
-            raise RequestError(f"LLM has no option {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-        self.options = LoadOptions(**options)
+        if cache not in ("on", "off"):
+            raise RequestError(f"cache is {cache!r}; it must be 'on' or 'off'")
+        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
         self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
         self.tokenizer: Tokenizer | None = None
         self._no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
         if not skip_tokenizer_init:
             self._open_tokenizer(tokenizer)
+        self.config: EngineConfig | None = None
+        self._generator: Generator = NaiveGenerator(self.loaded)
+        if cache == "on":
+            self.config = self._resolve(engine or EngineOptions())
+            self._generator = EngineGenerator(self.loaded, self.config)
+
+    def _resolve(self, options: EngineOptions) -> EngineConfig:
+        memory, on_cpu = self.loaded.table.memory, self.loaded.table.memory.device == "cpu"
+        free = memory.free_bytes()
+        return resolve(
+            self.loaded.spec,
+            self.loaded.max_model_len,
+            options,
+            free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
+            fixed_len=self.options.max_model_len is not None,
+            fraction=0.5 if on_cpu else 0.9,  # a CPU's memory is also everybody else's
+        )
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -58,7 +89,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """The longest context in tokens: prompt and answer together."""
-        return self.loaded.max_model_len
+        return self.config.max_model_len if self.config else self.loaded.max_model_len
 
     def default_sampling_fields(self) -> dict[str, Any]:
         """The sampling parameters that the model's generation_config.json recommends."""
@@ -70,32 +101,35 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_text: Callable[[int, int, str], None] | None = None,
-        on_done: Callable[[int], None] = lambda request: None,
+        on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results in the order given.
 
         sampling_params: for all prompts, or one for each; default: what generation_config.json recommends.
         on_text: called with (prompt index, choice, new text) as it comes, never with a broken character.
-        on_done: called with the index of each prompt whose answers are complete.
-        Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then.
+        on_done: called with each prompt's index and result as soon as its answers are complete.
+        Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then. What fails on
+        its own while running has finish_reason "error".
         """
         batch = _as_batch(prompts)
-        encoded = [self.encode(p) for p in batch]
-        requests = self._requests(encoded, sampling_params)
-        streams = _TextStreams(self.tokenizer, requests, on_text)
+        requests = self._requests(batch, sampling_params)
+        streams = TextStreams(self.tokenizer, requests, on_text)
+        outputs: list[RequestOutput | None] = [None] * len(batch)
 
-        def done(request: int) -> None:
-            streams.finish(request)
-            on_done(request)
+        def done(index: int, result: GenerationResult) -> None:
+            streams.finish(index)
+            for answer in result.outputs:
+                answer.text = streams.text(index, answer.index)
+            ids = list(requests[index].prompt_token_ids)
+            output = RequestOutput(
+                _text_of(batch[index]), ids, result.outputs, result.timing, result.num_cached_tokens,
+                prompt_logprobs=result.prompt_logprobs,
+            )  # fmt: skip
+            outputs[index] = output
+            on_done(index, output)
 
-        results = NaiveGenerator(self.loaded).run(requests, streams.push, done)
-        outputs = []
-        for i, (prompt, ids, result) in enumerate(zip(batch, encoded, results, strict=True)):
-            for output in result.outputs:
-                output.text = streams.text(i, output.index)
-            text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt if isinstance(prompt, str) else None
-            outputs.append(RequestOutput(text, ids, result.outputs, result.timing))
-        return outputs
+        self._generator.run(requests, streams.push, done)
+        return [output for output in outputs if output is not None]
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray[Any, Any]]:
         """Logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
@@ -127,23 +161,36 @@ class LLM:
             if not prompt:
                 raise RequestError("the prompt is empty; give at least one character")
             return self._check_ids(self._tokenizer().encode(prompt))
-        if not isinstance(prompt, Sequence):
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
         return self._check_ids([*prompt])
 
     def _requests(
-        self, encoded: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[NaiveRequest]:
+        self, batch: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[GenerationRequest]:
+        """Every prompt, checked. Raises RequestError that names the first one which cannot be served."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
-        each = [params] * len(encoded) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(encoded):
-            raise RequestError(f"{len(encoded)} prompts, but {len(each)} sampling_params; give one, or one for each")
-        for ids, p in zip(encoded, each, strict=True):
-            self.check_length(ids, p)
-        return [
-            NaiveRequest(ids, p, self.options.seed + i) for i, (ids, p) in enumerate(zip(encoded, each, strict=True))
-        ]
+        each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(batch):
+            raise RequestError(f"{len(batch)} prompts, but {len(each)} sampling_params; give one, or one for each")
+        requests = []
+        for i, (prompt, p) in enumerate(zip(batch, each, strict=True)):
+            try:
+                requests.append(self._request(i, prompt, p))
+            except (RequestError, TokenizerError) as e:
+                raise (type(e)(f"prompt {i + 1} of {len(batch)}: {e}") if len(batch) > 1 else e) from None
+        return requests
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
+        ids = self.encode(prompt)
+        self.check_length(ids, params)
+        params.check_vocabulary(self.loaded.spec.vocab_size)
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
+        # Under a seed of its own a request's noise depends on nothing else; under the model's, on its place.
+        seed, place = (self.options.seed, index + 1) if params.seed is None else (params.seed, 0)
+        return GenerationRequest(ids, params, tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n)))
 
     def check_length(self, ids: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
@@ -158,6 +205,11 @@ class LLM:
                 f"the prompt's {len(ids)} tokens and max_tokens {params.max_tokens} exceed the context of "
                 f"{self.max_model_len}; lower max_tokens to {room}{self._longer_context()}"
             )
+        if params.min_tokens > room:
+            raise RequestError(
+                f"the prompt's {len(ids)} tokens and min_tokens {params.min_tokens} exceed the context of "
+                f"{self.max_model_len}; lower min_tokens to {room}{self._longer_context()}"
+            )
 
     def _longer_context(self) -> str:
         limit = self.loaded.spec.max_position_embeddings
@@ -168,9 +220,10 @@ class LLM:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
         for i in ids:
-            if type(i) is not int or not 0 <= i < vocab:
+            whole = hasattr(i, "__index__") and not isinstance(i, bool)  # numpy's integers too
+            if not whole or not 0 <= i < vocab:
                 raise RequestError(f"token id {i!r} is not in 0..{vocab - 1}, this model's vocabulary")
-        return ids
+        return [index(i) for i in ids]
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -191,53 +244,20 @@ class LLM:
                 f"the tokenizer has {self.tokenizer.base_vocab_size} tokens, the model {self.loaded.spec.vocab_size}: "
                 "they do not belong together"
             )
+        if (eos := self.tokenizer.eos_token_id) is not None:  # many configs leave it to the tokenizer
+            self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
 
 
 def _as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
         raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
     items: list[Any] = list(prompts)
-    return [items] if items and all(isinstance(i, int) for i in items) else items
-
-
-class _TextStreams:
-    """Text of every answer, piece by piece."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        requests: Sequence[NaiveRequest],
-        on_text: Callable[[int, int, str], None] | None,
-    ) -> None:
-        self._on_text = on_text
-        self._pieces: dict[tuple[int, int], list[str]] = {}
-        self._detokenizers: dict[tuple[int, int], Detokenizer] = {}
-        self._choices = [r.params.n for r in requests]
-        if tokenizer is not None:
-            for i, r in enumerate(requests):
-                for choice in range(r.params.n):
-                    self._detokenizers[i, choice] = tokenizer.detokenizer(
-                        r.params.skip_special_tokens, r.prompt_token_ids
-                    )
-
-    def push(self, request: int, choice: int, token: int) -> None:
-        if detokenizer := self._detokenizers.get((request, choice)):
-            self._emit(request, choice, detokenizer.push(token))
-
-    def finish(self, request: int) -> None:
-        """All answers to a request are complete: what was held back comes out."""
-        for choice in range(self._choices[request]):
-            if detokenizer := self._detokenizers.get((request, choice)):
-                self._emit(request, choice, detokenizer.flush())
-
-    def text(self, request: int, choice: int) -> str:
-        return "".join(self._pieces.get((request, choice), []))
-
-    def _emit(self, request: int, choice: int, piece: str) -> None:
-        if piece:
-            self._pieces.setdefault((request, choice), []).append(piece)
-            if self._on_text:
-                self._on_text(request, choice, piece)
+    return [items] if items and all(hasattr(i, "__index__") for i in items) else items

@@ -168,10 +168,10 @@ def test_json_with_logprobs_and_choices(run: Run, tiny: Path) -> None:
             assert best["logprob"] >= entry["logprob"]
 
 
-def test_several_choices_as_text(run: Run, tiny: Path, llm: LLM) -> None:
+def test_several_choices_as_text(run: Run, tiny: Path) -> None:
     found = run("generate", "-m", str(tiny), "abc", "-n", "2", "--seed", "4", "--max-tokens", "8", "--ignore-eos")
-    params = SamplingParams(n=2, seed=4, max_tokens=8, ignore_eos=True)
-    first, second = (choice.text for choice in llm.generate("abc", params)[0].outputs)
+    params = SamplingParams(n=2, max_tokens=8, ignore_eos=True)
+    first, second = (choice.text for choice in LLM(str(tiny), seed=4).generate("abc", params)[0].outputs)
     assert found.stdout == f">>> abc\n[0] {first}\n\n[1] {second}\n\n"
 
 

@@ -54,18 +54,23 @@ def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -
     assert open_checkpoint(old).spec == open_checkpoint(new).spec
 
 
-def test_our_own_config_file_gives_the_same_logits(tmp_path: Path) -> None:
+# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones.
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3"])
+def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """A model of our own making: config.json holds the spec, the tensors have our names."""
     from safetensors.numpy import save_file
 
     from ridgeline.spec import to_json
 
-    case = CASES["gpt_neox"]
+    case = CASES[name]
     build(case, tmp_path / "hf")
     llm = LLM(str(tmp_path / "hf"))
     ours = tmp_path / "ours"
     ours.mkdir()
     weights = {name: llm.loaded.table.memory.get(w) for name, w in llm.loaded.model.weights.items()}
+    shapes = {w.name: w.shape for w in llm.loaded.spec.weights()}
+    assert {name: w.shape for name, w in weights.items()} == shapes  # experts in one stack, no head if it is tied
+    assert ("head.weight" in shapes) != case.tied
     save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, ours / "model.safetensors")
     (ours / "config.json").write_text(json.dumps({"model_type": "ridgeline", "spec": to_json(llm.loaded.spec)}))
     again = LLM(str(ours))

@@ -2,12 +2,16 @@
 
 The comparison with transformers proves a field only where misreading it would have shown. Here each field of each
 part, alone, in the first and the last layer of its kind, has to move some logit by 100 times that comparison's
-tolerance. What cannot be changed under the same weights, or changes nothing by its nature, is listed with the reason.
+tolerance, in every case of the oracle. What cannot be changed under the same weights, or changes nothing by its
+nature, is listed with the reason; all other fields that `ridgeline.spec` exports are changed in some case.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +19,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import ridgeline.spec
 from oracle.build import build
-from oracle.families import CASES, WINDOW, prompts
+from oracle.families import CASES, WINDOW, Case, prompts
+from ridgeline.archs import spec_from_config
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.weights import load_weights
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import AnyLayer, Layer, LinearScaling, ModelSpec, ParallelLayer, Rope, YarnScaling
+from ridgeline.spec import (
+    MLP,
+    AnyLayer,
+    DynamicNTKScaling,
+    GatedMLP,
+    Layer,
+    LayerNorm,
+    LinearScaling,
+    LongRopeScaling,
+    ModelSpec,
+    ParallelLayer,
+    RMSNorm,
+    Rope,
+    YarnScaling,
+)
 
-NAMES = [
-    "gemma2", "gemma3", "granite", "phi3_partial", "olmo3", "glm4", "gpt_neox", "qwen3_moe_mixed", "smollm3_window",
-    "llama_biases", "llama_llama3", "llama_yarn", "llama_yarn_mscale",
-]  # fmt: skip
+# Left out: gemma2_tied, whose softcaps are the published 50 and 30, too high for these scores to feel.
+NAMES = [name for name in CASES if name != "gemma2_tied"]
 FAR = 100 * 1e-4
 
 # Fields that weights of the same shapes cannot have otherwise.
@@ -45,7 +63,11 @@ SHAPED = {
     "MoE.num_experts": "rows of the router",
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
-    "ModelSpec.num_position_embeddings": "a table that the model does not have",
+}
+# Fields that weights of the same shapes can have otherwise only from one side; the other is another case's.
+ONE_WAY = {
+    "ModelSpec.num_position_embeddings": "a table that most models do not have",
+    "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
 ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm"}
@@ -56,6 +78,14 @@ SILENT = {
     "ModelSpec.family": "a name in messages",
     "ModelSpec.max_position_embeddings": "a limit that is enforced before the model runs",
 }
+# Case -> fields that act only at lengths which the case, by its max_model_len, does not serve; others do.
+ASLEEP = {
+    "llama_dynamic": {"DynamicNTKScaling.factor", "Rope.scaling"},
+    "phi3_longrope_short": {"LongRopeScaling.long_factor"},
+    "phi3_longrope_long": {"LongRopeScaling.short_factor"},
+}
+# Exported types that are no part of a ModelSpec, and what they are.
+DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
 
 
 def changed(part: Any, field: str) -> Any:
@@ -83,14 +113,26 @@ def changed(part: Any, field: str) -> Any:
         case "num_kv_heads":
             return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
-            return value + 256
+            return 0 if value else 256
+        case "short_factor" | "long_factor":
+            return tuple(2 * x for x in value)  # their number follows from the rotation
         case "qk_norm_over":
             return "all_heads" if value == "head" else "head"
     return not value if isinstance(value, bool) else value * 2
 
 
+def several(part: Any, field: str) -> tuple[Any, ...]:
+    """Values of which one has to move the logits, for fields of which a step may be without effect."""
+    value = getattr(part, field)
+    if isinstance(part, YarnScaling) and part.truncate and field in ROUNDED:
+        return tuple(type(value)(value * x) for x in (2, 1 / 2, 1 / 16))
+    if isinstance(part, DynamicNTKScaling | LongRopeScaling) and field == "original_max_position_embeddings":
+        return value * 4, value // 2  # into the other regime, whichever it is
+    return (changed(part, field),)
+
+
 def flips(part: Any) -> Iterator[tuple[str, Any]]:
-    """(Type.field, the part with that field changed), through all parts within."""
+    """(Type.field.Type.field..., the part with the last of them changed), through all parts within."""
     for f in fields(part):
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
         if f.name == "layers" or (f.name in ABSENT and not value):
@@ -99,15 +141,30 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # over what there is none of
         if is_dataclass(value):
             for inner, other in flips(value):
-                yield f"{f.name}.{inner}", replace(part, **{f.name: other})
-            if f.name in ("qk_norm", "post_norm", "rope", "scaling") or (
-                f.name == "pre_norm" and getattr(part, "post_norm", None)
-            ):
-                yield name, replace(part, **{f.name: None})
-        elif isinstance(part, YarnScaling) and part.truncate and f.name in ROUNDED:
-            yield from ((name, replace(part, **{f.name: type(value)(value * x)})) for x in (2, 1 / 2, 1 / 16))
+                yield f"{name}.{inner}", replace(part, **{f.name: other})
+            yield from ((name, replace(part, **{f.name: other})) for other in other_kinds(part, f.name))
         else:
-            yield name, replace(part, **{f.name: changed(part, f.name)})
+            yield from ((name, with_field(part, f.name, other)) for other in several(part, f.name))
+
+
+def with_field(part: Any, field: str, value: Any) -> Any:
+    """The part with one field changed, and with it what must be of the same length."""
+    if field == "dim" and isinstance(s := part.scaling, LongRopeScaling):
+        pairs = value // 2
+        cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
+        return replace(part, dim=value, scaling=cut)
+    return replace(part, **{field: value})
+
+
+def other_kinds(part: Any, field: str) -> Iterator[Any]:
+    """What may stand in place of a part within, on the same weights: nothing, or the simpler kind."""
+    value = getattr(part, field)
+    if field in ("qk_norm", "post_norm", "rope", "scaling") or (field == "pre_norm" and isinstance(part, Layer)):
+        yield None
+    if isinstance(value, LayerNorm):
+        yield RMSNorm(value.eps)
+    if isinstance(value, GatedMLP):
+        yield MLP(value.intermediate_size, value.activation, value.bias)
 
 
 def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
@@ -119,16 +176,31 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
 
 
 def model_flips(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
+    """(What is changed, the model with that changed)."""
     yield from flips(spec)
     layers = spec.layers
     chosen = sorted({i for x in set(layers) for i in (layers.index(x), len(layers) - 1 - layers[::-1].index(x))})
     for i in chosen:
         for name, other in (*flips(layers[i]), *reordered(layers[i])):
-            yield f"layers[{i}].{name}", replace(spec, layers=(*layers[:i], other, *layers[i + 1 :]))
+            yield f"ModelSpec.layers[{i}].{name}", replace(spec, layers=(*layers[:i], other, *layers[i + 1 :]))
     for i in range(len(layers) - 1):
         if layers[i] != layers[i + 1]:
             order = (*layers[:i], layers[i + 1], layers[i], *layers[i + 2 :])
-            yield f"layers[{i}] and [{i + 1}] exchanged", replace(spec, layers=order)
+            yield f"ModelSpec.layers[{i}] and [{i + 1}] exchanged", replace(spec, layers=order)
+
+
+def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    return {w.name: w.shape for w in spec.weights()}
+
+
+def fits(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> bool:
+    """Do weights of these shapes serve the spec?"""
+    return shapes_of(spec).items() <= shapes.items()
+
+
+def fields_of(label: str) -> list[str]:
+    """Every Type.field on the way to what a label names, that last."""
+    return re.findall(r"[A-Z]\w*\.[a-z]\w*", label)
 
 
 class Subject:
@@ -144,10 +216,6 @@ class Subject:
             self.spec, checkpoint.family.names, TensorFiles(folder), self.table.memory, "float32", lambda done: None
         )
         self._base = self._run(self.spec, self.table)
-
-    def fits(self, spec: ModelSpec) -> bool:
-        """Do the weights serve this spec too?"""
-        return all(w.name in self._weights and self._weights[w.name].shape == w.shape for w in spec.weights())
 
     def movement(self, spec: ModelSpec) -> float:
         return float(np.abs(self._run(spec, open_table("cpu")) - self._base).max())
@@ -169,26 +237,42 @@ def _one_thread() -> Iterator[None]:
 def test_every_field_moves_the_logits(name: str, tmp_path: Path) -> None:
     subject = Subject(name, tmp_path)
     movement: dict[str, float] = {}
+    shapes = shapes_of(subject.spec)
     for label, spec in model_flips(subject.spec):
         assert spec != subject.spec, label
-        if subject.fits(spec):
+        if fits(spec, shapes):
             movement[label] = max(subject.movement(spec), movement.get(label, 0.0))
         else:
-            assert field_of(label) in SHAPED or "exchanged" in label, f"{label} needs other weights"
-    silent = {label: moved for label, moved in movement.items() if field_of(label) in SILENT}
+            named = fields_of(label)[-1] in SHAPED | ONE_WAY or "exchanged" in label
+            assert named, f"{label} needs other weights"
+    still = {*SILENT, *ASLEEP.get(name, ())}
+    silent = {label: moved for label, moved in movement.items() if fields_of(label)[-1] in still}
     assert set(silent.values()) == {0.0}
-    assert len(movement) > 30
+    assert len(movement) > 20
     weak = [f"{label}: {moved:.1e}" for label, moved in movement.items() if label not in silent and moved <= FAR]
     assert not weak, "\n".join(weak)
 
 
-def field_of(label: str) -> str:
-    """Type.field, the end of a label."""
-    return ".".join(label.split(".")[-2:])
+def test_every_exported_field_is_changed_in_some_case() -> None:
+    """What the test above changes, over all cases, is everything but the exceptions; and none of these is idle."""
+    moved: set[str] = set()
+    for name in NAMES:
+        spec = described(CASES[name])
+        shapes = shapes_of(spec)
+        for label, other in model_flips(spec):
+            path = fields_of(label)
+            if fits(other, shapes) and path[-1] not in {*SILENT, *ASLEEP.get(name, ())}:
+                moved.update(path)
+    exported = [getattr(ridgeline.spec, name) for name in ridgeline.spec.__all__]
+    parts = {part.__name__: part for part in exported if is_dataclass(part)}  # TokenMixer is another name for one
+    assert set(DERIVED) < set(parts)
+    everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in DERIVED for f in fields(part)}
+    assert moved == everything - set(SHAPED) - set(SILENT)
+    assert set(ONE_WAY) <= moved
+    assert set(SHAPED) | set(SILENT) <= everything
 
 
-def test_the_lists_of_exceptions_are_no_longer_than_needed() -> None:
-    """Each entry is a field that there is."""
-    for entry in SHAPED | SILENT:
-        type_name, field = entry.split(".")
-        assert field in {f.name for f in fields(getattr(ridgeline.spec, type_name))}
+def described(case: Case) -> ModelSpec:
+    """The spec of a case, from its config alone."""
+    config = getattr(transformers, case.config_class)(**deepcopy(case.kwargs))
+    return spec_from_config(json.loads(config.to_json_string(use_diff=False)))

@@ -68,7 +68,9 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_model("org/name") == Path("org/name")  # a folder comes before a hub id of that name
     assert find_model("./org/name/") == Path("org/name")
     assert find_model("~/org") == tmp_path / "org"
-    assert find_model(str(tmp_path), revision="main", files=CONFIG_FILES) == tmp_path
+    assert find_model(str(tmp_path), files=CONFIG_FILES) == tmp_path
+    with pytest.raises(CheckpointError, match="--revision main is for hub ids"):
+        find_model(str(tmp_path), revision="main")
 
 
 @pytest.mark.usefixtures("no_hub")

@@ -152,21 +152,24 @@ def test_a_batch_answers_as_each_prompt_alone(params: SamplingParams, tiny: LLM)
     assert len({tuple(ids) for choices in together for ids in choices}) == len(together) * params.n
 
 
-def test_a_full_step_makes_others_wait_and_changes_nothing(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_step_makes_others_wait_and_changes_nothing(
+    tiny: LLM, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive sampling keeps the budget of a step with the answers at their longest."""
     params = SamplingParams(seed=5, n=3, max_tokens=10)
     together = answers(tiny.generate(many(), params))
+    llm = LLM(str(tiny_folder), cache="off")
     sizes: list[int] = []
-    forward = type(tiny.loaded.model).__call__
+    forward = type(llm.loaded.model).__call__
 
     def spy(model: Any, step: Any, *args: Any) -> Any:
         sizes.append(sum(step.lengths) if len(step.lengths) > 1 else 0)
         return forward(model, step, *args)
 
-    monkeypatch.setattr(type(tiny.loaded.model), "__call__", spy)
+    monkeypatch.setattr(type(llm.loaded.model), "__call__", spy)
     monkeypatch.setattr(naive, "MAX_STEP_TOKENS", 60)
-    assert answers(tiny.generate(many(), params)) == together
-    # What was taken on may grow by one token at each step, but nobody is taken on beyond the budget.
-    assert 0 < max(sizes) < 60 + 10 * 6
+    assert answers(llm.generate(many(), params)) == together
+    assert 0 < max(sizes) <= 60
     assert len(sizes) > 30  # they did wait: 27 answers of 10 tokens in one batch take 10 steps
 
 
@@ -186,10 +189,10 @@ def test_without_a_seed_a_run_repeats_and_prompts_differ(tiny: LLM, tiny_folder:
     first = answers(tiny.generate(["abc"] * 3, params))
     assert first == answers(tiny.generate(["abc"] * 3, params))
     assert len({str(choices) for choices in first}) == 3
-    other = LLM(str(tiny_folder), seed=1)
-    assert answers(other.generate(["abc"] * 2, params)) == first[1:]
-    largest = LLM(str(tiny_folder), seed=2**63 - 1)
-    assert len(answers(largest.generate(["abc"] * 2, params))) == 2
+    other = answers(LLM(str(tiny_folder), seed=1).generate(["abc"] * 3, params))
+    assert not {str(choices) for choices in other} & {str(choices) for choices in first}
+    largest = answers(LLM(str(tiny_folder), seed=2**63 - 1).generate(["abc"] * 3, params))
+    assert len({str(choices) for choices in largest}) == 3
 
 
 def test_params_for_each_prompt(tiny: LLM) -> None:
@@ -300,7 +303,9 @@ def test_streamed_pieces_are_the_text(tiny: LLM) -> None:
         pieces.setdefault((request, choice), []).append(text)
 
     params = SamplingParams(n=2, seed=3, max_tokens=30, ignore_eos=True)
-    outputs = tiny.generate(["a", "é🦙", "xyz" * 8], params, on_text=on_text, on_done=done.append)
+    outputs = tiny.generate(
+        ["a", "é🦙", "xyz" * 8], params, on_text=on_text, on_done=lambda index, output: done.append(index)
+    )
     assert sorted(done) == [0, 1, 2]
     assert tiny.tokenizer is not None
     for i, output in enumerate(outputs):
@@ -313,7 +318,7 @@ def test_streamed_pieces_are_the_text(tiny: LLM) -> None:
 def test_done_comes_when_a_prompt_is_done(tiny: LLM) -> None:
     done: list[int] = []
     each = [SamplingParams(max_tokens=n, ignore_eos=True, n=2) for n in (9, 3, 6)]
-    tiny.generate(["a", "b", "c"], each, on_done=done.append)
+    tiny.generate(["a", "b", "c"], each, on_done=lambda index, output: done.append(index))
     assert done == [1, 2, 0]
 
 
@@ -392,7 +397,10 @@ def test_an_answer_that_does_not_fit_is_not_cut(tiny: LLM) -> None:
 def test_nothing_runs_when_one_prompt_is_bad(tiny: LLM) -> None:
     heard: list[object] = []
     refusal(
-        RequestError, lambda: tiny.generate(["a", ""], GREEDY, on_text=lambda *a: heard.append(a), on_done=heard.append)
+        RequestError,
+        lambda: tiny.generate(
+            ["a", ""], GREEDY, on_text=lambda *a: heard.append(a), on_done=lambda *a: heard.append(a)
+        ),
     )
     assert heard == []
 
@@ -432,9 +440,8 @@ def test_a_sequence_longer_than_the_context_has_no_logits(tiny: LLM) -> None:
 
 
 def test_an_unknown_option(tiny_folder: Path) -> None:
-    message = refusal(RequestError, lambda: LLM(str(tiny_folder), max_len=5))
+    message = refusal(TypeError, lambda: LLM(str(tiny_folder), max_len=5))
     assert "max_len" in message
-    assert "max_model_len" in message
 
 
 @pytest.mark.parametrize("length", [0, -5, CONTEXT + 1, 2**70, True, 8.5, float("nan"), "8"])

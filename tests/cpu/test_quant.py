@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import ridgeline.quant
 from ridgeline.ops import OpsTable, open_table
-from ridgeline.ops.api import DTYPE_BYTES
 from ridgeline.quant import PlainLinear
+from ridgeline.spec.dtype import DTYPE_BYTES
 
 # What builds a Linear of this scheme from a matrix in float32, a bias, and the type to store the matrix in.
 Build = Callable[[np.ndarray, "np.ndarray | None", str, OpsTable], Any]

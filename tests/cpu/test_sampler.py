@@ -1,10 +1,9 @@
-"""From logits to a token: the filters are transformers', the noise depends on its key alone, the draw is fair."""
+"""From logits to a token: the filters are transformers', the noise depends on its key alone, the draw is fair, and a
+row's result never depends on its neighbours."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,17 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime.sampler import NoiseKey, draw, filter_probabilities, penalise, pick, softmax, token_logprobs
-from ridgeline.spec.request import SamplingParams
+from ridgeline.runtime import sampler
+from ridgeline.runtime.logits import draw, filter_scores, top_k
+from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, prompt_logprobs, sample
+from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 KEY = NoiseKey(0, 0)
 BORDER = 1e-9  # a sum this close to top_p is decided by rounding: either answer is right
@@ -39,91 +40,133 @@ _PARAMS = st.fixed_dictionaries(
         "top_k": st.sampled_from([-1, 0, 1, 2, 5, 39, 40, 1000]),
         "top_p": st.floats(0.001, 1.0),
         "min_p": st.sampled_from([0.0, 1e-4, 0.05, 0.3, 0.9, 1.0]),
-        "repetition_penalty": st.sampled_from([0.3, 0.9, 1.0, 1.1, 1.8, 5.0]),
+        "typical_p": st.floats(0.001, 1.0),
     },
 ).map(lambda kwargs: SamplingParams(**kwargs))
 
 
-def ours(logits: np.ndarray, params: SamplingParams, history: list[int]) -> np.ndarray:
-    """The distribution that `pick` draws from."""
-    scores = penalise(logits.astype(np.float64), history, params.repetition_penalty)
-    return filter_probabilities(scores / params.temperature, params)
+def row(params: SamplingParams, noise: NoiseKey = KEY, position: int = 0) -> SampleRow:
+    return SampleRow.start(params, [0] * position, noise, ())
 
 
-def theirs(logits: np.ndarray, params: SamplingParams, history: list[int]) -> np.ndarray:
+def token(found: SampledToken | RequestError) -> int:
+    assert isinstance(found, SampledToken)
+    return found.token
+
+
+def pick(logits: np.ndarray, params: SamplingParams, noise: NoiseKey = KEY, position: int = 0) -> int:
+    return token(sample(logits[None], [row(params, noise, position)])[0])
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(scores).softmax(-1).numpy()
+
+
+def filtered(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution after the filters, of scores after temperature."""
+    left = scores - scores.max()
+    filter_scores(left, params)
+    return softmax(left)
+
+
+def ours(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution that `sample` draws from."""
+    return filtered(logits.astype(np.float64) / params.temperature, params)
+
+
+def theirs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """transformers' distribution, in float64."""
-    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(params.repetition_penalty)])
-    chain.append(TemperatureLogitsWarper(params.temperature))
+    chain = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k > 0:
         chain.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         chain.append(TopPLogitsWarper(params.top_p))
     if params.min_p > 0:
         chain.append(MinPLogitsWarper(params.min_p))
-    scores = chain(torch.tensor([history], dtype=torch.int64), torch.from_numpy(logits).double()[None])
+    if params.typical_p < 1:
+        chain.append(TypicalLogitsWarper(params.typical_p))
+    scores = chain(torch.zeros((1, 1), dtype=torch.int64), torch.from_numpy(logits).double()[None])
     return scores.softmax(-1)[0].numpy()
 
 
-def on_a_border(logits: np.ndarray, params: SamplingParams, history: list[int]) -> bool:
-    """Whether rounding decides what top_p or min_p keeps."""
-    before = SamplingParams(top_k=params.top_k)
-    scores = penalise(logits.astype(np.float64), history, params.repetition_penalty) / params.temperature
-    kept = -np.sort(-filter_probabilities(scores, before))
+def on_a_border(logits: np.ndarray, params: SamplingParams) -> bool:
+    """Whether rounding decides what top_p, min_p or typical_p keeps."""
+    kept = -np.sort(-ours(logits, SamplingParams(temperature=params.temperature, top_k=params.top_k)))
     near_p = params.top_p < 1 and bool((np.abs(kept.cumsum() - params.top_p) < BORDER).any())
-    return near_p or (params.min_p > 0 and bool((np.abs(kept / kept[0] - params.min_p)[1:] < BORDER).any()))
+    near_m = params.min_p > 0 and bool((np.abs(kept / kept[0] - params.min_p)[1:] < BORDER).any())
+    return near_p or near_m or _on_a_typical_border(logits, params)
+
+
+def _on_a_typical_border(logits: np.ndarray, params: SamplingParams) -> bool:
+    if params.typical_p == 1:
+        return False
+    before = SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    left = ours(logits, before)
+    left = left[left > 0]
+    distance = np.abs(-np.log(left) + (left * np.log(left)).sum())
+    order = np.argsort(distance)
+    near = bool((np.abs(left[order].cumsum() - params.typical_p) < BORDER).any())
+    return near or bool((np.diff(distance[order]) < BORDER).any())  # equal distances: another test's business
 
 
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
-@given(logits=_LOGITS, params=_PARAMS, data=st.data())
-def test_the_distribution_is_that_of_transformers(logits: np.ndarray, params: SamplingParams, data: Any) -> None:
-    history = data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=1, max_size=8))
-    penalised = penalise(logits.astype(np.float64), history, params.repetition_penalty)
-    assume(len(np.unique(penalised)) == len(penalised))  # the penalty can make ties
-    assume(not on_a_border(logits, params, history))
-    found, expected = ours(logits, params, history), theirs(logits, params, history)
+@given(logits=_LOGITS, params=_PARAMS)
+def test_the_distribution_is_that_of_transformers(logits: np.ndarray, params: SamplingParams) -> None:
+    assume(not on_a_border(logits, params))
+    found, expected = ours(logits, params), theirs(logits, params)
     assert ((found > 0) == (expected > 0)).all()
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-15)
     assert found.sum() == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"top_k": 50}, {"top_k": 4000}, {"top_p": 0.3}, {"top_p": 0.999}, {"min_p": 0.1}, {"typical_p": 0.2},
+     {"typical_p": 0.95}, {"top_k": 900, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9}],
+    ids=str,
+)  # fmt: skip
+def test_large_vocabularies(kwargs: dict[str, Any], spread: float) -> None:
+    """Flat or peaked: what is wanted lies among the best few, or does not."""
+    logits = (np.random.default_rng(2).normal(size=5000) * spread).astype(np.float32)
+    params = SamplingParams(**kwargs)
+    found, expected = ours(logits, params), theirs(logits, params)
+    assert ((found > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-15)
+
+
 def test_filters_apply_in_their_order() -> None:
     """top_p counts what top_k left, and min_p what top_p left: 0.4 of 0.7 is more than half."""
     scores = np.log(np.array([0.4, 0.3, 0.2, 0.1]))
-    assert (filter_probabilities(scores, SamplingParams(top_p=0.5)) > 0).tolist() == [True, True, False, False]
-    assert (filter_probabilities(scores, SamplingParams(top_k=2, top_p=0.5)) > 0).tolist() == [True] + [False] * 3
-    both = filter_probabilities(scores, SamplingParams(top_p=0.85, min_p=0.6))
+    assert (filtered(scores, SamplingParams(top_p=0.5)) > 0).tolist() == [True, True, False, False]
+    assert (filtered(scores, SamplingParams(top_k=2, top_p=0.5)) > 0).tolist() == [True] + [False] * 3
+    # 0.4, 0.3, 0.2 have 0.92, 1.20, 1.61 nats after top_k=3 of 1.06 expected: 0.3 is the most typical of them.
+    assert np.flatnonzero(filtered(scores, SamplingParams(top_k=3, typical_p=0.3))).tolist() == [1]
+    both = filtered(scores, SamplingParams(top_p=0.85, min_p=0.6))
     np.testing.assert_allclose(both, [4 / 7, 3 / 7, 0, 0])
 
 
 def test_no_filter_leaves_the_softmax() -> None:
     scores = np.random.default_rng(0).normal(size=300) * 5
     for params in (SamplingParams(), SamplingParams(top_k=-1), SamplingParams(top_k=300), SamplingParams(top_k=10**30)):
-        np.testing.assert_allclose(
-            filter_probabilities(scores, params), torch.from_numpy(scores).softmax(0).numpy(), rtol=1e-12
-        )
+        np.testing.assert_allclose(filtered(scores, params), torch.from_numpy(scores).softmax(0).numpy(), rtol=1e-12)
 
 
 def test_ties_at_a_border_go_to_the_lower_id() -> None:
     scores = np.array([0.0, 2.0, 1.0, 2.0, 2.0])
-    assert np.flatnonzero(filter_probabilities(scores, SamplingParams(top_k=2))).tolist() == [1, 3]
-    assert np.flatnonzero(filter_probabilities(scores, SamplingParams(top_p=0.2))).tolist() == [1]
-    assert np.flatnonzero(filter_probabilities(scores, SamplingParams(min_p=1.0))).tolist() == [1, 3, 4]
+    assert np.flatnonzero(filtered(scores, SamplingParams(top_k=2))).tolist() == [1, 3]
+    assert np.flatnonzero(filtered(scores, SamplingParams(top_p=0.2))).tolist() == [1]
+    assert np.flatnonzero(filtered(scores, SamplingParams(min_p=1.0))).tolist() == [1, 3, 4]
+    assert np.flatnonzero(filtered(np.zeros(5), SamplingParams(typical_p=0.5))).tolist() == [0, 1, 2]
+    assert top_k(np.zeros(9), 4).tolist() == [0, 1, 2, 3]
+    assert top_k(np.array([0.0, -1.0, -1.0, -np.inf, -np.inf]), 4).tolist() == [0, 1, 2, 3]
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     logits = np.array([1.0, 7.0, 7.0, -2.0, 7.0], np.float32)
     params = SamplingParams(temperature=0, top_k=3, seed=1)
-    assert {pick(logits, params, [], NoiseKey(s, 0), p) for s in range(5) for p in range(5)} == {1}
-    assert pick(np.zeros(5, np.float32), params, [], KEY, 0) == 0
-
-
-def test_greedy_heeds_the_repetition_penalty() -> None:
-    logits = np.array([1.0, 3.0, 2.0], np.float32)
-    params = SamplingParams(temperature=0, repetition_penalty=2.0)
-    assert pick(logits, params, [1], KEY, 1) == 2
-    assert pick(logits, params, [1, 1, 1, 1], KEY, 4) == 2  # once, however often it occurred
-    assert pick(-logits, params, [0], KEY, 1) == 0  # -1 becomes -2, equal to token 2's: the lower id
-    assert logits.tolist() == [1.0, 3.0, 2.0]  # the logits themselves are not touched
+    assert {pick(logits, params, NoiseKey(s, 0), p) for s in range(5) for p in range(5)} == {1}
+    assert pick(np.zeros(5, np.float32), params) == 0
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-300, 1e-307, 5e-324])
@@ -131,19 +174,19 @@ def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
     """No overflow to inf - inf on the way; warnings are errors here."""
     logits = np.array([-3.0, 1.0, 17.0, 16.0], np.float32)
     params = SamplingParams(temperature=temperature)
-    assert {pick(logits, params, [], KEY, position) for position in range(50)} == {2}
+    assert {pick(logits, params, position=position) for position in range(50)} == {2}
 
 
 def test_the_largest_temperature_is_uniform() -> None:
     params = SamplingParams(temperature=1e300)
-    drawn = [pick(np.array([0.0, 30.0, -30.0], np.float32), params, [], KEY, p) for p in range(3000)]
+    drawn = [pick(np.array([0.0, 30.0, -30.0], np.float32), params, position=p) for p in range(3000)]
     assert min(np.bincount(drawn, minlength=3)) > 900
 
 
 def test_logits_beyond_what_an_exponential_holds() -> None:
     logits = np.array([1e5, 1e5 - 1, -1e30, 3e38], np.float32)
-    assert pick(logits, SamplingParams(), [], KEY, 0) == 3
-    assert math.isfinite(token_logprobs(logits[:2], 1, 2).logprob)
+    assert pick(logits, SamplingParams()) == 3
+    assert math.isfinite(prompt_logprobs(logits[None, :2], [1], 2)[0].logprob)
 
 
 # The draw ----------------------------------------------------------------------------------------------
@@ -158,15 +201,22 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(), SamplingParams(temperature=0.7, top_k=12, top_p=0.95), SamplingParams(min_p=0.2)],
-    ids=["plain", "top_k and top_p", "min_p"],
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=12, top_p=0.95),
+        SamplingParams(min_p=0.2),
+        SamplingParams(typical_p=0.6),
+    ],
+    ids=["plain", "top_k and top_p", "min_p", "typical_p"],
 )
 def test_draws_follow_the_distribution(params: SamplingParams, seed: int) -> None:
     logits = np.random.default_rng(3).uniform(-1.5, 1.5, size=25).astype(np.float32)
-    probabilities = ours(logits, params, [])
-    assert (probabilities > 0).sum() > 8
-    count, noise = 20_000, NoiseKey(seed, 0)
-    found = np.bincount([draw(probabilities, noise.uniform(p)) for p in range(count)], minlength=len(logits))
+    probabilities = ours(logits, params)
+    assert (probabilities > 0).sum() > 4
+    count = 20_000
+    rows = [row(params, NoiseKey(seed, 0), position) for position in range(count)]
+    drawn = sample(np.broadcast_to(logits, (count, len(logits))), rows)
+    found = np.bincount([token(d) for d in drawn], minlength=len(logits))
     assert not found[probabilities == 0].any()
     kept = probabilities > 0
     expected = probabilities[kept] * count
@@ -178,13 +228,30 @@ def test_draws_follow_the_distribution(params: SamplingParams, seed: int) -> Non
     assert chi_square_tail(statistic, len(wanted) - 1) > 1e-4
 
 
-def test_pick_draws_with_the_noise_of_its_key_and_position() -> None:
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    size=st.sampled_from([1, 2, 100, 255, 256, 257, 600, 2049]), seed=st.integers(0, 10**6),
+    gaps=st.sampled_from([0.0, 0.5, 0.99]),
+)  # fmt: skip
+def test_a_draw_is_where_the_running_sum_says(size: int, seed: int, gaps: float) -> None:
+    rng = np.random.default_rng(seed)
+    scores = np.where(rng.random((5, size)) < gaps, -np.inf, rng.normal(size=(5, size)) * 3)
+    scores[:, rng.integers(size)] = 0.0
+    uniforms = rng.random(5)
+    for found, row_scores, uniform in zip(draw(scores, uniforms), scores, uniforms, strict=True):
+        edges = np.exp(row_scores).cumsum()
+        edges /= edges[-1]
+        if np.abs(edges - uniform).min() > BORDER:
+            assert found == np.searchsorted(edges, uniform, side="right")
+
+
+def test_sampling_draws_with_the_noise_of_its_key_and_position() -> None:
     logits = np.random.default_rng(4).normal(size=50).astype(np.float32)
-    params = SamplingParams(temperature=1.3, top_k=20)
+    params, key = SamplingParams(temperature=1.3, top_k=20), NoiseKey(11, 2)
+    edges = ours(logits, params).cumsum()
     for position in range(20):
-        key = NoiseKey(11, 2)
-        expected = draw(ours(logits, params, [1, 2]), key.uniform(position))
-        assert pick(logits, params, [1, 2], key, position) == expected
+        expected = np.searchsorted(edges, key.uniform(position), side="right")
+        assert pick(logits, params, key, position) == expected
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -194,9 +261,11 @@ def test_pick_draws_with_the_noise_of_its_key_and_position() -> None:
 def test_a_draw_never_takes_what_is_impossible(weights: list[int], uniform: float) -> None:
     assume(sum(weights))
     probabilities = np.array(weights, np.float64) / sum(weights)
-    token = draw(probabilities, uniform)
-    assert probabilities[token] > 0
-    below, above = probabilities[:token].sum(), probabilities[: token + 1].sum()
+    with np.errstate(divide="ignore"):
+        scores = np.log(probabilities / probabilities.max())
+    found = int(draw(scores[None], np.array([uniform]))[0])
+    assert probabilities[found] > 0
+    below, above = probabilities[:found].sum(), probabilities[: found + 1].sum()
     assert below - 1e-12 <= uniform <= above + 1e-12  # slices of [0, 1) in order of token id
 
 
@@ -236,106 +305,135 @@ def test_noise_never_changes_between_versions() -> None:
 # Log probabilities -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(seed=st.integers(0, 10**6), size=st.sampled_from([1, 2, 30, 3000]), count=st.integers(0, 20))
-def test_logprobs_are_log_softmax_in_float64(seed: int, size: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
-    logits = (rng.normal(size=size) * 20).astype(np.float32)
-    before = logits.copy()
-    token = int(rng.integers(size))
+def check_logprobs(found: TokenLogprobs, logits: np.ndarray, count: int) -> None:
     expected = torch.from_numpy(logits).double().log_softmax(0).numpy()
-    found = token_logprobs(logits, token, count)
-    assert found.token_id == token
-    assert found.logprob == pytest.approx(expected[token], abs=1e-12)
-    assert [t for t, _ in found.top] == np.argsort(-expected, kind="stable")[:count].tolist()
-    np.testing.assert_allclose([v for _, v in found.top], expected[[t for t, _ in found.top]], atol=1e-12)
+    assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-12)
+    best = np.argsort(-expected, kind="stable")[:count]
+    best = best[expected[best] > -np.inf]
+    assert [t for t, _ in found.top] == best.tolist()
+    np.testing.assert_allclose([v for _, v in found.top], expected[best], atol=1e-12)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    seed=st.integers(0, 10**6), size=st.sampled_from([1, 2, 30, 3000]), count=st.integers(0, 20),
+    chunk=st.integers(1, 7), step=st.sampled_from([1e-6, 0.5]),
+)  # fmt: skip
+def test_prompt_logprobs_are_log_softmax_in_float64(seed: int, size: int, count: int, chunk: int, step: float) -> None:
+    """Coarse steps make ties: the lower id comes first. Chunks give what the whole gives."""
+    rng = np.random.default_rng(seed)
+    logits = (np.round(rng.normal(size=(7, size)) * 20 / step) * step).astype(np.float32)
+    before, ids = logits.copy(), rng.integers(size, size=7).tolist()
+    found = [e for i in range(0, 7, chunk) for e in prompt_logprobs(logits[i : i + chunk], ids[i : i + chunk], count)]
+    assert [entry.token_id for entry in found] == ids
+    for entry, row_logits in zip(found, logits, strict=True):
+        check_logprobs(entry, row_logits, count)
+    assert found == prompt_logprobs(logits, ids, count)
     assert (logits == before).all()
 
 
-def test_softmax_of_one_and_of_equals() -> None:
-    assert softmax(np.array([3.0])).tolist() == [1.0]
-    assert softmax(np.zeros(4)).tolist() == [0.25] * 4
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_raw_and_processed_logprobs(temperature: float) -> None:
+    logits = np.random.default_rng(5).normal(size=(4, 300)).astype(np.float32) * 3
+    kwargs: dict[str, Any] = {"bad_token_ids": (5, 9), "logit_bias": ((3, 4.0),), "logprobs": 6, "top_k": 4}
+    rows = [
+        row(SamplingParams(temperature=temperature, logprobs_mode=mode, **kwargs), NoiseKey(i, 0))
+        for i in range(2) for mode in ("raw", "processed")
+    ]  # fmt: skip
+    found = [f.logprobs for f in sample(logits, rows) if isinstance(f, SampledToken)]
+    assert all(entry is not None for entry in found)
+    scores = logits.astype(np.float64)
+    scores[:, (5, 9)] = -np.inf
+    scores[:, 3] += 4.0
+    for i, entry in enumerate(found):
+        assert entry is not None
+        if i % 2 == 0:
+            check_logprobs(entry, logits[i], 6)
+        elif temperature == 0:  # no filter applies to what is not drawn
+            check_logprobs(entry, scores[i], 6)
+        else:
+            left = scores[i] / temperature
+            left[np.argsort(-left)[4:]] = -np.inf
+            check_logprobs(entry, left, 6)
+            assert len(entry.top) == 4
 
 
-# Parameters --------------------------------------------------------------------------------------------
-
-NAN, INF = math.nan, math.inf
-HUGE = 10**400  # JSON knows no largest number, and this one is no float
-WHOLE = (-2, 1.5, 2.0, NAN, INF, True, "3", [1])
-FLOATS = (-0.1, NAN, INF, -INF, True, "0.5", None, HUGE, [0.5])
-BAD: dict[str, tuple[tuple[object, ...], str]] = {
-    "n": ((*WHOLE, 0, None, 10**12), "1"),
-    "max_tokens": ((*WHOLE, 0), "1"),
-    "temperature": (FLOATS, "0"),
-    "top_p": ((*FLOATS, 0, 0.0, 1.0000001, 2), "1"),
-    "top_k": ((*WHOLE, None), "-1"),
-    "min_p": ((*FLOATS, 1.0000001), "1"),
-    "repetition_penalty": ((*FLOATS, 0, 0.0), "0"),
-    "seed": ((*WHOLE, -1, 2**63, HUGE), str(2**63 - 1)),
-    "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],)), "0"),
-    "ignore_eos": ((1, "no", None), ""),
-    "logprobs": ((*WHOLE, -1, 21, HUGE), "20"),
-    "skip_special_tokens": ((0, "yes", None), ""),
-}
+def test_no_logprobs_unless_asked_for() -> None:
+    logits = np.zeros((2, 5), np.float32)
+    without, with_none = sample(logits, [row(SamplingParams()), row(SamplingParams(logprobs=0))])
+    assert isinstance(without, SampledToken)
+    assert isinstance(with_none, SampledToken)
+    assert without.logprobs is None
+    assert with_none.logprobs == TokenLogprobs(with_none.token, pytest.approx(-math.log(5)), ())
 
 
-def test_every_parameter_is_here() -> None:
-    assert set(BAD) == {f.name for f in fields(SamplingParams)}
+# In company --------------------------------------------------------------------------------------------
+
+_ROWS = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.7])},
+    optional={
+        "top_k": st.sampled_from([1, 3, 40]), "top_p": st.sampled_from([0.3, 0.9]), "min_p": st.just(0.05),
+        "typical_p": st.sampled_from([0.3, 0.9]), "repetition_penalty": st.just(1.3),
+        "presence_penalty": st.just(0.5), "frequency_penalty": st.just(-0.3), "logit_bias": st.just(((2, 3.0),)),
+        "bad_token_ids": st.just((0, 1)), "allowed_token_ids": st.just((0, 3, 4, 6)), "min_tokens": st.just(3),
+        "logprobs": st.sampled_from([0, 5, 20]), "logprobs_mode": st.sampled_from(["raw", "processed"]),
+    },
+).map(lambda kwargs: SamplingParams(**kwargs))  # type: ignore[arg-type]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param(name, value, id=f"{name}={'huge' if value == HUGE else value}")
-        for name, (values, _) in BAD.items()
-        for value in values
-    ],
-)
-def test_out_of_range_is_refused_with_name_and_limit(name: str, value: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        SamplingParams(**{name: value})
-    message = str(caught.value)
-    assert name in message
-    assert BAD[name][1] in message.lower()
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("value", [5, None, "ab", {3: 4}, {3}])
-def test_stop_tokens_are_a_list(value: Any) -> None:
-    with pytest.raises(RequestError, match=r"stop_token_ids is .*list"):
-        SamplingParams(stop_token_ids=value)
-    assert {SamplingParams(stop_token_ids=[3, 4])} == {SamplingParams(stop_token_ids=(3, 4))}  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "good",
-    [
-        {"n": 1}, {"n": 64}, {"max_tokens": None}, {"max_tokens": 10**9}, {"temperature": 0}, {"temperature": 2},
-        {"top_p": 1}, {"top_p": 1e-9}, {"top_k": -1}, {"top_k": 0}, {"top_k": 10**9}, {"min_p": 0}, {"min_p": 1},
-        {"repetition_penalty": 0.5}, {"repetition_penalty": 2}, {"seed": 0}, {"seed": 2**63 - 1}, {"seed": None},
-        {"stop_token_ids": ()}, {"stop_token_ids": (0, 5)}, {"logprobs": 0}, {"logprobs": 20}, {"ignore_eos": True},
-    ],
-    ids=str,
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    params=st.lists(_ROWS, min_size=1, max_size=12), vocabulary=st.sampled_from([7, 64, 257, 1003, 4099]),
+    seed=st.integers(0, 10**6), block=st.sampled_from([1, 3000, 2**18]), broken=st.booleans(),
 )  # fmt: skip
-def test_the_limits_themselves_are_allowed(good: dict[str, Any]) -> None:
-    (name,) = good
-    assert getattr(SamplingParams(**good), name) == good[name]
+def test_a_row_alone_is_the_row_in_any_company(
+    params: list[SamplingParams], vocabulary: int, seed: int, block: int, broken: bool
+) -> None:
+    """Bit for bit: the token, its log probabilities, and those of the others."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.normal(size=(len(params), vocabulary)) * 4).astype(np.float32)
+    prompts = rng.integers(7, size=(len(params), 9)).tolist()
+    output = rng.integers(7, size=rng.integers(5)).tolist()
+    rows = [
+        SampleRow.start(p, prompt, NoiseKey(seed, i), (5,), output)
+        for i, (p, prompt) in enumerate(zip(params, prompts, strict=True))
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        alone = [sample(logits[i : i + 1], [r]) for i, r in enumerate(rows)]
+        patch.setattr(sampler, "BLOCK", block)
+        if broken:  # one whose logits are of no use
+            logits = np.concatenate([np.full((1, vocabulary), np.nan, np.float32), logits])
+            rows = [row(SamplingParams()), *rows]
+            alone = [[RequestError()], *alone]
+        order = rng.permutation(len(rows))
+        together = sample(logits[order], [rows[i] for i in order])
+    for place, i in enumerate(order):
+        if not isinstance(alone[i][0], RequestError):
+            assert together[place] == alone[i][0]
+            assert repr(together[place]) == repr(alone[i][0])
+        else:
+            assert isinstance(together[place], RequestError)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SamplingParams(repetition_penalty=1e-320),
-        lambda: SamplingParams(repetition_penalty=1.7e308),
-    ],
-    ids=["tiny", "huge"],
-)
-def test_the_wildest_penalty_still_gives_a_token(make: Callable[[], SamplingParams]) -> None:
-    """Refused, or computed without an overflow to NaN; warnings are errors here."""
-    try:
-        params = make()
-    except RequestError:
-        return
-    logits = np.array([3.0, -2.0, 0.5, 5.0], np.float32)
-    assert pick(logits, params, [0, 1, 3], KEY, 3) in range(4)
-    assert np.isfinite(ours(logits, params, [0, 1, 3])).all()
+def test_no_rows_no_tokens() -> None:
+    assert sample(np.zeros((0, 9), np.float32), []) == []
+    assert prompt_logprobs(np.zeros((0, 9), np.float32), [], 3) == []
+    with pytest.raises(ValueError, match="2 rows of logits for 1"):
+        sample(np.zeros((2, 9), np.float32), [row(SamplingParams())])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_fail_alone(bad: float, temperature: float) -> None:
+    logits = np.zeros((3, 9), np.float32)
+    logits[1, 4 if bad != -np.inf else slice(None)] = bad
+    for edits in ({}, {"bad_token_ids": (4,), "logprobs": 2}):
+        params: dict[str, Any] = {"temperature": temperature, **edits}
+        first, second, third = sample(logits, [row(SamplingParams(**params))] * 3)
+        assert isinstance(second, RequestError)
+        assert "NaN" in str(second)
+        assert first == third
+        assert isinstance(first, SampledToken)
+    logits[1] = 0
+    logits[1, 5:] = -np.inf  # some of minus infinity are no error: a model may rule tokens out
+    assert token(sample(logits, [row(SamplingParams(temperature=temperature))] * 3)[1]) < 5

@@ -1,6 +1,6 @@
 """Ridgeline beside transformers on one tiny model: largest difference of logits, greedy tokens, margins.
 
-`python -m oracle.compare`, with tests/ on the path, prints the table of docs/families.md.
+`python -m oracle.compare`, with tests/ on the path, prints the table of docs/models.md.
 """
 
 from __future__ import annotations

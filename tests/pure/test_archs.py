@@ -46,11 +46,18 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
 }
+# What else a small config must say: left out, these fields mean the sizes of the family's published model.
+HEADS = {"num_key_value_heads": 4, "head_dim": 16}
+KV_HEADS = {"num_key_value_heads": 4}
+EXPLICIT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
+    **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
+}
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 
 
 def read(family: str, **fields: Any) -> ModelSpec:
-    return spec_from_config({"model_type": family, **REQUIRED[family], **fields})
+    return spec_from_config({"model_type": family, **REQUIRED[family], **EXPLICIT.get(family, {}), **fields})
 
 
 def refusal(family: str, **fields: Any) -> str:
@@ -74,7 +81,7 @@ class Watched(dict[str, Any]):
 
 def fields_of(family: str, **fields: Any) -> set[str]:
     """Every field that the family reads, be it there or not."""
-    config = Watched({"model_type": family, **REQUIRED[family], **fields})
+    config = Watched({"model_type": family, **REQUIRED[family], **EXPLICIT.get(family, {}), **fields})
     spec_from_config(config)
     return config.asked - {"model_type", "quantization_config"}
 
@@ -101,7 +108,7 @@ def test_an_unknown_architecture_lists_the_known(model_type: Any) -> None:
 def test_required_fields(family: str) -> None:
     assert read(family).family == family
     for name in REQUIRED[family]:
-        config = {k: v for k, v in REQUIRED[family].items() if k != name}
+        config = EXPLICIT.get(family, {}) | {k: v for k, v in REQUIRED[family].items() if k != name}
         with pytest.raises(ConfigError, match=rf"^config\.json: num_local_experts is missing|\b{name} is missing$"):
             spec_from_config({"model_type": family, **config})
 
@@ -369,7 +376,9 @@ def test_experts() -> None:
     spec = read("qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
     moe, dense = MoE(4, 2, 8, normalise=False), GatedMLP(48)
     assert [layer.mlp for layer in spec.layers] == [dense, moe, dense, dense, dense, moe]
-    renamed = {k: v for k, v in REQUIRED["qwen3_moe"].items() if k != "num_experts"} | {"num_local_experts": 4}
+    renamed = (
+        {k: v for k, v in REQUIRED["qwen3_moe"].items() if k != "num_experts"} | KV_HEADS | {"num_local_experts": 4}
+    )
     assert spec_from_config({"model_type": "qwen3_moe", **renamed}) == read("qwen3_moe")
 
 

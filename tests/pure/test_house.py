@@ -30,7 +30,11 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "quant": frozenset({"spec", "ops"}),
     "nn": frozenset({"spec", "ops", "quant"}),
     "load": frozenset({"spec", "archs", "quant", "ops"}),
-    "runtime": frozenset({"spec", "ops", "quant", "nn", "load"}),
+    "sched": frozenset({"spec"}),
+    "plan": frozenset({"spec"}),
+    # Of the scheduler, the runtime may know only its plain data.
+    "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched"}),
+    "engine": frozenset({"spec", "sched", "plan", "runtime"}),
     "llm": None,
     "cli": None,
     "__init__": None,  # the top level, which re-exports
@@ -101,6 +105,8 @@ def test_who_may_import_what(path: Path) -> None:
             assert allowed, f"{name} imports {module}, but {package} may import only {sorted(ours or ())}"
             if package == "load" and owner(module) == "ops":
                 assert module == "ridgeline.ops.api", f"{name}: of ops, load may know only the signatures"
+            if package == "runtime" and owner(module) == "sched":
+                assert module == "ridgeline.sched.work", f"{name}: of sched, runtime may know only the plain data"
         elif top == "torch":
             assert any(name.startswith(place) for place in TORCH), f"{name} imports {module}"
         else:

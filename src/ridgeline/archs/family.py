@@ -33,10 +33,15 @@ class Heads:
     head_dim: int
 
     @classmethod
-    def read(cls, c: Config) -> Heads:
-        """As most configs write them: `head_dim` and `num_key_value_heads` may be left out."""
+    def read(cls, c: Config, *, num_kv_heads: int | None = None, head_dim_default: int | None = None) -> Heads:
+        """As most configs write them. num_kv_heads, head_dim_default: what the family's class means by leaving
+        `num_key_value_heads` or `head_dim` out; None is as many as queries, and the width over the heads. A null
+        means the latter everywhere.
+        """
         heads = c.get_int("num_attention_heads")
         head_dim = c.get_int("head_dim", None)
+        if head_dim is None and not c.present("head_dim"):
+            head_dim = head_dim_default
         if head_dim is None:
             head_dim, rest = divmod(c.get_int("hidden_size"), heads)
             if rest:
@@ -44,7 +49,9 @@ class Heads:
                     "hidden_size",
                     f"is not a multiple of num_attention_heads {heads}, and head_dim is missing",
                 )
-        return cls(heads, c.get_int("num_key_value_heads", heads), head_dim)
+        absent = not c.present("num_key_value_heads")
+        kv_default = num_kv_heads if absent and num_kv_heads is not None else heads
+        return cls(heads, c.get_int("num_key_value_heads", kv_default), head_dim)
 
 
 def attention(heads: Heads, rope: Rope | None, **fields: object) -> Attention:

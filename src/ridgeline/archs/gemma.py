@@ -15,10 +15,16 @@ def _mlp(c: Config) -> GatedMLP:
 
 def gemma2(c: Config) -> ModelSpec:
     """Every second layer is local; scores and logits are capped (arXiv:2408.00118)."""
-    heads, norm, bias = Heads.read(c), rms_norm(c, offset=1.0), c.get_bool("attention_bias", False)
+    heads, norm, bias = (
+        Heads.read(c, num_kv_heads=4, head_dim_default=256),
+        rms_norm(c, offset=1.0),
+        c.get_bool("attention_bias", False),
+    )
     c.expect("use_bidirectional_attention", False)
     rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
-    softcap = c.get_float("attn_logit_softcapping", None)
+    # Left out, a cap is the default; only null is none.
+    softcap = c.get_float("attn_logit_softcapping", None if c.present("attn_logit_softcapping") else 50.0)
+    logit_softcap = c.get_float("final_logit_softcapping", None if c.present("final_logit_softcapping") else 30.0)
     scale = c.get_positive("query_pre_attn_scalar", 256.0) ** -0.5
     layers = tuple(
         Layer(
@@ -32,13 +38,17 @@ def gemma2(c: Config) -> ModelSpec:
     return decoder(
         c, layers, norm, tied=True,
         embedding_scale=c.get_int("hidden_size") ** 0.5,
-        logit_softcap=c.get_float("final_logit_softcapping", None),
+        logit_softcap=logit_softcap,
     )  # fmt: skip
 
 
 def gemma3(c: Config) -> ModelSpec:
     """Five local layers to one global, each kind with its own rotation; q and k norms (arXiv:2503.19786)."""
-    heads, norm, bias = Heads.read(c), rms_norm(c, offset=1.0), c.get_bool("attention_bias", False)
+    heads, norm, bias = (
+        Heads.read(c, num_kv_heads=4, head_dim_default=256),
+        rms_norm(c, offset=1.0),
+        c.get_bool("attention_bias", False),
+    )
     c.expect("use_bidirectional_attention", False)
     c.expect("attn_logit_softcapping")
     ropes = read_ropes_by_kind(

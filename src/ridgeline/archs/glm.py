@@ -12,7 +12,7 @@ EPS = 1.5625e-7
 
 
 def _attention(c: Config) -> Attention:
-    heads = Heads.read(c)
+    heads = Heads.read(c, num_kv_heads=2, head_dim_default=128)
     rope = read_rope(c, heads.head_dim, partial=0.5, interleaved=True)
     return attention(heads, rope, qkv_bias=c.get_bool("attention_bias", True))
 

@@ -13,6 +13,8 @@ def gpt2(c: Config) -> ModelSpec:
     """GPT-2: learned positions, tied head (Radford et al. 2019)."""
     width, heads, positions = c.get_int("n_embd"), c.get_int("n_head"), c.get_int("n_positions")
     c.expect("n_ctx", positions)
+    if width % heads:
+        raise c.error("n_embd", f"is not a multiple of n_head {heads}")
     norm, sizes = LayerNorm(c.get_float("layer_norm_epsilon", 1e-5)), Heads(heads, heads, width // heads)
     mlp = MLP(c.get_int("n_inner", 4 * width), c.get_activation("activation_function", "gelu_new"), bias=True)
     scale = sizes.head_dim**-0.5 if c.get_bool("scale_attn_weights", True) else 1.0

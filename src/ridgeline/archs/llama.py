@@ -31,7 +31,7 @@ def llama(c: Config) -> ModelSpec:
 
 def mistral(c: Config) -> ModelSpec:
     """Mistral 7B: every layer has the same sliding window, or none (arXiv:2310.06825)."""
-    heads, norm = Heads.read(c), rms_norm(c)
+    heads, norm = Heads.read(c, num_kv_heads=8), rms_norm(c)
     window = c.get_int("sliding_window", None) if c.present("sliding_window") else 4096  # null means none
     mixer = attention(heads, read_rope(c, heads.head_dim), window=window)
     return decoder(c, pre_norm_layers(c, mixer, norm), norm)
@@ -49,27 +49,27 @@ def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]
 
 def qwen2(c: Config) -> ModelSpec:
     """Qwen 2 and 2.5: biases on q, k and v (arXiv:2412.15115)."""
-    heads, norm = Heads.read(c), rms_norm(c)
+    heads, norm = Heads.read(c, num_kv_heads=32), rms_norm(c)
     mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=True)
     return decoder(c, qwen_layers(c, mixer, norm), norm)
 
 
-def qwen3_attention(c: Config, norm: RMSNorm, window: int | None = None) -> Attention:
+def qwen3_attention(c: Config, norm: RMSNorm, heads: Heads, window: int | None = None) -> Attention:
     """No bias by default, a norm on every query and key head."""
-    heads, bias = Heads.read(c), c.get_bool("attention_bias", False)
+    bias = c.get_bool("attention_bias", False)
     rope = read_rope(c, heads.head_dim)
     return attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window)
 
 
 def qwen3(c: Config) -> ModelSpec:
     """Qwen 3, dense (arXiv:2505.09388)."""
-    norm = rms_norm(c)
-    return decoder(c, qwen_layers(c, qwen3_attention(c, norm), norm), norm)
+    norm, heads = rms_norm(c), Heads.read(c, num_kv_heads=32, head_dim_default=128)
+    return decoder(c, qwen_layers(c, qwen3_attention(c, norm, heads), norm), norm)
 
 
 def smollm3(c: Config) -> ModelSpec:
     """SmolLM3: every fourth layer has no position information at all (NoPE, arXiv:2501.18795)."""
-    heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
+    heads, norm, bias = Heads.read(c, num_kv_heads=4), rms_norm(c), c.get_bool("attention_bias", False)
     count, interval = c.get_layer_count(), c.get_int("no_rope_layer_interval", 4)
     rotated = c.get_list("no_rope_layers", None) or [int((i + 1) % interval != 0) for i in range(count)]
     if len(rotated) < count or not set(rotated) <= {0, 1}:

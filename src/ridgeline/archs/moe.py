@@ -12,7 +12,7 @@ from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
 
 def mixtral(c: Config) -> ModelSpec:
     """Mixtral 8x7B and 8x22B (arXiv:2401.04088)."""
-    heads, norm = Heads.read(c), rms_norm(c, 1e-5)
+    heads, norm = Heads.read(c, num_kv_heads=8), rms_norm(c, 1e-5)
     rope = read_rope(c, heads.head_dim, theta=1e6)
     mixer = attention(heads, rope, window=c.get_int("sliding_window", None))
     experts = (c.get_int("num_local_experts"), c.get_int("num_experts_per_tok"), c.get_int("intermediate_size"))
@@ -25,7 +25,7 @@ def qwen3_moe(c: Config) -> ModelSpec:
     norm = rms_norm(c)
     window = c.get_int("sliding_window", 4096) if c.get_bool("use_sliding_window", False) else None
     c.raw("sliding_window")
-    mixer = qwen3_attention(c, norm, window)
+    mixer = qwen3_attention(c, norm, Heads.read(c, num_kv_heads=4), window)
     num_experts = c.get_int("num_experts", None) or c.get_int("num_local_experts")
     moe = MoE(
         num_experts, c.get_int("num_experts_per_tok"), c.get_int("moe_intermediate_size"),

@@ -44,10 +44,12 @@ Source = str | Part | HeadPart | Each
 class Read:
     """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
 
-    total_rows: rows that a fused tensor must have after the transpose. head_part: (index, count, head_dim).
+    stacked: one key per entry of the first axis. total_rows: rows that a fused tensor must have after the transpose.
+    head_part: (index, count, head_dim).
     """
 
     keys: tuple[str, ...]
+    stacked: bool = False
     transpose: bool = False
     total_rows: int | None = None
     rows: tuple[int, int] | None = None
@@ -95,17 +97,18 @@ class Names:
             raise KeyError(f"no checkpoint name for {name}")
         if isinstance(source, Each):
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
-            return Read(keys)
+            return Read(keys, stacked=True)
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         keys = (f"{prefix}{other}.{suffix}",)
         if isinstance(source, Part):
             sizes = [rows[f"{ours}{n}.{suffix}"] for n in source.names]
             start = sum(sizes[: source.names.index(module.removeprefix(ours))])
-            return Read(keys, transpose, sum(sizes), rows=(start, start + shape[0]))
+            return Read(keys, transpose=transpose, total_rows=sum(sizes), rows=(start, start + shape[0]))
         if isinstance(source, HeadPart):
-            return Read(keys, transpose, source.count * shape[0], head_part=(source.index, source.count, head_dim))
-        return Read(keys, transpose)
+            part = (source.index, source.count, head_dim)
+            return Read(keys, transpose=transpose, total_rows=source.count * shape[0], head_part=part)
+        return Read(keys, transpose=transpose)
 
 
 LLAMA = Names(

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec
 
 STATE_BYTES = 2  # per element: keys and values in 16 bit
-WEIGHT_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or a Hugging Face hub id.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",
+    max_model_len: o.MaxModelLen = None,
     revision: o.Revision = None,
 ) -> None:
     """Show a model's layers, weights and state, from config.json alone."""
@@ -28,7 +28,7 @@ def inspect(
 
     config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
     spec = spec_from_config(config)
-    report = describe(spec, weight_dtype(config, dtype))
+    report = describe(spec, weight_dtype(config, dtype), max_model_len)
     if json_output:
         import json
 
@@ -42,18 +42,20 @@ def inspect(
 def weight_dtype(config: dict[str, Any], wanted: str) -> str:
     """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
     from ridgeline.errors import RequestError
+    from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        stored = config.get("dtype", config.get("torch_dtype"))
-        return stored if stored in WEIGHT_BYTES else "float32"
-    if wanted not in WEIGHT_BYTES:
-        raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(WEIGHT_BYTES)}")
-    return wanted
+        return config_dtype(config)
+    if wanted not in DTYPE_NAMES:
+        raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(DTYPE_NAMES)}")
+    return DTYPE_NAMES[wanted]
 
 
-def describe(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """The figures of a model; sizes in bytes."""
-    context = spec.max_position_embeddings
+def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> dict[str, Any]:
+    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes."""
+    from ridgeline.spec.dtype import DTYPE_BYTES
+
+    context = spec.resolve_max_model_len(max_model_len)
     first, later = (spec.state_elements(n + 1) - spec.state_elements(n) for n in (0, context - 1))
     return {
         "family": spec.family,
@@ -65,12 +67,13 @@ def describe(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         "num_params": spec.num_params(),
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
-        "weight_bytes": sum(w.num_params * (WEIGHT_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
+        "weight_bytes": sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
         "compute_dtype": "float32",
         "state_dtype_bytes": STATE_BYTES,
         "state_bytes_per_token": first * STATE_BYTES,
         "state_bytes_per_token_at_max_len": later * STATE_BYTES,
         "state_bytes_at_max_len": spec.state_elements(context) * STATE_BYTES,
+        "notes": list(spec.notes(context)),
     }
 
 
@@ -108,6 +111,7 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("compute", f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"),
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
+        *(("note", note) for note in r["notes"]),
         ("state", f"{size(per)} per token in 16 bit{windowed}; {size(r['state_bytes_at_max_len'])} at full context"),
     ]
 

@@ -10,10 +10,15 @@ from ridgeline.errors import RequestError
 
 _MODEL = "Model"
 _SAMPLING = "Sampling"
+_ENGINE = "Engine"
 
 
 def _model(*names: str, help: str) -> object:
     return typer.Option(*names, help=help, rich_help_panel=_MODEL)
+
+
+def _engine(*names: str, help: str) -> object:
+    return typer.Option(*names, help=help, rich_help_panel=_ENGINE)
 
 
 def _sampling(*names: str, help: str) -> object:
@@ -30,17 +35,38 @@ LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or 
 Revision = Annotated[str | None, _model("--revision", help="Branch, tag or commit on the hub.")]
 Ops = Annotated[list[str] | None, _model("--ops", help="Diagnosis: OP=BACKEND, repeatable; see `ridgeline doctor`.")]
 
+MaxNumSeqs = Annotated[int | None, _engine("--max-num-seqs", help="Sequences that run at once; default: chosen.")]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    _engine("--max-num-batched-tokens", help="Tokens of one step; default: chosen."),
+]
+BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page; default: 16.")]
+KVCacheMemoryBytes = Annotated[
+    int | None, _engine("--kv-cache-memory-bytes", help="For the pages; default: from the memory that is free.")
+]
+
 MaxTokens = Annotated[int | None, _sampling("--max-tokens", help="Longest answer; default: 128, or what fits.")]
 Temperature = Annotated[float | None, _sampling("--temperature", help="0 is greedy; default: the model's, else 1.")]
 TopP = Annotated[float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")]
 TopK = Annotated[int | None, _sampling("--top-k", help="Keep this many tokens; 0 keeps all.")]
 MinP = Annotated[float | None, _sampling("--min-p", help="Keep tokens this likely, relative to the likeliest.")]
 RepetitionPenalty = Annotated[float | None, _sampling("--repetition-penalty", help="Above 1: disfavour what occurred.")]
+TypicalP = Annotated[float | None, _sampling("--typical-p", help="Keep the tokens of most typical information.")]
+PresencePenalty = Annotated[float, _sampling("--presence-penalty", help="Above 0: disfavour what the answer holds.")]
+FrequencyPenalty = Annotated[float, _sampling("--frequency-penalty", help="The same, for each time that it occurred.")]
+LogitBias = Annotated[list[str] | None, _sampling("--logit-bias", help="ID=BIAS, added to a score; repeatable.")]
+AllowedTokenIds = Annotated[list[int] | None, _sampling("--allowed-token-ids", help="Nothing else; repeatable.")]
+BadTokenIds = Annotated[list[int] | None, _sampling("--bad-token-ids", help="Never produce this; repeatable.")]
 N = Annotated[int, _sampling("-n", "--n", help="Answers per prompt.")]
 Seed = Annotated[int, _sampling("--seed", help="Of the noise, and of dummy weights.")]
 StopTokenIds = Annotated[list[int] | None, _sampling("--stop-token-ids", help="End an answer here; repeatable.")]
+Stop = Annotated[list[str] | None, _sampling("--stop", help="A text that ends an answer; repeatable.")]
+IncludeStop = Annotated[bool, _sampling("--include-stop-str-in-output", help="Leave that text in the answer.")]
+MinTokens = Annotated[int, _sampling("--min-tokens", help="The first so many tokens cannot end an answer.")]
 IgnoreEos = Annotated[bool, _sampling("--ignore-eos", help="Go on past the end of the sequence.")]
 Logprobs = Annotated[int | None, _sampling("--logprobs", help="Report the likeliest tokens per position (0 to 20).")]
+PromptLogprobs = Annotated[int | None, _sampling("--prompt-logprobs", help="The same for the prompt's tokens.")]
+LogprobsMode = Annotated[str, _sampling("--logprobs-mode", help="raw: the model's own; processed: as drawn from.")]
 KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show special tokens in the text.")]
 
 
@@ -52,4 +78,16 @@ def parse_ops(ops: list[str] | None) -> dict[str, str]:
         if not (name and sign and backend):
             raise RequestError(f"--ops {item}: write OP=BACKEND, as in --ops attention=reference")
         out[name] = backend
+    return out
+
+
+def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
+    """`ID=BIAS` pairs as a dict. Raises RequestError for anything else."""
+    out = {}
+    for item in items or []:
+        token, _, bias = item.partition("=")
+        try:
+            out[int(token)] = float(bias)
+        except ValueError:
+            raise RequestError(f"--logit-bias {item}: write ID=BIAS, as in --logit-bias 50256=-5") from None
     return out

@@ -30,42 +30,47 @@ def read_prompts(argument: str | None) -> Prompts:
 
     Raises RequestError, with the line's number, for an unreadable file or a line that is not understood.
     """
+    if argument in (None, "-") and sys.stdin is None:
+        raise RequestError("no prompt: stdin is closed; give a text, or a .txt or .jsonl file")
     if argument is None and sys.stdin.isatty():
         raise RequestError("no prompt: give a text, a .txt or .jsonl file, or - for stdin")
     if argument in (None, "-"):
         return Prompts(_parse(_decode(sys.stdin.buffer.read(), "stdin"), "stdin"), many=True)
     assert argument is not None
     path = Path(argument)
-    if path.suffix in SUFFIXES and "\n" not in argument:
+    if path.suffix.lower() in SUFFIXES and "\n" not in argument:
         try:
             data = path.read_bytes()
         except OSError as e:
             raise RequestError(f"cannot read prompts from {argument}: {e.strerror}") from None
         return Prompts(_parse(_decode(data, argument), argument), many=True)
+    if len(argument) < 256 and "\n" not in argument and path.is_file():
+        raise RequestError(f"{argument} is a file, but prompts are read from .txt and .jsonl files only")
     return Prompts([argument], many=False)
 
 
 def _decode(data: bytes, source: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise RequestError(f"{source} is not UTF-8: byte {e.start} is {data[e.start]:#04x}") from None
 
 
 def _parse(text: str, source: str) -> list[Prompt]:
-    """JSON Lines if the name says so or the first line is an object; otherwise one prompt per line."""
+    """JSON Lines if the name says so or the first line is a JSON object or string; otherwise one prompt per line."""
     # Not splitlines(): a prompt may hold the other characters that Python takes for line ends.
     lines = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise RequestError(f"{source} holds no prompt")
-    if source.endswith(".jsonl") or (source == "stdin" and _is_object(lines[0][1])):
+    if source.lower().endswith(".jsonl") or (source == "stdin" and _is_row(lines[0][1])):
         return [_object(line, f"{source}:{i}") for i, line in lines]
     return [line for _, line in lines]
 
 
-def _is_object(line: str) -> bool:
+def _is_row(line: str) -> bool:
+    """A JSON object, or a JSON string: the first line says what stdin holds."""
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line), dict | str)
     except (ValueError, RecursionError):
         return False
 

@@ -13,15 +13,27 @@ from ridgeline.archs import Family, family_of, spec_from_config
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.spec import ModelSpec
 
-# generation_config.json: fields that are applied, and fields that ask for nothing while they hold this value.
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# generation_config.json: fields that are applied as sampling parameters ...
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+# ... fields that say nothing about which tokens to pick, or that the caller decides ...
+_OTHER_FIELDS = frozenset(
+    "eos_token_id bos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config do_sample "
+    "max_length max_new_tokens min_length use_cache cache_implementation cache_config output_attentions output_scores "
+    "output_logits output_hidden_states return_dict_in_generate num_return_sequences trust_remote_code "
+    "assistant_confidence_threshold num_assistant_tokens num_assistant_tokens_schedule prompt_lookup_num_tokens "
+    "is_assistant compile_config disable_compile chat_format max_window_size".split()
+)
+# ... and fields for which 1 asks for nothing, as null, false, 0 and emptiness do for all. What is left is named in a
+# note: it is not applied.
+_NEUTRAL_AT_ONE = frozenset("num_beams num_beam_groups length_penalty encoder_repetition_penalty".split())
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What is known of a model before its weights are read.
 
-    sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS).
+    sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0
+    where it says not to sample. notes: what it asks for that is not applied.
     """
 
     folder: Path
@@ -29,8 +41,8 @@ class Checkpoint:
     spec: ModelSpec
     family: Family
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     sampling_defaults: Mapping[str, float]
+    notes: tuple[str, ...]
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -42,8 +54,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder, config, spec, family_of(config),
         eos_token_ids=_token_ids(generation, config, "eos_token_id", spec.vocab_size),
-        bos_token_id=next(iter(_token_ids(generation, config, "bos_token_id", spec.vocab_size)), None),
         sampling_defaults=_sampling_defaults(generation),
+        notes=_unapplied(generation),
     )  # fmt: skip
 
 
@@ -62,7 +74,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: str, vocab: int) -> tuple[int, ...]:
     """One id or a list of them; generation_config.json speaks first."""
-    value = generation.get(name, config.get(name))
+    value = generation.get(name)
+    if value is None:
+        value = config.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int for i in ids):
         raise ConfigError(f"{name} is {value!r}, not a token id or a list of them")
@@ -79,4 +93,17 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         if type(value) not in ((int,) if name == "top_k" else (int, float)) or not abs(value) <= sys.float_info.max:
             raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number that it can be")
         out[name] = value
-    return out
+    return {"temperature": 0.0} if generation.get("do_sample") is False else out
+
+
+def _unapplied(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note on the fields that ask for something which is not done."""
+    asked = sorted(
+        name
+        for name, value in generation.items()
+        if name not in SAMPLING_FIELDS
+        and name not in _OTHER_FIELDS
+        and value not in (None, False, [], {}, "")
+        and not (name in _NEUTRAL_AT_ONE and value == 1)
+    )
+    return (f"generation_config.json: {', '.join(asked)} not applied",) if asked else ()

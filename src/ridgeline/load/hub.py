@@ -36,6 +36,8 @@ def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...
         raise CheckpointError(f"no such folder: {model}") from None
     if not model:
         raise CheckpointError("the model's name is empty; give a folder or a hub id")
+    if revision is not None and (is_dir or exists):
+        raise CheckpointError(f"{model} is a local folder: --revision {revision} is for hub ids")
     if is_dir:
         return path
     if exists and path.name == "config.json":
@@ -49,14 +51,17 @@ def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...
 
 def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    wanted = model if revision is None else f"{model} at revision {revision}"
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"{model} is neither a local folder nor in the hub's cache, and the hub cannot be reached"
+            f"{wanted} is neither a local folder nor in the hub's cache, and the hub cannot be reached"
         ) from None
-    except (HfHubHTTPError, HFValidationError, OSError) as e:
+    # The hub's client, its network library (which one depends on the version) and a proxy that answers in the hub's
+    # place each raise errors of their own, with no common base.
+    except Exception as e:
         first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"{model} is not a local folder, and the hub says: {first_line}") from None
+        raise CheckpointError(f"{wanted} is not a local folder, and the hub says: {first_line}") from None

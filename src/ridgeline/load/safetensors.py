@@ -106,7 +106,10 @@ def _find_files(folder: Path) -> list[Path]:
             f"{folder}: only pickled weights (.bin, .pt); they can run code when read and are refused: "
             "convert them to safetensors"
         )
-    raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; --load-format dummy runs with random weights")
+    raise CheckpointError(
+        f"{folder}: no {SINGLE} and no {INDEX}: the weights are missing, or were never fetched; "
+        "--load-format dummy runs with random ones"
+    )
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -115,7 +118,7 @@ def _read_index(index: Path) -> dict[str, str]:
         names = {str(k): str(v) for k, v in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as e:
         raise CheckpointError(f"{index.name} is unreadable: {type(e).__name__}: {e}") from None
-    if bad := next((v for v in names.values() if Path(v).name != v), None):
+    if bad := next((v for v in names.values() if Path(v).name != v or v in (".", "..")), None):
         raise CheckpointError(f"{index.name} names a file outside its folder: {bad!r}")
     return names
 

@@ -11,8 +11,9 @@ import numpy as np
 from ridgeline.archs import Names, Read
 from ridgeline.errors import CheckpointError
 from ridgeline.load.safetensors import HostTensor, TensorFiles
-from ridgeline.ops.api import Array, DType, Memory
+from ridgeline.ops.api import Array, Memory
 from ridgeline.spec import ModelSpec, Weight
+from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
 Progress = Callable[[int], None]  # called with the bytes of each weight that has arrived
 
@@ -32,6 +33,8 @@ def load_weights(
     for w in spec.weights():
         host = _read(w, reads[w.name], keys, files)
         target = (dtype or host.dtype) if w.is_matrix else "float32"
+        if target == "float16" and host.dtype != "float16":
+            _check_range(w.name, host)
         weights[w.name] = memory.put(host.data, host.dtype, target)
         progress(host.data.nbytes)
     return weights
@@ -47,7 +50,7 @@ def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, pro
         else:
             fill = 0.0 if w.name.endswith(".bias") else 1.0
             weights[w.name] = memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
-        progress(w.num_params)
+        progress(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4))
     return weights
 
 
@@ -93,17 +96,12 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) 
                 f"{keys[key]} has shape {list(part.data.shape)}, but config.json asks for {list(stored)}"
             )
     cut = [_cut(part.data, read, weight.shape) for part in parts]
-    return HostTensor(np.stack(cut) if _is_stacked(weight) else cut[0], parts[0].dtype)
-
-
-def _is_stacked(weight: Weight) -> bool:
-    """Experts: one tensor each in the checkpoint, one array of ours."""
-    return len(weight.shape) == 3
+    return HostTensor(np.stack(cut) if read.stacked else cut[0], parts[0].dtype)
 
 
 def _stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     """The shape that each tensor of a read must have in the checkpoint."""
-    shape = weight.shape[1:] if _is_stacked(weight) else weight.shape
+    shape = weight.shape[1:] if read.stacked else weight.shape
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
     return shape[::-1] if read.transpose else shape
@@ -119,6 +117,15 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index].reshape(shape)
     return data
+
+
+def _check_range(name: str, host: HostTensor) -> None:
+    """Raise CheckpointError if float16 cannot hold the values: they would become infinite in silence."""
+    bits = host.data
+    values = (bits.astype(np.uint32) << 16).view(np.float32) if host.dtype == "bfloat16" else bits
+    limit = float(np.finfo(np.float16).max)
+    if values.size and (largest := float(np.abs(values).max())) > limit:
+        raise CheckpointError(f"{name} holds {largest:g}, float16 ends at {limit:g}; use --dtype bfloat16 or float32")
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.quant import PlainLinear
 from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
@@ -75,7 +75,8 @@ class _Block:
         self._input = table.stage(
             api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
         )
-        self._attend = table.primitive(api.ATTENTION, layer.mixer)
+        self._dense = table.primitive(api.ATTENTION, layer.mixer)
+        self._paged = table.primitive(api.PAGED_ATTENTION, layer.mixer)
         self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
         self._mlp = table.stage(
             api.MLP_BLOCK,
@@ -90,7 +91,8 @@ class _Block:
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
         rotary = rotaries[self._rope] if self._rope else None
         residual, q, k, v = self._input(*stream, rotary)
-        attended = self._attend(q, step.extend(self._index, k, v))
+        state = step.extend(self._index, k, v)
+        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
         delta = self._mixer_post(self._output(attended))
         if self._parallel:
             _, other = self._mlp(residual, None)

@@ -1,7 +1,8 @@
 """The table of kernels, as signatures: what every operation takes, returns and promises.
 
 Shapes: T tokens of all sequences in one row (flattened, ragged), `width` the hidden size, H query heads, K key and
-value heads, D elements per head. Activations are float32. Every op is pure: it returns new arrays.
+value heads, D elements per head. Activations are float32. Every op is pure, it returns new
+arrays; only WRITE_PAGES writes, into the arena.
 
 *Primitives* are the definition. *Stages* are what a kernel may fuse; the default of a stage is the composition of
 its primitives (`stages.py`), so a backend may take any subset of either. An op is picked once per *case*, when
@@ -10,16 +11,15 @@ modules are built: the case is the part of the ModelSpec that the op serves, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-F = TypeVar("F", bound=Callable[..., Any])
+from ridgeline.spec.dtype import DType
 
-DType = Literal["float32", "bfloat16", "float16"]
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Array(Protocol):
@@ -53,6 +53,34 @@ class DenseKeyValues(NamedTuple):
     lengths: tuple[int, ...]
 
 
+class Bucket(NamedTuple):
+    """Sequences of a step whose queries and contexts are of like length, padded to one shape: n sequences, at most m
+    queries each, P pages of keys each. A sequence with fewer repeats its last query; missing pages are page 0.
+    """
+
+    rows: Array  # [n, m], of the step's T tokens
+    positions: Array  # [n, m], of the queries
+    pages: Array  # [n, P], in the arena
+    first: Array  # [n], the position of the first key of the first page
+
+
+class PagedLayout(NamedTuple):
+    """Where one step reads and writes in the pages of one state group; made once, shared by the group's layers."""
+
+    write_pages: Array  # [T]
+    write_slots: Array  # [T], the token's place in its page
+    buckets: tuple[Bucket, ...]
+    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
+
+
+class PagedKeyValues(NamedTuple):
+    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 holds nothing."""
+
+    keys: Array
+    values: Array
+    layout: PagedLayout
+
+
 @dataclass(frozen=True, slots=True)
 class Op(Generic[F]):
     """The name of an operation; `F` is its signature."""
@@ -77,6 +105,10 @@ ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
 SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
 # (q [T, H, D], keys and values) -> [T, H * D]: causal, within each sequence [Attention]
 ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
+# (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
+PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
+WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
 # (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
@@ -108,7 +140,8 @@ HeadStage = Callable[[Array, Array | None, Array | None], Array]
 HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
-    EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
+    EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
+    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
     ROUTE, EXPERTS,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
@@ -142,8 +175,32 @@ class Memory(Protocol):
         """A host copy, float32."""
         ...
 
+    def free_bytes(self) -> int | None:
+        """Memory of the device that can be had now; None where that is not known."""
+        ...
+
     def widen(self, array: Array) -> Array:
         """The array in float32, on the device."""
+        ...
+
+    def pages(self, num_pages: int, elements: int) -> Array:
+        """A new float32 array [num_pages, elements] for state; its contents are undefined."""
+        ...
+
+    def page_view(self, pages: Array, offset: int, shape: tuple[int, ...]) -> Array:
+        """The elements from `offset` of every page as [num_pages, *shape], sharing memory."""
+        ...
+
+    def copy_pages(self, pages: Array, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy pages onto others, in place; no target is also a source."""
+        ...
+
+    def pages_out(self, pages: Array, index: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Host copies of some pages, [len(index), elements]."""
+        ...
+
+    def pages_in(self, pages: Array, index: Sequence[int], host: np.ndarray[Any, Any]) -> None:
+        """Write host copies back, in place."""
         ...
 
     def random(self, shape: tuple[int, ...], dtype: DType, std: float, seed: int) -> Array:

@@ -6,26 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ridgeline.errors import RequestError
+from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.weights import load_weights, random_weights
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table, resolve_device
-from ridgeline.ops.api import DType
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType, config_dtype
+from ridgeline.spec.text import num_bytes
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-# `half` and `float` are vLLM's other names for the same types.
-DTYPES: Mapping[str, DType | None] = {
-    "auto": None,
-    "float32": "float32",
-    "float": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "half": "float16",
-}
 ProgressBar = Callable[[int], Callable[[int], None]]  # total bytes -> called with the bytes of each weight
 
 
@@ -48,12 +40,15 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run."""
+    """A model that is ready to run. notes: what a user should know of how it was loaded."""
 
     model: Model
     checkpoint: Checkpoint
     table: OpsTable
     max_model_len: int
+    eos_token_ids: frozenset[int]
+    mapped_bytes: int = 0  # of weights that are views of files, and become resident as they are used
+    notes: tuple[str, ...] = ()
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,34 +65,50 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
-    if options.dtype not in DTYPES:
-        raise RequestError(f"--dtype {options.dtype}: known are {', '.join(DTYPES)}")
-    if options.load_format not in get_args(LoadFormat):
-        raise RequestError(f"--load-format {options.load_format}: known are {', '.join(get_args(LoadFormat))}")
-    if type(options.seed) is not int or not 0 <= options.seed < 2**63:
-        raise RequestError(f"--seed {options.seed}: it must be a whole number from 0 to 2**63 - 1")
-    dummy = options.load_format == "dummy"
-    checkpoint = open_checkpoint(
-        find_model(name, revision=options.revision, files=SMALL_FILES if dummy else MODEL_FILES)
-    )
+    dtype = _check(options)
+    dummy, mapped = options.load_format == "dummy", 0
+    folder = find_model(name, revision=options.revision, files=SMALL_FILES if dummy else MODEL_FILES)
+    checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
-    max_model_len = resolve_max_model_len(spec, options.max_model_len)
+    max_model_len = spec.resolve_max_model_len(options.max_model_len)
     table = open_table(resolve_device(options.device), options.ops)
-    dtype = DTYPES[options.dtype]
     if dummy:
-        weights = random_weights(spec, table.memory, dtype or "float32", options.seed, progress_bar(spec.num_params()))
+        drawn = dtype or config_dtype(checkpoint.config)
+        total = sum(w.num_params * (DTYPE_BYTES[drawn] if w.is_matrix else 4) for w in spec.weights())
+        _check_memory(total, table)
+        weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
     else:
         files = TensorFiles(checkpoint.folder)
+        if dtype is not None or table.memory.device != "cpu":  # else most weights stay views of the files
+            size = DTYPE_BYTES[dtype] if dtype else 0
+            _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
+        else:
+            mapped = files.num_bytes()
         progress = progress_bar(files.num_bytes())
         weights = load_weights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
-    return LoadedModel(Model(spec, weights, table, max_model_len), checkpoint, table, max_model_len)
+    notes = (*spec.notes(max_model_len), *checkpoint.notes)
+    model = Model(spec, weights, table, max_model_len)
+    return LoadedModel(model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), mapped, notes)
 
 
-def resolve_max_model_len(spec: ModelSpec, wanted: int | None) -> int:
-    """The longest context to serve. Raises RequestError if the model cannot serve what is wanted."""
-    limit = spec.max_position_embeddings
-    if wanted is None:
-        return limit
-    if type(wanted) is not int or not 1 <= wanted <= limit:
-        raise RequestError(f"--max-model-len {wanted} is not in 1..{limit}, what {spec.family}'s positions allow")
-    return wanted
+def _check(options: LoadOptions) -> DType | None:
+    """The type of the matrices, None for the checkpoint's. Raises RequestError for an option out of range."""
+    if options.dtype != "auto" and options.dtype not in DTYPE_NAMES:
+        raise RequestError(f"dtype (--dtype) {options.dtype!r} is not known; known are auto, {', '.join(DTYPE_NAMES)}")
+    if options.load_format not in get_args(LoadFormat):
+        raise RequestError(
+            f"load_format (--load-format) {options.load_format!r} is not known; known are {get_args(LoadFormat)}"
+        )
+    if type(options.seed) is not int or not 0 <= options.seed < 2**63:
+        raise RequestError(f"seed is {options.seed!r}; it must be a whole number from 0 to 2**63 - 1")
+    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype]
+
+
+def _check_memory(need: int, table: OpsTable) -> None:
+    """Raise DeviceError if weights that must be copied do not fit, before anything is allocated."""
+    free = table.memory.free_bytes()
+    if free is not None and need > free:
+        raise DeviceError(
+            f"the weights take {num_bytes(need)}, {table.memory.device} has {num_bytes(free)} free; "
+            "take a narrower dtype, a smaller model or another device"
+        )

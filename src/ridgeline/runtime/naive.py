@@ -6,39 +6,21 @@ Sequences still join and leave at every step.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
+from ridgeline.errors import RequestError
+from ridgeline.runtime.batch import GenerationRequest, OnDone, OnToken, Progress
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.sampler import NoiseKey, pick, token_logprobs
+from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec.request import CompletionOutput, SamplingParams, Timing
+from ridgeline.spec.request import CompletionOutput
 
-MAX_STEP_TOKENS = 4096  # tokens of one forward pass, unless a single sequence is longer: bounds the activations
-
-OnToken = Callable[[int, int, int], None]  # request index, choice index, token id
-
-
-@dataclass(frozen=True, slots=True)
-class NaiveRequest:
-    """A prompt, as ids, and how to continue it."""
-
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    seed: int  # of the noise, where params.seed is None
-
-
-@dataclass(slots=True)
-class NaiveResult:
-    """The answers to one request."""
-
-    outputs: list[CompletionOutput]
-    timing: Timing
+# Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
+# logits of one: they bound the memory of a step.
+MAX_STEP_TOKENS = 4096
+MAX_STEP_LOGITS = 2**25
 
 
 @dataclass(slots=True)
@@ -46,101 +28,79 @@ class _Sequence:
     """One answer on its way."""
 
     request: int
-    prompt_length: int
     tokens: list[int]
-    params: SamplingParams
-    noise: NoiseKey
+    row: SampleRow
     limit: int  # the length at which it must stop
     output: CompletionOutput
 
 
-@dataclass(slots=True)
-class _Clock:
-    """When the first and the last token of a request came."""
-
-    first: float | None = None
-    last: float = 0.0
-    open: int = 0
-    outputs: list[CompletionOutput] = field(default_factory=list)
-
-
 class NaiveGenerator:
-    """Continues prompts with a loaded model, any number at once."""
+    """A runtime.batch.Generator that keeps nothing between tokens."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._memory = loaded.table.memory
+        self._max_rows = max(1, MAX_STEP_LOGITS // loaded.spec.vocab_size)
 
-    def run(
-        self,
-        requests: Sequence[NaiveRequest],
-        on_token: OnToken = lambda request, choice, token: None,
-        on_done: Callable[[int], None] = lambda request: None,
-    ) -> list[NaiveResult]:
-        """Continue all requests; results in the order given. Prompts must have passed `check_length`."""
-        start = time.perf_counter()
-        clocks = [_Clock(open=r.params.n) for r in requests]
-        waiting = deque(s for i, r in enumerate(requests) for s in self._sequences(i, r, clocks[i]))
+    def run(self, requests: Sequence[GenerationRequest], on_token: OnToken, on_done: OnDone) -> None:
+        progress = [Progress.begin(r) for r in requests]
+        waiting = deque(s for i, p in enumerate(progress) for s in self._sequences(i, p))
         running: list[_Sequence] = []
         while waiting or running:
             self._admit(waiting, running)
             self._step(running)
-            now = time.perf_counter()
             for s in running:
-                clock = clocks[s.request]
-                clock.first = clock.first or now
-                clock.last = now
-                on_token(s.request, s.output.index, s.tokens[-1])
+                p = progress[s.request]
+                p.token_came()
+                if s.output.finish_reason != "error":
+                    stop = on_token(s.request, s.output.index, s.tokens[-1], s.output.finish_reason == "stop")
+                    if stop is not None:
+                        s.output.finish_reason, s.output.stop_reason = "stop", stop
                 if s.output.finish_reason:
-                    clock.open -= 1
-                    if not clock.open:
-                        on_done(s.request)
+                    p.open -= 1
+                    if not p.open:
+                        on_done(s.request, p.result(self._loaded))
             running = [s for s in running if s.output.finish_reason is None]
-        return [NaiveResult(c.outputs, _timing(c, start)) for c in clocks]
 
-    def _sequences(self, index: int, request: NaiveRequest, clock: _Clock) -> list[_Sequence]:
-        params, prompt = request.params, list(request.prompt_token_ids)
-        limit = self._loaded.max_model_len
+    def _sequences(self, index: int, progress: Progress) -> list[_Sequence]:
+        request, limit = progress.request, self._loaded.max_model_len
+        prompt, params = list(request.prompt_token_ids), request.params
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
-        seed = request.seed if params.seed is None else params.seed
-        for choice in range(params.n):
-            clock.outputs.append(CompletionOutput(choice, logprobs=None if params.logprobs is None else []))
         return [
-            _Sequence(index, len(prompt), list(prompt), params, NoiseKey(seed, output.index), limit, output)
-            for output in clock.outputs
+            _Sequence(
+                index, list(prompt), SampleRow.start(params, prompt, key, self._loaded.eos_token_ids), limit, output
+            )
+            for output, key in zip(progress.outputs, request.noise, strict=True)
         ]
 
     def _admit(self, waiting: deque[_Sequence], running: list[_Sequence]) -> None:
-        """Take on sequences while the step stays within its budget; always at least one."""
-        used = sum(len(s.tokens) + 1 for s in running)
-        while waiting and (not running or used + len(waiting[0].tokens) <= MAX_STEP_TOKENS):
+        """Take on sequences while the step stays within its budgets; always at least one."""
+        used = sum(s.limit for s in running)
+        while waiting and (
+            not running or (used + waiting[0].limit <= MAX_STEP_TOKENS and len(running) < self._max_rows)
+        ):
             running.append(waiting.popleft())
-            used += len(running[-1].tokens) + 1
+            used += running[-1].limit
 
     def _step(self, running: list[_Sequence]) -> None:
         """One forward pass over every running history, and one token for each."""
         step = DenseStep.build([s.tokens for s in running], self._memory)
         logits = self._memory.get(self._loaded.model(step, step.last_rows(self._memory)))
-        for sequence, row in zip(running, logits, strict=True):
-            self._append(sequence, row)
+        for sequence, found in zip(running, sample(logits, [s.row for s in running]), strict=True):
+            self._append(sequence, found)
 
-    def _append(self, s: _Sequence, logits: np.ndarray[Any, Any]) -> None:
-        token = pick(logits, s.params, s.tokens, s.noise, len(s.tokens))
-        if s.output.logprobs is not None:
-            s.output.logprobs.append(token_logprobs(logits, token, s.params.logprobs or 0))
+    def _append(self, s: _Sequence, found: SampledToken | RequestError) -> None:
+        if isinstance(found, RequestError):
+            s.output.finish_reason, s.output.error = "error", str(found)
+            return
+        token = found.token
+        if s.output.logprobs is not None and found.logprobs is not None:
+            s.output.logprobs.append(found.logprobs)
+        s.row.push(token)
         s.tokens.append(token)
         s.output.token_ids.append(token)
-        ends = () if s.params.ignore_eos else self._loaded.checkpoint.eos_token_ids
-        if token in ends or token in s.params.stop_token_ids:
-            s.output.finish_reason = "stop"
+        if s.row.is_end(token):
+            s.output.finish_reason, s.output.stop_reason = "stop", s.row.stop_reason(token)
         elif len(s.tokens) >= s.limit:
             s.output.finish_reason = "length"
-
-
-def _timing(clock: _Clock, start: float) -> Timing:
-    first, total = (clock.first or start) - start, clock.last - start
-    count = sum(len(o.token_ids) for o in clock.outputs)
-    longest = max(len(o.token_ids) for o in clock.outputs)
-    per_token = (total - first) / (longest - 1) if longest > 1 else None
-    return Timing(first, per_token, total, count / total if total else 0.0)

@@ -1,13 +1,16 @@
-"""The dense Step: whole sequences, no cache. State is returned, not written, so the pass stays differentiable."""
+"""The two Steps. Dense: whole sequences, no cache; state is returned, not written, so the pass stays differentiable.
+Paged: tokens of any sequences, whose state lies in pages that the step writes in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.ops.api import Array, DenseKeyValues, Memory
+from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues, PagedLayout
+from ridgeline.runtime.arena import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,24 @@ class DenseStep:
 
     def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues:
         return DenseKeyValues(keys, values, self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
+
+    layouts: one per state group of the arena.
+    """
+
+    token_ids: Array
+    positions: Array
+    layouts: Sequence[PagedLayout]
+    arena: Arena
+    write: Callable[[Array, Array, Array, Array], None]
+
+    def extend(self, layer: int, keys: Array, values: Array) -> PagedKeyValues:
+        group, key_pages, value_pages = self.arena.layer(layer)
+        layout = self.layouts[group]
+        self.write(key_pages, keys, layout.write_pages, layout.write_slots)
+        self.write(value_pages, values, layout.write_pages, layout.write_slots)
+        return PagedKeyValues(key_pages, value_pages, layout)

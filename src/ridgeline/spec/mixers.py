@@ -1,9 +1,10 @@
 """Token mixers and channel mixers: what a layer is made of. One frozen dataclass per kind.
 
-Each answers three questions, and every other part derives its facts from the answers:
-    weights(width)          names, shapes, split axes             -> loader, modules, quantisers, planner
-    state()                 what it remembers of a sequence       -> page pools, scheduler, planner
-    work(tokens, context)   multiply-accumulates besides weights  -> planner, simulator
+Each answers questions, and every other part derives its facts from the answers:
+    weights(width)          names, shapes, split axes             -> loader, modules, inspect
+    state()                 what it remembers of a sequence       -> page pools, inspect (token mixers)
+    work(tokens, context)   multiply-accumulates besides weights  -> planner (token mixers)
+    active_params(width)    weights that one token meets          -> inspect (channel mixers)
 A boolean that changes the algorithm is a new type; a bias or a norm may be a field.
 """
 

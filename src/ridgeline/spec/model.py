@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ridgeline.errors import RequestError
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
@@ -111,6 +112,21 @@ class ModelSpec:
     def state_elements(self, num_tokens: int) -> int:
         """Numbers kept for one sequence of `num_tokens` tokens, over all layers."""
         return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers)
+
+    def resolve_max_model_len(self, wanted: int | None) -> int:
+        """The longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
+        limit = self.max_position_embeddings
+        if wanted is None:
+            return limit
+        if type(wanted) is not int or not 1 <= wanted <= limit:
+            raise RequestError(
+                f"max_model_len {wanted} (--max-model-len) is not in 1..{limit}, what {self.family}'s positions allow"
+            )
+        return wanted
+
+    def notes(self, max_model_len: int) -> tuple[str, ...]:
+        """What a user should know of the choices that follow from the longest context to serve."""
+        return tuple(note for rope in self.ropes() if (note := rope.note(max_model_len)))
 
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotations in use, in order of first use."""

@@ -4,62 +4,148 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ridgeline.errors import RequestError
 
 MAX_LOGPROBS = 20
 MAX_N = 16_384
-FinishReason = Literal["stop", "length"]
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+FinishReason = Literal["stop", "length", "error"]
+LogprobsMode = Literal["raw", "processed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to pick tokens. Raises RequestError, naming the value and the limit, for anything out of range.
 
-    The order of the filters: repetition penalty, temperature, top_k, top_p, min_p, then one draw. temperature 0 is
-    greedy: the most likely token, the lowest id among equals.
+    The order: masks (allowed_token_ids, bad_token_ids, min_tokens), logit_bias, repetition penalty, presence and
+    frequency penalties, temperature, top_k, top_p, min_p, typical_p, then one draw. temperature 0 is greedy: the most
+    likely token after masks, bias and penalties, the lowest id among equals.
 
-    n: answers per prompt. max_tokens: None is up to the end of the context. top_k: 0 or -1 keeps all tokens.
+    n: answers per prompt. max_tokens: None is up to the end of the context. min_tokens: the first so many tokens of an
+    answer cannot end it. top_k: 0 or -1 keeps all tokens. typical_p: keep the tokens whose information is closest to
+    the expected, up to this probability (arXiv:2202.00666). presence_penalty, frequency_penalty: subtracted from the
+    score of a token that is in the answer, once and for each time; repetition_penalty: divides positive scores of
+    tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858). logit_bias: token id -> what is added to
+    its score; kept as sorted pairs. allowed_token_ids: None is all. bad_token_ids: never produced.
     seed: None takes the model's seed and the request's place in the call, so that a run repeats.
-    logprobs: how many of the most likely tokens to report at each position, from the unmodified distribution.
+    stop: texts that end an answer as soon as they are complete (one text, or a list), left out of it unless
+    include_stop_str_in_output.
+    logprobs: how many of the most likely tokens to report at each position, from the distribution named by
+    logprobs_mode: "raw" is the model's own, "processed" is what was drawn from (at temperature 0: after masks, bias
+    and penalties). prompt_logprobs: the same for each prompt token, always raw.
     """
 
     n: int = 1
     max_tokens: int | None = 16
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1, MAX_N)
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
+        self._check_filters()
+        self._check_tokens()
+        self._check_ends()
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            raise RequestError(f"logprobs_mode is {self.logprobs_mode!r}; it must be raw or processed")
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**63 - 1)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if type(getattr(self, name)) is not bool:
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
+        allowed = self.allowed_token_ids or ()
+        ids = {"logit_bias": [t for t, _ in self.logit_bias], "allowed_token_ids": allowed,
+               "bad_token_ids": self.bad_token_ids, "stop_token_ids": self.stop_token_ids}  # fmt: skip
+        for name, tokens in ids.items():
+            if tokens and max(tokens) >= vocab_size:
+                raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
+
+    def _check_filters(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _whole("top_k", self.top_k, -1)
         _number("min_p", self.min_p, 0.0, 1.0)
+        _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**63 - 1)
-        if not isinstance(self.stop_token_ids, list | tuple):
-            raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}; it must be a list of token ids")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0)
-        for name in ("ignore_eos", "skip_special_tokens"):
-            if type(getattr(self, name)) is not bool:
-                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+
+    def _check_tokens(self) -> None:
+        object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
+        for token, bias in self.logit_bias:
+            _whole("logit_bias: a token id", token, 0)
+            _number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
+        for name in ("bad_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+            if not set(self.allowed_token_ids) - set(self.bad_token_ids):
+                raise RequestError(
+                    f"allowed_token_ids is {list(self.allowed_token_ids)!r:.100}, which less bad_token_ids leaves none"
+                )
+
+    def _check_ends(self) -> None:
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise RequestError(f"{name} is {value!r}; it must be a list of token ids")
+    for token in value:
+        _whole(name, token, 0)
+    return tuple(value)
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """One text, or a list of texts, as a tuple."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f"{name} is {value!r:.100}; it must be a text or a list of texts, none of them empty")
+    return tuple(texts)
+
+
+def _pairs(name: str, value: object) -> tuple[tuple[Any, Any], ...]:
+    """A mapping, or the pairs of one, as pairs in order of token id."""
+    items = list(value.items()) if isinstance(value, Mapping) else value
+    pairs = isinstance(items, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in items)
+    if not pairs or not all(type(token) is int for token, _ in items):  # type: ignore[attr-defined]
+        raise RequestError(f"{name} is {value!r:.100}; it must map token ids, whole numbers at least 0, to numbers")
+    found = dict(items)  # type: ignore[call-overload]
+    return tuple(sorted(found.items()))
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -79,7 +165,10 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one position: of the token that was picked, and of the most likely ones, best first."""
+    """Log probabilities at one position: of the token that stands there, and of the most likely ones, best first.
+
+    top: fewer than asked for where fewer have a probability above zero.
+    """
 
     token_id: int
     logprob: float
@@ -88,12 +177,19 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer. finish_reason: "stop" at an end-of-sequence or stop token, "length" at max_tokens or context end."""
+    """One answer.
+
+    finish_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at max_tokens or the end
+    of the context; "error" if no token could be picked, with the reason in `error`. stop_reason: the stop token or the
+    stop string that ended it, else None.
+    """
 
     index: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
 
 
@@ -109,18 +205,23 @@ class Timing:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. prompt is None where token ids were given."""
+    """A prompt and its answers. prompt is None where token ids were given.
+
+    prompt_logprobs: None unless asked for; else an entry for each prompt token, None for the first, which nothing
+    predicts.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     timing: Timing
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         completion = sum(len(o.token_ids) for o in self.outputs)
-        return {
+        out: dict[str, Any] = {
             "choices": [_choice(o) for o in self.outputs],
             "usage": {
                 "prompt_tokens": len(self.prompt_token_ids),
@@ -134,6 +235,9 @@ class RequestOutput:
                 "tokens_per_s": self.timing.tokens_per_s,
             },
         }
+        if self.prompt_logprobs is not None:
+            out["prompt_logprobs"] = [p and _logprobs(p) for p in self.prompt_logprobs]
+        return out
 
 
 def _choice(output: CompletionOutput) -> dict[str, Any]:
@@ -143,13 +247,17 @@ def _choice(output: CompletionOutput) -> dict[str, Any]:
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
     }
+    for name in ("stop_reason", "error"):
+        if (value := getattr(output, name)) is not None:
+            choice[name] = value
     if output.logprobs is not None:
-        choice["logprobs"] = [
-            {
-                "token_id": p.token_id,
-                "logprob": p.logprob,
-                "top_logprobs": [{"token_id": t, "logprob": v} for t, v in p.top],
-            }
-            for p in output.logprobs
-        ]
+        choice["logprobs"] = [_logprobs(p) for p in output.logprobs]
     return choice
+
+
+def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
+    return {
+        "token_id": entry.token_id,
+        "logprob": entry.logprob,
+        "top_logprobs": [{"token_id": t, "logprob": v} for t, v in entry.top],
+    }

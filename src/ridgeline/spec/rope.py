@@ -94,3 +94,14 @@ class Rope:
             for name in ("short_factor", "long_factor"):
                 if (n := len(getattr(self.scaling, name))) != self.dim // 2:
                     raise ValueError(f"rope {name} must have {self.dim // 2} entries, not {n}")
+
+    def note(self, max_model_len: int) -> str | None:
+        """Which regime a rotation that depends on the length is in, and how to have the other."""
+        match self.scaling:
+            case LongRopeScaling(original_max_position_embeddings=original) if max_model_len > original:
+                return (
+                    f"LongRoPE uses its set for long contexts; --max-model-len {original} keeps the one for short ones"
+                )
+            case DynamicNTKScaling(original_max_position_embeddings=original) if max_model_len > original:
+                return f"dynamic NTK stretches to {max_model_len} tokens; --max-model-len {original} keeps it unscaled"
+        return None

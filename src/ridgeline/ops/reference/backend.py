@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
+from ridgeline.ops.reference import paged
 from ridgeline.ops.reference import primitives as p
 from ridgeline.spec import Attention
 
@@ -20,9 +23,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take,
+    api.WRITE_PAGES: paged.write_pages,
 }  # fmt: skip
 _BY_CASE = {
-    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.ACTIVATION: p.activation,
+    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
+    api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
 }  # fmt: skip
 
@@ -70,9 +75,16 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, n, D]
     n = q.shape[2]
-    mask = p.visible(0, n, case.window, q.device) if case.window is not None and n > case.window else None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=case.scale)
-    return out[0].transpose(0, 1)
+    if case.window is None or n <= case.window:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=case.scale)
+        return out[0].transpose(0, 1)
+    blocks = []
+    for start in range(0, n, p.QUERY_BLOCK):  # so that no mask is larger than a block by its window
+        end, first = min(start + p.QUERY_BLOCK, n), max(0, start - case.window + 1)
+        mask = p.visible(start, end, case.window, q.device)[:, first:]
+        keys, values = k[:, :, first:end], v[:, :, first:end]
+        blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], keys, values, mask, scale=case.scale))
+    return torch.cat(blocks, 2)[0].transpose(0, 1)
 
 
 class TorchMemory:
@@ -93,8 +105,31 @@ class TorchMemory:
     def get(self, array: torch.Tensor) -> np.ndarray:
         return array.detach().float().cpu().numpy()
 
+    def free_bytes(self) -> int | None:
+        if self.device != "cpu":
+            return torch.cuda.mem_get_info(self.device)[0]
+        path = Path("/proc/meminfo")
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        return found[0] if found else None
+
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()
+
+    def pages(self, num_pages: int, elements: int) -> torch.Tensor:
+        return torch.empty((num_pages, elements), device=self.device)
+
+    def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return pages[:, offset : offset + math.prod(shape)].unflatten(1, shape)
+
+    def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
+        pages[list(target)] = pages[list(source)]
+
+    def pages_out(self, pages: torch.Tensor, index: Sequence[int]) -> np.ndarray:
+        return pages[list(index)].cpu().numpy()
+
+    def pages_in(self, pages: torch.Tensor, index: Sequence[int], host: np.ndarray) -> None:
+        pages[list(index)] = torch.from_numpy(host).to(self.device)
 
     def random(self, shape: tuple[int, ...], dtype: str, std: float, seed: int) -> torch.Tensor:
         generator = torch.Generator(self.device).manual_seed(seed)

@@ -1,0 +1,62 @@
+"""The bytes behind the pages: one buffer per state group, page-major, each layer's view of it, and its host twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ridgeline.ops.api import Array, Memory
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.groups import StateGroup
+
+ELEMENT_BYTES = 4  # state is float32, as activations are: a cached key is the key that was computed
+
+
+class Arena:
+    """Pages of all state groups, on the device and, for swapping, on the host.
+
+    A page holds page_tokens tokens of every layer of its group: per layer the keys [page_tokens, K, D], then the
+    values. Contents are undefined until a step writes them; page 0 of each group holds nothing.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        groups: Sequence[StateGroup],
+        num_pages: Sequence[int],
+        num_host_pages: Sequence[int],
+        memory: Memory,
+    ) -> None:
+        self._memory = memory
+        elements = [group.page_bytes // ELEMENT_BYTES for group in groups]
+        self._pages = [memory.pages(n, size) for n, size in zip(num_pages, elements, strict=True)]
+        self._host = [np.empty((n, size), np.float32) for n, size in zip(num_host_pages, elements, strict=True)]
+        self._views: dict[int, tuple[int, Array, Array]] = {}
+        for g, group in enumerate(groups):
+            for slot in group.slots:
+                mixer = spec.layers[slot.layer].mixer
+                shape = (group.page_tokens, mixer.num_kv_heads, mixer.head_dim)
+                at = slot.offset // ELEMENT_BYTES
+                keys = memory.page_view(self._pages[g], at, shape)
+                values = memory.page_view(self._pages[g], at + prod(shape), shape)
+                self._views[slot.layer] = g, keys, values
+
+    def layer(self, index: int) -> tuple[int, Array, Array]:
+        """A layer's group, and its keys and values: views [pages, page_tokens, K, D]."""
+        return self._views[index]
+
+    def copy(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy pages onto others on the device."""
+        self._memory.copy_pages(self._pages[group], source, target)
+
+    def swap_out(self, group: int, pages: Sequence[int], host: Sequence[int]) -> None:
+        """Copy pages to host pages."""
+        self._host[group][list(host)] = self._memory.pages_out(self._pages[group], pages)
+
+    def swap_in(self, group: int, host: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy host pages back to pages."""
+        data: np.ndarray[Any, Any] = self._host[group][list(host)]
+        self._memory.pages_in(self._pages[group], pages, data)

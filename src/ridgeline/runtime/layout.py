@@ -1,0 +1,95 @@
+"""Where the tokens of one step read and write: from page tables on the host to a PagedLayout on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.ops.api import Bucket, Memory, PagedLayout
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """What a step runs: of each sequence the tokens [start, start + length), one sequence after the other.
+
+    rows: each sequence's row in the page tables.
+    """
+
+    rows: Ints
+    starts: Ints
+    lengths: Ints
+
+    @property
+    def offsets(self) -> Ints:
+        """The first of the step's T tokens that belongs to each sequence."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def positions(self) -> Ints:
+        """[T], each token's place in its own sequence."""
+        return np.repeat(self.starts, self.lengths) + _ranges(self.lengths)
+
+
+def build_layout(slices: Slices, page_table: Ints, page_tokens: int, lookback: int, memory: Memory) -> PagedLayout:
+    """The layout of one state group.
+
+    page_table: [rows, pages], page ids by page index, 0 where there is none. lookback: how many tokens before its own
+    a query reads.
+    """
+    positions = slices.positions()
+    order = np.empty(positions.size, np.int64)
+    buckets, base = [], 0
+    for members in _like_shapes(slices, page_tokens, lookback):
+        lengths, longest = slices.lengths[members], int(slices.lengths[members].max())
+        index, place = np.repeat(np.arange(members.size), lengths), _ranges(lengths)
+        order[slices.offsets[members][index] + place] = base + index * longest + place
+        base += members.size * longest
+        arrays = _bucket(slices, members, longest, page_table, page_tokens, lookback)
+        buckets.append(Bucket(*(memory.integers(x) for x in arrays)))
+    owner = np.repeat(slices.rows, slices.lengths)
+    return PagedLayout(
+        memory.integers(page_table[owner, positions // page_tokens]),
+        memory.integers(positions % page_tokens),
+        tuple(buckets),
+        memory.integers(order),
+    )
+
+
+def _ranges(lengths: Ints) -> Ints:
+    """0..length-1 for each length, one after the other."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _pages_read(slices: Slices, page_tokens: int, lookback: int) -> tuple[Ints, Ints]:
+    """The first page index that each sequence's queries read, and how many pages from there."""
+    first = np.maximum(0, slices.starts - lookback) // page_tokens
+    return first, (slices.starts + slices.lengths - 1) // page_tokens - first + 1
+
+
+def _like_shapes(slices: Slices, page_tokens: int, lookback: int) -> Iterator[Ints]:
+    """Sequences grouped by the powers of two above their query and page counts: padding at most doubles either."""
+    _, pages = _pages_read(slices, page_tokens, lookback)
+    kind = np.ceil(np.log2(slices.lengths)).astype(np.int64) * 64 + np.ceil(np.log2(pages)).astype(np.int64)
+    for value in np.unique(kind):
+        yield np.flatnonzero(kind == value)
+
+
+def _bucket(
+    slices: Slices, members: Ints, longest: int, page_table: Ints, page_tokens: int, lookback: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """rows [n, m], positions [n, m], pages [n, P] and first [n] of a Bucket."""
+    query = np.minimum(np.arange(longest), slices.lengths[members][:, None] - 1)
+    first, count = (x[members] for x in _pages_read(slices, page_tokens, lookback))
+    page = np.arange(int(count.max()))
+    index = np.minimum(first[:, None] + page, page_table.shape[1] - 1)
+    pages = np.where(page < count[:, None], page_table[slices.rows[members][:, None], index], 0)
+    return (
+        slices.offsets[members][:, None] + query,
+        slices.starts[members][:, None] + query,
+        pages,
+        first * page_tokens,
+    )

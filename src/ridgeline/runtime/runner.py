@@ -1,0 +1,95 @@
+"""Runs StepPlans on one device: whole-page moves, page tables, the forward pass, and the logits that are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ridgeline.ops import api
+from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.layout import Ints, Slices, build_layout
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.step import PagedStep
+from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
+from ridgeline.spec.groups import StateGroup
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Runner:
+    """One device. Steps run in the order of submission; a token of LAST is what `sampled` said of its row."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        groups: Sequence[StateGroup],
+        num_pages: Sequence[int],
+        *,
+        max_seqs: int,
+        num_host_pages: Sequence[int],
+    ) -> None:
+        self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
+        self._write = loaded.table.primitive(api.WRITE_PAGES)
+        self._arena = Arena(loaded.spec, groups, num_pages, num_host_pages, self._memory)
+        self._tables: list[Ints] = [
+            np.zeros((max_seqs, group.num_pages(loaded.max_model_len)), np.int64) for group in groups
+        ]
+        self._last = np.zeros(max_seqs, np.int64)
+
+    def submit(self, plan: StepPlan) -> Floats | None:
+        """Run a step: logits [n, vocabulary] of the works that sample, in their order; None if none does."""
+        self._move(plan)
+        for work in plan.works:
+            for group, row, first, pages in work.deltas:
+                self._tables[group][row, first : first + len(pages)] = pages
+        if not plan.works:
+            return None
+        ends = np.cumsum([len(w.tokens) for w in plan.works]).tolist()
+        rows = [end - 1 for end, work in zip(ends, plan.works, strict=True) if work.sample]
+        step = self._step(plan.works)
+        if not rows:
+            # The state is what counts; one row keeps the head's work small.
+            self._model(step, self._memory.integers(np.asarray([ends[-1] - 1])))
+            return None
+        logits = self._model(step, self._memory.integers(np.asarray(rows)))
+        return self._memory.get(logits)
+
+    def sampled(self, row: int, token: int) -> None:
+        """What a row of the tables sampled in its last step."""
+        self._last[row] = token
+
+    def _step(self, works: Sequence[Work]) -> PagedStep:
+        slices = Slices(
+            np.array([w.row for w in works]),
+            np.array([w.start for w in works]),
+            np.array([len(w.tokens) for w in works]),
+        )
+        tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
+        tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
+        layouts = [
+            build_layout(slices, table, group.page_tokens, group.lookback, self._memory)
+            for group, table in zip(self._groups, self._tables, strict=True)
+        ]
+        return PagedStep(
+            self._memory.integers(tokens), self._memory.integers(slices.positions()), layouts, self._arena, self._write
+        )
+
+    def _move(self, plan: StepPlan) -> None:
+        """Whole pages, in the order that plans promise: out to the host, in from it, copies on the device."""
+        for group, source, target in _by_group(plan.swap_out):
+            self._arena.swap_out(group, source, target)
+        for group, source, target in _by_group(plan.swap_in):
+            self._arena.swap_in(group, source, target)
+        for group, source, target in _by_group(plan.copies):
+            self._arena.copy(group, source, target)
+
+
+def _by_group(copies: Iterable[PageCopy]) -> list[tuple[int, list[int], list[int]]]:
+    moves: dict[int, tuple[list[int], list[int]]] = {}
+    for copy in copies:
+        source, target = moves.setdefault(copy.group, ([], []))
+        source.append(copy.src)
+        target.append(copy.dst)
+    return [(group, *move) for group, move in moves.items()]

@@ -1,0 +1,103 @@
+"""A field that a config leaves out means what transformers' class of that family means by leaving it out.
+
+Configs are written by many programs, and what they omit is whatever was the default of the class that they know. So the
+classes are the oracle here: filled in by them, or left as it was, a config must give one spec.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+
+from ridgeline.archs import FAMILIES, spec_from_config
+
+# The fields that no class can guess. 64 heads, so that every class's default of key/value heads divides them; 24
+# numbers to a head, which is nobody's default; layers enough for every rule that counts them, Qwen's 28 included.
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 64 * 24,
+    "intermediate_size": 3000,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 12_000,
+}
+MORE: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 3},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
+}
+INSTEAD: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
+}
+# Names under which a class writes a size that it was given under another.
+WRITTEN_AS = {"num_local_experts"}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+# Fields that switch something on whose own fields are then left out.
+SWITCHES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"use_sliding_window": True}) for name in ("qwen2", "qwen3", "qwen3_moe", "smollm3")),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 100}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 5}),
+    *(("llama", {"rope_scaling": scaling}) for scaling in (YARN, {**YARN, "original_max_position_embeddings": 3000})),
+    ("olmo3", {"rope_scaling": YARN}),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    *((name, {"rope_parameters": {"rope_theta": 5e5}}) for name in ("smollm3", "glm4", "gpt_neox", "phi3")),
+]
+
+
+def sizes(model_type: str) -> dict[str, Any]:
+    """The smallest config of a family."""
+    return INSTEAD.get(model_type, {**SIZES, **MORE.get(model_type, {})})
+
+
+def filled(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A config with every field, as transformers' class fills it in and writes it."""
+    config = CONFIG_MAPPING[model_type](**json.loads(json.dumps(given)))  # classes write into what they are given
+    return json.loads(config.to_json_string(use_diff=False))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_sizes_alone(model_type: str) -> None:
+    given = sizes(model_type)
+    assert spec_from_config({"model_type": model_type, **given}) == spec_from_config(filled(model_type, given))
+
+
+@pytest.mark.parametrize(("model_type", "switch"), SWITCHES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_sizes_and_a_switch(model_type: str, switch: dict[str, Any]) -> None:
+    given = {**sizes(model_type), **switch}
+    assert spec_from_config({"model_type": model_type, **given}) == spec_from_config(filled(model_type, given))
+
+
+def optional_fields(model_type: str) -> list[str]:
+    given = sizes(model_type)
+    return sorted(set(filled(model_type, given)) - set(given) - WRITTEN_AS - {"model_type"})
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_field_left_out(model_type: str) -> None:
+    """Alone, from a full config: an absent field must not be made up from its neighbours otherwise than there."""
+    whole, different = filled(model_type, sizes(model_type)), []
+    for field in optional_fields(model_type):
+        rest = {key: value for key, value in whole.items() if key != field}
+        if spec_from_config(rest) != spec_from_config(filled(model_type, rest)):
+            different.append(field)
+    assert not different
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_field_null(model_type: str) -> None:
+    """A null is what the class makes of it, which is not always what it makes of an absent field."""
+    compared, different = 0, []
+    for field in optional_fields(model_type):
+        given = {**sizes(model_type), field: None}
+        try:
+            whole = filled(model_type, given)
+        except StrictDataclassError:  # the class takes no null here
+            continue
+        compared += 1
+        if spec_from_config({"model_type": model_type, **given}) != spec_from_config(whole):
+            different.append(field)
+    assert compared > 2
+    assert not different

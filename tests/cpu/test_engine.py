@@ -1,0 +1,207 @@
+"""The exactness contract: an answer's tokens never depend on chunks, pages, company, preemption or steps in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from oracle.build import build
+from oracle.families import CASES, VOCAB
+from ridgeline import LLM, SamplingParams
+from ridgeline.engine import Engine
+from ridgeline.errors import RequestError
+from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime.sampler import NoiseKey
+
+Tokens = dict[tuple[int, int], list[int]]
+FREE = 1 << 30
+
+# One request per way to be served: greedy and sampled, one answer and several, prompts that share a prefix, prompts
+# shorter and longer than every window and page of the cases.
+RNG = np.random.default_rng(0)
+SHARED = RNG.integers(3, VOCAB, 40).tolist()
+PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (1, 7, 30, 60)]
+PROMPTS += [[*SHARED, 5, 6, 7], [*SHARED, 9], SHARED[:33]]
+KINDS = [(0.0, 1), (1.0, 1), (0.0, 3), (1.0, 4), (0.0, 1), (1.0, 2), (0.0, 1)]
+REQUESTS = [
+    SamplingParams(max_tokens=20, temperature=t, seed=i, n=n, ignore_eos=True) for i, (t, n) in enumerate(KINDS)
+]
+
+
+@cache
+def loaded(name: str) -> LLM:
+    with TemporaryDirectory() as folder:
+        build(CASES[name], folder)
+        # A model with a regime switch is served in the regime of its case.
+        return LLM(folder, max_model_len=CASES[name].max_model_len)
+
+
+def fitting(name: str) -> list[int]:
+    """The requests that fit the context of a case (a few have a context of 100 tokens)."""
+    return [i for i, p in enumerate(PROMPTS) if len(p) + 20 <= CASES[name].max_model_len]
+
+
+@cache
+def baseline(name: str) -> Tokens:
+    """Naive sampling, one request at a time."""
+    llm, out = loaded(name), {}
+    for i in fitting(name):
+        (answer,) = llm.generate([PROMPTS[i]], REQUESTS[i])
+        out |= {(i, choice.index): choice.token_ids for choice in answer.outputs}
+    return out
+
+
+def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
+    spec, length = loaded(name).loaded.spec, CASES[name].max_model_len
+    chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True)
+    if tight:  # little more than the longest request needs alone: the others are preempted
+        chosen = replace(chosen, num_pages=tuple(g.most_pages(85) + 3 for g in chosen.groups))
+    return chosen
+
+
+def serve(
+    name: str,
+    settings: EngineConfig,
+    arrivals: Mapping[int, int] | None = None,
+    between: Callable[[Engine], None] | None = None,
+) -> tuple[Tokens, Engine]:
+    """All requests through one engine; books checked at every step. arrivals: request -> the step it comes in."""
+    engine, out, step = Engine(loaded(name).loaded, settings), {}, 0
+    todo = {i: (arrivals or {}).get(i, 0) for i in fitting(name)}
+    while todo or len(engine):
+        for i in [i for i, when in todo.items() if when <= step]:
+            engine.add(i, PROMPTS[i], REQUESTS[i], [NoiseKey(i, j) for j in range(REQUESTS[i].n)])
+            del todo[i]
+        for event in engine.step():
+            assert event.token is not None, event.error
+            out.setdefault((event.request, event.choice), []).append(event.token)
+        if between:
+            between(engine)
+        engine.check()
+        step += 1
+        assert step < 5000, "no progress"
+    return out, engine
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_is_exact_in_company(name: str) -> None:
+    """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone."""
+    settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
+    out, engine = serve(name, settings)
+    assert out == baseline(name)
+    if CASES[name].max_model_len > 100:
+        assert engine.stats().preempted_recompute > 0
+
+
+MATRIX = [
+    {"max_num_batched_tokens": chunk, "block_size": page, "steps_in_flight": depth}
+    for chunk in (1, 7, 16, 1000)
+    for page in (1, 16, 64)
+    for depth in (1, 2)
+]
+
+
+@pytest.mark.parametrize("options", [m for m in MATRIX if m["max_num_batched_tokens"] > 1][::3], ids=str)
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+def test_chunks_pages_and_steps_in_flight_change_nothing(name: str, options: dict[str, int]) -> None:
+    out, _ = serve(name, config(name, max_num_seqs=6, **options))
+    assert out == baseline(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", MATRIX, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_matrix(name: str, options: dict[str, int]) -> None:
+    for tight in (False, True):
+        out, _ = serve(name, config(name, tight=tight, max_num_seqs=6, **options))
+        assert out == baseline(name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_arrivals_change_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrivals = {i: int(rng.integers(0, 60)) for i in range(len(PROMPTS))}
+    out, _ = serve("qwen2_window", config("qwen2_window", max_num_seqs=3, max_num_batched_tokens=20), arrivals)
+    assert out == baseline("qwen2_window")
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    """Requests that come later find the pages of earlier ones; choices of one prompt share it."""
+    arrivals = {i: 40 * i for i in range(len(PROMPTS))}
+    out, engine = serve("llama_gqa", config("llama_gqa", block_size=4), arrivals)
+    assert out == baseline("llama_gqa")
+    assert engine.stats().hit_tokens >= 40 + 32  # 41 of request 5 and 33 of request 6, in whole pages, one token left
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_an_abort_at_any_step_harms_nobody(steps_in_flight: int) -> None:
+    for when in range(0, 40, 3):
+        step = iter(range(1000))
+
+        def abort(engine: Engine, when: int = when, step=step) -> None:
+            if next(step) == when:
+                engine.abort(3)
+
+        settings = config("llama_gqa", max_num_batched_tokens=16, steps_in_flight=steps_in_flight)
+        out, _ = serve("llama_gqa", settings, between=abort)
+        others = {key: tokens for key, tokens in baseline("llama_gqa").items() if key[0] != 3}
+        assert {key: tokens for key, tokens in out.items() if key[0] != 3} == others
+        for key, tokens in out.items():
+            assert tokens == baseline("llama_gqa")[key][: len(tokens)]
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_stop_with_a_step_in_flight(steps_in_flight: int) -> None:
+    """A stop token ends an answer with it; what the next step computed already is neither returned nor kept."""
+    name, wanted = "llama_gqa", baseline("llama_gqa")[0, 0]
+    stop = wanted[7]
+    end = wanted.index(stop)
+    engine = Engine(loaded(name).loaded, config(name, steps_in_flight=steps_in_flight))
+    params = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=(stop,), ignore_eos=True)
+    engine.add(0, PROMPTS[0], params, [NoiseKey(0, 0)])
+    events = []
+    while len(engine):
+        events += engine.step()
+        engine.check()
+    assert [e.token for e in events] == wanted[: end + 1]
+    assert (events[-1].finish_reason, events[-1].stop_reason) == ("stop", stop)
+    assert engine.step() == []
+    engine.check()
+
+
+def test_a_request_that_can_never_fit_fails_alone() -> None:
+    name = "llama_gqa"
+    settings = replace(config(name, block_size=4), num_pages=(10,))
+    engine = Engine(loaded(name).loaded, settings)
+    with pytest.raises(RequestError, match="need 16 pages of 4 tokens"):
+        engine.add(0, PROMPTS[4], REQUESTS[4], [NoiseKey(0, 0)])
+    engine.add(1, PROMPTS[0], REQUESTS[0], [NoiseKey(0, 0)])
+    tokens = []
+    while len(engine):
+        tokens += [e.token for e in engine.step()]
+        engine.check()
+    assert tokens == baseline(name)[0, 0]
+
+
+def test_penalties_survive_preemption() -> None:
+    """What the sampler counts is rebuilt when a sequence is computed again."""
+    name = "qwen3"
+    params = SamplingParams(
+        max_tokens=20, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.5, ignore_eos=True
+    )
+    llm = loaded(name)
+    wanted = [llm.generate([p], replace(params, seed=i))[0].outputs[0].token_ids for i, p in enumerate(PROMPTS)]
+    engine = Engine(llm.loaded, config(name, tight=True, max_num_seqs=6, block_size=4, steps_in_flight=2))
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(i, prompt, replace(params, seed=i), [NoiseKey(i, 0)])
+    out: dict[int, list[int | None]] = {}
+    while len(engine):
+        for event in engine.step():
+            out.setdefault(event.request, []).append(event.token)
+    assert [out[i] for i in range(len(PROMPTS))] == wanted
+    assert engine.stats().preempted_recompute > 0

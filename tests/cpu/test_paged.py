@@ -1,0 +1,109 @@
+"""Attention over pages against dense attention, with NaN in every place that must not be read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.ops import api, open_table
+from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
+from ridgeline.runtime.layout import Slices, build_layout
+from ridgeline.spec import ALL, Attention
+
+TABLE = open_table("cpu", {"attention": "reference"})
+NAN = float("nan")
+
+
+class Pages:
+    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN."""
+
+    def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator) -> None:
+        self.case, self.size = case, page_tokens
+        shape = (500, page_tokens, case.num_kv_heads, case.head_dim)
+        self.keys, self.values = torch.full(shape, NAN), torch.full(shape, NAN)
+        self.tables = np.zeros((rows, 130), np.int64)
+        self.free = rng.permutation(np.arange(1, 500)).tolist()
+        self.lookback = ALL if case.window is None else case.window - 1
+
+    def grow(self, row: int, start: int, end: int) -> None:
+        for index in range(start // self.size, (end - 1) // self.size + 1):
+            if not self.tables[row, index]:
+                self.tables[row, index] = self.free.pop()
+
+    def drop_unread(self, row: int, position: int) -> None:
+        for index in range(max(0, position - self.lookback) // self.size):
+            page, self.tables[row, index] = self.tables[row, index], 0
+            self.keys[page] = self.values[page] = NAN
+            if page:
+                self.free.append(page)
+
+
+def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Paged results over random chunks of all sequences, and dense results."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
+    q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
+    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)))
+    paged, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
+    pages = Pages(case, page_tokens, len(lengths), rng)
+    offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
+    rows = rng.permutation(len(lengths))
+    while any(d < n for d, n in zip(done, lengths, strict=True)):
+        chosen = [i for i, n in enumerate(lengths) if done[i] < n and rng.random() < 0.7]
+        if not chosen:
+            continue
+        counts = [int(min(lengths[i] - done[i], rng.integers(1, 20))) for i in chosen]
+        for i, count in zip(chosen, counts, strict=True):
+            pages.grow(rows[i], done[i], done[i] + count)
+        slices = Slices(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
+        layout = build_layout(slices, pages.tables, page_tokens, pages.lookback, TABLE.memory)
+        spans = [offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)]
+        tokens = np.concatenate(spans)
+        write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
+        write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
+        out[tokens] = paged(q[tokens], PagedKeyValues(pages.keys, pages.values, layout))
+        for i, count in zip(chosen, counts, strict=True):
+            done[i] += count
+            pages.drop_unread(rows[i], done[i])
+    return out, dense
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
+    window=st.sampled_from([None, 1, 2, 7, 24, 200]),
+    softcap=st.sampled_from([None, 2.0]),
+    page_tokens=st.sampled_from([1, 3, 16, 64]),
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    seed=st.integers(0, 2**16),
+)
+def test_paged_equals_dense(
+    heads: tuple[int, int], window: int | None, softcap: float | None, page_tokens: int, lengths: list[int], seed: int
+) -> None:
+    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap)
+    out, dense = run_chunks(case, page_tokens, lengths, seed)
+    torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
+
+
+def test_sequences_of_very_different_lengths_share_no_padding() -> None:
+    """A long context beside many short ones: buckets keep the padded work within a few times the real work."""
+    slices = Slices(np.arange(33), np.array([4000] + [10] * 32), np.ones(33, np.int64))
+    layout = build_layout(slices, np.ones((33, 300), np.int64), 16, ALL, TABLE.memory)
+    padded = sum(b.pages.shape[0] * b.pages.shape[1] for b in layout.buckets)
+    assert padded <= 2 * (4000 // 16 + 1 + 32)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_writing_touches_the_written_slots_only(page_tokens: int) -> None:
+    write = TABLE.primitive(api.WRITE_PAGES)
+    pages = torch.full((5, page_tokens, 2, 4), NAN)
+    x = torch.randn(3, 2, 4)
+    slots = torch.tensor([0, page_tokens - 1, 0])
+    write(pages, x, torch.tensor([4, 2, 1]), slots)
+    for i, (page, slot) in enumerate(zip([4, 2, 1], slots.tolist(), strict=True)):
+        assert torch.equal(pages[page, slot], x[i])
+    assert int(torch.isfinite(pages).sum()) == x.numel()
