@@ -245,6 +245,19 @@ def test_a_draw_is_where_the_running_sum_says(size: int, seed: int, gaps: float)
             assert found == np.searchsorted(edges, uniform, side="right")
 
 
+def test_a_draw_between_two_chunks_takes_a_neighbour() -> None:
+    """Sums in two steps round differently: at the border of a chunk it is still one of the two tokens beside it."""
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        scores = rng.normal(size=(1, 512))
+        scores[0, 200:260] = -np.inf
+        scores[0, (199, 260)] = 0.0
+        weights = np.exp(scores[0])
+        border = weights[:256].sum() / weights.sum()
+        for uniform in (border, np.nextafter(border, 0), np.nextafter(border, 1)):
+            assert draw(scores, np.array([uniform]))[0] in (199, 260)
+
+
 def test_sampling_draws_with_the_noise_of_its_key_and_position() -> None:
     logits = np.random.default_rng(4).normal(size=50).astype(np.float32)
     params, key = SamplingParams(temperature=1.3, top_k=20), NoiseKey(11, 2)

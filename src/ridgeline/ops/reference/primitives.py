@@ -11,6 +11,8 @@ from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
+WIDEN_BLOCK = 2**20  # elements of a matrix that are widened at once: they stay in the cache
+
 ACTIVATIONS = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -24,7 +26,12 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight.float(), bias)
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    # Widened block by block: a whole head in float32 would be new memory at every token.
+    blocks = weight.split(max(1, WIDEN_BLOCK // weight.shape[1]))
+    out = torch.cat([F.linear(x, block.to(x.dtype)) for block in blocks], -1)
+    return out if bias is None else out + bias
 
 
 def norm(case: RMSNorm | LayerNorm):
