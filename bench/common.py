@@ -41,3 +41,11 @@ def seconds(run: Callable[[], Any]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def peak_flops() -> float:
+    """Operations per second of a large float32 matrix product in torch."""
+    import torch
+
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    return 2 * 2048**3 / median_seconds(lambda: a @ b, 7)

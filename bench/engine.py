@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import emit, median_seconds
+from common import emit, median_seconds, peak_flops
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine, Event
@@ -40,11 +40,6 @@ def read_bandwidth() -> float:
     """Bytes per second of reading much more than the caches hold."""
     data = torch.ones(2**27)
     return data.numel() * 4 / median_seconds(data.sum, 7)
-
-
-def peak_flops() -> float:
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    return 2 * 2048**3 / median_seconds(lambda: a @ b, 7)
 
 
 def timed_step(engine: Engine) -> tuple[float, list[Event]]:

@@ -1,4 +1,4 @@
-"""Naive sampling beside transformers' own, on the same random weights: python bench/naive.py [--plot FILE]
+"""Naive sampling beside transformers' own, on the same random weights: python bench/naive.py
 
 The floor of a token is arithmetic: 2 x parameters x history operations, over the machine's matrix product peak, which
 is measured here. Both recompute the history at every token (`use_cache=False` there); runs alternate; the correctness
@@ -7,13 +7,11 @@ gate is equality of the greedy tokens.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
-from pathlib import Path
 
 import torch
-from common import emit, median_seconds, seconds
+from common import emit, peak_flops, seconds
 
 from ridgeline import LLM, SamplingParams
 
@@ -24,12 +22,6 @@ SHAPES = {  # SmolLM2-135M's, and a quarter of its width
     "8M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 6,
            "num_key_value_heads": 2, "vocab_size": 16384},
 }  # fmt: skip
-
-
-def peak_flops() -> float:
-    """Operations per second of a large float32 matrix product."""
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    return 2 * 2048**3 / median_seconds(lambda: a @ b, 7)
 
 
 def build(shape: dict[str, int], dtype: torch.dtype, folder: str) -> torch.nn.Module:
@@ -44,7 +36,7 @@ def build(shape: dict[str, int], dtype: torch.dtype, folder: str) -> torch.nn.Mo
 def run(name: str, dtype: torch.dtype) -> None:
     with tempfile.TemporaryDirectory() as folder:
         peer = build(SHAPES[name], dtype, folder)
-        llm = LLM(folder)
+        llm = LLM(folder, cache="off")
         prompt = torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(1))
         params = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
 
@@ -70,41 +62,11 @@ def run(name: str, dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
-def plot(path: Path) -> None:
-    """Milliseconds per token against the length of the history: what a cache is for."""
-    import matplotlib.pyplot as plt
-
-    with tempfile.TemporaryDirectory() as folder:
-        build(SHAPES["8M"], torch.float32, folder)
-        llm = LLM(folder)
-    lengths = [16, 32, 64, 128, 256, 512, 1024]
-    params = SamplingParams(max_tokens=1, temperature=0)
-    measured = [1e3 * median_seconds(lambda n=n: llm.generate([[5] * n], params), 7) for n in lengths]
-    shape = SHAPES["8M"]
-    head = shape["vocab_size"] * shape["hidden_size"]
-    peak = peak_flops()
-    floor = [1e3 * 2 * ((llm.loaded.spec.num_params() - 2 * head) * n + head) / peak for n in lengths]
-    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    axes.plot(lengths, measured, "o-", label="measured")
-    axes.plot(lengths, floor, "--", color="gray", label="floor: operations / matrix peak")
-    axes.set(xscale="log", yscale="log", xlabel="tokens of history", ylabel="ms per token")
-    axes.set_title("Naive sampling: every token pays for the whole history", fontsize=11)
-    axes.set_xticks(lengths, [str(n) for n in lengths])
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", type=Path, help="also draw ms per token against the history into this PNG")
-    options = parser.parse_args()
     torch.set_grad_enabled(False)
     for name in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             run(name, dtype)
-    if options.plot:
-        plot(options.plot)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
-WIDEN_BLOCK = 2**20  # elements of a matrix that are widened at once: they stay in the cache
+WIDEN_BLOCK = 2**18  # elements of a matrix that are widened at once: they stay in the cache
 
 ACTIVATIONS = {
     "silu": F.silu,
