@@ -207,3 +207,11 @@ def test_penalties_survive_preemption() -> None:
             out.setdefault(event.request, []).append(event.token)
     assert [out[i] for i in range(len(PROMPTS))] == wanted
     assert engine.stats().preempted_recompute > 0
+
+
+def test_a_stuck_scheduler_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(loaded("llama_gqa").loaded, config("llama_gqa"))
+    engine.add(0, PROMPTS[0], REQUESTS[0], [NoiseKey(0, 0)])
+    monkeypatch.setattr(engine._scheduler, "schedule", lambda: None)
+    with pytest.raises(RuntimeError, match="nothing can run"):
+        engine.step()

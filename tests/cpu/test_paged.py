@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
+from ridgeline.ops.reference import paged
+from ridgeline.plan.resolve import SCORE_BYTES
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention
 
@@ -48,7 +50,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
     dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)))
-    paged, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
+    attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
     pages = Pages(case, page_tokens, len(lengths), rng)
     offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
     rows = rng.permutation(len(lengths))
@@ -65,7 +67,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
         tokens = np.concatenate(spans)
         write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
         write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
-        out[tokens] = paged(q[tokens], PagedKeyValues(pages.keys, pages.values, layout))
+        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout))
         for i, count in zip(chosen, counts, strict=True):
             done[i] += count
             pages.drop_unread(rows[i], done[i])
@@ -87,6 +89,18 @@ def test_paged_equals_dense(
     case = Attention(*heads, 8, 0.3, window=window, softcap=softcap)
     out, dense = run_chunks(case, page_tokens, lengths, seed)
     torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_blocks_of_queries_change_nothing(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chunk against a long context is computed a few queries at a time, to bound memory."""
+    monkeypatch.setattr(paged, "SCORE_BLOCK", 500)
+    out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1)
+    torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
+
+
+def test_the_plan_counts_the_scores() -> None:
+    assert SCORE_BYTES == 3 * 4 * paged.SCORE_BLOCK
 
 
 def test_sequences_of_very_different_lengths_share_no_padding() -> None:

@@ -131,6 +131,8 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._flights.append(self._submit(plan))
+        elif self._requests and not self._flights:
+            raise RuntimeError("nothing can run although requests are waiting: the scheduler is at fault")
         events = []
         if self._flights and (plan is None or len(self._flights) >= self.config.steps_in_flight):
             events = self._commit(self._flights.popleft())

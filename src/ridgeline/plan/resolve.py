@@ -11,6 +11,7 @@ from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.text import num_bytes
 
 STATE_ELEMENT_BYTES = 4  # float32, as computed
+SCORE_BYTES = 3 * 4 * 2**24  # a block of attention scores, its masked copy and its softmax (ops/reference/paged.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,14 @@ def workspace_bytes(spec: ModelSpec, max_tokens: int, max_seqs: int) -> int:
 
     Counted as the reference ops allocate: the residual stream and a layer's intermediates per token, the largest
     matrix once more in float32 (it is widened where it is used), and for each sampled row the logits in float32 and
-    three times in float64.
+    three times in float64. Attention holds its block of scores a few times; the keys and values that a layer gathers
+    from its pages are not counted here, they are a share of the pages themselves.
     """
     inner = max(w.shape[-2] for layer in spec.layers for w in layer.weights(spec.hidden_size) if w.is_matrix)
     activations = max_tokens * (8 * spec.hidden_size + 4 * inner) * 4
     largest = max(w.num_params for w in spec.weights()) * 4
     logits = min(max_seqs, max_tokens) * spec.vocab_size * (4 + 3 * 8)
-    return activations + largest + logits
+    return activations + largest + logits + SCORE_BYTES
 
 
 def _longest(groups: Sequence[StateGroup], wanted: int, budget: int) -> int:

@@ -138,13 +138,13 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _pairs(name: str, value: object) -> tuple[tuple[Any, Any], ...]:
+def _pairs(name: str, value: Any) -> tuple[tuple[Any, Any], ...]:
     """A mapping, or the pairs of one, as pairs in order of token id."""
     items = list(value.items()) if isinstance(value, Mapping) else value
     pairs = isinstance(items, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in items)
-    if not pairs or not all(type(token) is int for token, _ in items):  # type: ignore[attr-defined]
+    if not pairs or not all(type(token) is int for token, _ in items):
         raise RequestError(f"{name} is {value!r:.100}; it must map token ids, whole numbers at least 0, to numbers")
-    found = dict(items)  # type: ignore[call-overload]
+    found = dict(items)
     return tuple(sorted(found.items()))
 
 
@@ -155,9 +155,9 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
         raise RequestError(f"{name} is {value!r}; it must be a whole number {limit}")
 
 
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if not ok or value > high or value < low or (open_low and value == low):  # type: ignore[operator]
+    if not ok or value > high or value < low or (open_low and value == low):
         more = "greater than" if open_low else "at least"
         upper = f" and at most {high:g}" if math.isfinite(high) else ""
         raise RequestError(f"{name} is {value!r}; it must be a number {more} {low:g}{upper}")

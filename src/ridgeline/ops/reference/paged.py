@@ -8,6 +8,8 @@ from torch import Tensor
 from ridgeline.ops.api import Bucket, PagedKeyValues
 from ridgeline.spec import Attention
 
+SCORE_BLOCK = 2**24  # scores of a layer that are held at once (plan.resolve counts them)
+
 
 def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor) -> None:
     pages[write_page, write_slot] = x.to(pages.dtype)
@@ -22,28 +24,41 @@ def paged_attention(case: Attention):
 
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) -> Tensor:
-    """All queries of a bucket: [n * m, H * D]."""
-    n, m = b.rows.shape
+    """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
+    keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
+    place, held = _key_places(b, kv.keys.shape[1])
+    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
+    # so between the first one's oldest key and the last one's own place every key is seen by one of them.
+    used = held & (place <= b.positions[:, -1:])
+    if case.window is not None:
+        used &= place > b.positions[:, :1] - case.window
+    values = values.masked_fill(~used[:, None, :, None], 0.0)
+    step = max(1, SCORE_BLOCK // (b.rows.shape[0] * case.num_heads * place.shape[1]))
+    blocks = []
+    for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
+        seen = (place[:, None] <= positions[:, :, None]) & held[:, None]  # [n, block, S]
+        if case.window is not None:
+            seen &= place[:, None] > positions[:, :, None] - case.window
+        blocks.append(_attend(case, q[rows], keys, values, seen))
+    return torch.cat(blocks, 1).flatten(0, 1)
+
+
+def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """q [n, m, H, D], keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
+    n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
     # Queries of one key head stand together: [n, K, m * G, D].
-    queries = q[b.rows].unflatten(2, (case.num_kv_heads, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
-    seen = _visible(case, b, kv.keys.shape[1])  # [n, m, S]
-    # What no query sees may be anything, NaN included: a weight of zero would not silence it.
-    values = values.masked_fill(~seen.any(1)[:, None, :, None], 0.0)
+    queries = q.unflatten(2, (case.num_kv_heads, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3)
     scores = queries @ keys.transpose(2, 3) * case.scale
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     hidden = ~seen[:, None, :, None].expand(n, 1, m, groups, -1).flatten(2, 3)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     out = (weights @ values).unflatten(2, (m, groups)).permute(0, 2, 1, 3, 4)  # [n, m, K, G, D]
-    return out.reshape(n * m, -1)
+    return out.reshape(n, m, -1)
 
 
-def _visible(case: Attention, b: Bucket, page_tokens: int) -> Tensor:
-    """Which keys each query of a bucket sees: [n, m, S]."""
-    key = b.first[:, None] + torch.arange(b.pages.shape[1] * page_tokens, device=b.pages.device)
-    query = b.positions[:, :, None]
-    held = (b.pages != 0).repeat_interleave(page_tokens, 1)
-    seen = (key[:, None] <= query) & held[:, None]
-    return seen if case.window is None else seen & (key[:, None] > query - case.window)
+def _key_places(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
+    """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
+    place = b.first[:, None] + torch.arange(b.pages.shape[1] * page_tokens, device=b.pages.device)
+    return place, (b.pages != 0).repeat_interleave(page_tokens, 1)
