@@ -18,8 +18,9 @@ import torch
 from common import emit, median_seconds, peak_flops
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine import Engine, Event
+from ridgeline.engine import Engine
 from ridgeline.plan import EngineOptions, resolve
+from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 
 SHAPE = {  # SmolLM2-135M's
@@ -68,11 +69,11 @@ def decode(llm: LLM, batch: int) -> tuple[float, bool]:
     rng, params = np.random.default_rng(0), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
     prompts = [rng.integers(3, 1000, PROMPT).tolist() for _ in range(batch)]
     for i, prompt in enumerate(prompts):
-        engine.add(i, prompt, params, [NoiseKey(0, 0)])
+        engine.add(i, GenerationRequest(prompt, params, (NoiseKey(0, 0),)))
     times, first = [], []
     while len(engine):
         elapsed, events = timed_step(engine)
-        first += [e.token for e in events if e.request == 0]
+        first += [t for e in events if e.request == 0 for t in e.tokens]
         if len(events) == batch:
             times.append(elapsed)
     short = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -103,11 +104,11 @@ def curve(llm: LLM, path: Path | None) -> None:
     for length in lengths:
         engine = Engine(llm.loaded, config)
         params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
-        engine.add(0, [5] * length, params, [NoiseKey(0, 0)])
+        engine.add(0, GenerationRequest([5] * length, params, (NoiseKey(0, 0),)))
         times, tokens = [], []
         while len(engine):
             elapsed, events = timed_step(engine)
-            tokens += [e.token for e in events]
+            tokens += [t for e in events for t in e.tokens]
             times += [elapsed] if events else []
         first, elapsed = naive_token(llm, length)
         naive.append(1e3 * elapsed)

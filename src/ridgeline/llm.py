@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
-from ridgeline.engine.batch import EngineGenerator
+from ridgeline.engine import Engine, Session, StaticGenerator
+from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
-from ridgeline.runtime.batch import GenerationRequest, GenerationResult, Generator
+from ridgeline.runtime.generator import GenerationRequest, Generator
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.runtime.step import DenseStep
-from ridgeline.runtime.text import TextStreams
-from ridgeline.spec.request import RequestOutput, SamplingParams
+from ridgeline.sched.stats import Stats
+from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation).
-Prompt = str | Sequence[int] | Mapping[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+    from ridgeline.load.chat import Message
+
 UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
+CACHE_CHOICES = ("on", "off")
+BATCHING_CHOICES = ("continuous", "static")
 
 
 class LLM:
     """A model that is ready to answer, in this process. Calls from several threads must take turns.
 
     model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. cache: "on" is the
-    engine (paged state, continuous batching), "off" naive sampling, the baseline. The other options have vLLM's names:
+    engine (paged state), "off" naive sampling; batching: "continuous", or "static": whole batches, room for the
+    longest context reserved. "off" and "static" are baselines to measure against. The other options have vLLM's names:
     see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
@@ -46,6 +49,7 @@ class LLM:
         tokenizer: str | None = None,
         skip_tokenizer_init: bool = False,
         cache: Literal["on", "off"] = "on",
+        batching: Literal["continuous", "static"] = "continuous",
         device: str = "auto",
         dtype: str = "auto",
         max_model_len: int | None = None,
@@ -56,19 +60,23 @@ class LLM:
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
     ) -> None:
-        if cache not in ("on", "off"):
-            raise RequestError(f"cache is {cache!r}; it must be 'on' or 'off'")
+        _one_of("cache", cache, CACHE_CHOICES)
+        _one_of("batching", batching, BATCHING_CHOICES)
         self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
         self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
         self.tokenizer: Tokenizer | None = None
-        self._no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
+        no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
         if not skip_tokenizer_init:
-            self._open_tokenizer(tokenizer)
+            no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
-        self._generator: Generator = NaiveGenerator(self.loaded)
+        generator: Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             self.config = self._resolve(engine or EngineOptions())
-            self._generator = EngineGenerator(self.loaded, self.config)
+            generator = Engine(self.loaded, self.config)
+            if batching == "static":
+                generator = StaticGenerator(generator)
+        self.session = Session(generator, self.tokenizer)
+        self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory, on_cpu = self.loaded.table.memory, self.loaded.table.memory.device == "cpu"
@@ -95,46 +103,99 @@ class LLM:
         """The sampling parameters that the model's generation_config.json recommends."""
         return dict(self.checkpoint.sampling_defaults)
 
+    def stats(self) -> Stats | None:
+        """Pages used, waste inside pages, prefix hit rate, preemptions; None with cache="off"."""
+        return self.session.stats()
+
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        on_text: Callable[[int, int, str], None] | None = None,
+        priority: Sequence[int] | None = None,
+        on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results in the order given.
 
         sampling_params: for all prompts, or one for each; default: what generation_config.json recommends.
+        priority: of each prompt, lower is more urgent; default: in the order given.
         on_text: called with (prompt index, choice, new text) as it comes, never with a broken character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
         Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then. What fails on
-        its own while running has finish_reason "error".
+        its own while running has finish_reason "error". If the run is cut short (an interrupt, an error in a
+        callback), what is not complete is lost, and the LLM can be used again.
         """
-        batch = _as_batch(prompts)
-        requests = self._requests(batch, sampling_params)
-        streams = TextStreams(self.tokenizer, requests, on_text)
-        outputs: list[RequestOutput | None] = [None] * len(batch)
+        requests = self._requests(as_batch(prompts), sampling_params, priority)
+        outputs: dict[int, RequestOutput] = {}
+        ids = []
 
-        def done(index: int, result: GenerationResult) -> None:
-            streams.finish(index)
-            for answer in result.outputs:
-                answer.text = streams.text(index, answer.index)
-            ids = list(requests[index].prompt_token_ids)
-            output = RequestOutput(
-                _text_of(batch[index]), ids, result.outputs, result.timing, result.num_cached_tokens,
-                prompt_logprobs=result.prompt_logprobs,
-            )  # fmt: skip
-            outputs[index] = output
-            on_done(index, output)
+        def sink(index: int, chunk: OutputChunk) -> None:
+            if chunk.text:
+                on_text(index, chunk.index, chunk.text)
+            if chunk.output is not None:
+                outputs[index] = chunk.output
+                on_done(index, chunk.output)
 
-        self._generator.run(requests, streams.push, done)
-        return [output for output in outputs if output is not None]
+        try:
+            for i, request in enumerate(requests):
+                try:
+                    ids.append(self.session.add(request, lambda chunk, i=i: sink(i, chunk)))  # type: ignore[misc]
+                except RequestError as e:  # this one can never fit; the others run
+                    sink(i, OutputChunk(0, output=error_output(request, e)))
+            while len(outputs) < len(requests):
+                self.session.step()
+        finally:
+            for request_id in ids:
+                self.session.abort(request_id)
+        return [outputs[i] for i in range(len(requests))]
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or many, through the model's own chat template.
+
+        tools: functions that the model may call, as JSON schemas, for templates that know them. Otherwise as
+        `generate`.
+        """
+        one = not conversations or isinstance(conversations[0], Mapping)
+        many: Sequence[Any] = [conversations] if one else conversations
+        tokenizer = self.frontend.tokenizer()
+        return self.generate([tokenizer.encode_chat(messages, tools=tools) for messages in many], sampling_params)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputChunk]:
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
+
+        Closing the iterator early ends the request. Several streams may be open, and other calls made between chunks.
+        Raises as `generate` does, at once.
+        """
+        (request,) = self._requests([prompt], sampling_params, None)
+        return self._chunks(request)
+
+    def _chunks(self, request: GenerationRequest) -> Iterator[OutputChunk]:
+        chunks: deque[OutputChunk] = deque()
+        request_id = self.session.add(request, chunks.append)
+        try:
+            while True:
+                while not chunks:
+                    if request_id not in self.session:
+                        raise RequestError("this stream was lost when another call on the same LLM was cut short")
+                    self.session.step()
+                chunk = chunks.popleft()
+                yield chunk
+                if chunk.output is not None:
+                    return
+        finally:
+            self.session.abort(request_id)
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray[Any, Any]]:
         """Logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
         for ids in sequences:
-            self._check_ids(list(ids))
+            self.frontend.check_ids(list(ids))
             if len(ids) > self.max_model_len:
                 raise RequestError(f"a sequence has {len(ids)} tokens; max_model_len is {self.max_model_len}")
         if not sequences:
@@ -147,95 +208,35 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
-        if isinstance(prompt, Mapping):
-            given = [key for key in PROMPT_KEYS if key in prompt]
-            if len(given) != 1 or len(prompt) != 1:
-                raise RequestError(f"a prompt has exactly one of {', '.join(PROMPT_KEYS)}; this has {sorted(prompt)}")
-            value = prompt[given[0]]
-            if given[0] == "messages":
-                return self._check_ids(self._tokenizer().encode_chat(value))
-            if not isinstance(value, str if given[0] == "prompt" else list):
-                raise RequestError(f"{given[0]} is {value!r}")
-            prompt = value
-        if isinstance(prompt, str):
-            if not prompt:
-                raise RequestError("the prompt is empty; give at least one character")
-            return self._check_ids(self._tokenizer().encode(prompt))
-        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
-            raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
-        return self._check_ids([*prompt])
+        return self.frontend.encode(prompt)
 
     def _requests(
-        self, batch: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        batch: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
     ) -> list[GenerationRequest]:
         """Every prompt, checked. Raises RequestError that names the first one which cannot be served."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
         each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(batch):
-            raise RequestError(f"{len(batch)} prompts, but {len(each)} sampling_params; give one, or one for each")
+        urgency = [0] * len(batch) if priority is None else list(priority)
+        for name, given in (("sampling_params", each), ("priority", urgency)):
+            if len(given) != len(batch):
+                raise RequestError(f"{len(batch)} prompts, but {len(given)} {name}; give one for each")
         requests = []
-        for i, (prompt, p) in enumerate(zip(batch, each, strict=True)):
+        for i, (prompt, p, u) in enumerate(zip(batch, each, urgency, strict=True)):
             try:
-                requests.append(self._request(i, prompt, p))
+                requests.append(self.frontend.request(prompt, p, i, u))
             except (RequestError, TokenizerError) as e:
                 raise (type(e)(f"prompt {i + 1} of {len(batch)}: {e}") if len(batch) > 1 else e) from None
         return requests
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        ids = self.encode(prompt)
-        self.check_length(ids, params)
-        params.check_vocabulary(self.loaded.spec.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
-        # Under a seed of its own a request's noise depends on nothing else; under the model's, on its place.
-        seed, place = (self.options.seed, index + 1) if params.seed is None else (params.seed, 0)
-        return GenerationRequest(ids, params, tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n)))
-
-    def check_length(self, ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens, which leaves no room in the context of {self.max_model_len}; "
-                f"shorten it{self._longer_context()}"
-            )
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise RequestError(
-                f"the prompt's {len(ids)} tokens and max_tokens {params.max_tokens} exceed the context of "
-                f"{self.max_model_len}; lower max_tokens to {room}{self._longer_context()}"
-            )
-        if params.min_tokens > room:
-            raise RequestError(
-                f"the prompt's {len(ids)} tokens and min_tokens {params.min_tokens} exceed the context of "
-                f"{self.max_model_len}; lower min_tokens to {room}{self._longer_context()}"
-            )
-
-    def _longer_context(self) -> str:
-        limit = self.loaded.spec.max_position_embeddings
-        return f", or raise --max-model-len (up to {limit})" if limit > self.max_model_len else ""
-
-    def _check_ids(self, ids: list[int]) -> list[int]:
-        vocab = self.loaded.spec.vocab_size
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
-        for i in ids:
-            whole = hasattr(i, "__index__") and not isinstance(i, bool)  # numpy's integers too
-            if not whole or not 0 <= i < vocab:
-                raise RequestError(f"token id {i!r} is not in 0..{vocab - 1}, this model's vocabulary")
-        return [index(i) for i in ids]
-
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise TokenizerError(f"text needs a tokenizer: {self._no_tokenizer}; give prompt_token_ids instead")
-        return self.tokenizer
-
-    def _open_tokenizer(self, other: str | None) -> None:
-        """A tokenizer that is absent is an error only when text arrives; one that does not fit is one now."""
+    def _open_tokenizer(self, other: str | None) -> str:
+        """Why there is none, if there is none: an error only when text arrives. One that does not fit is one now."""
         folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
         if not other and not any(folder.glob("tokenizer*")):
-            self._no_tokenizer = f"{folder} has none"
-            return
+            return f"{folder} has none"
         self.tokenizer = Tokenizer.from_folder(folder)
         # Added tokens past the model's vocabulary are another model's business (Gemma 3's image token): an error
         # if text holds one, not before.
@@ -246,18 +247,9 @@ class LLM:
             )
         if (eos := self.tokenizer.eos_token_id) is not None:  # many configs leave it to the tokenizer
             self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
+        return ""
 
 
-def _text_of(prompt: Prompt) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
-def _as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
-    items: list[Any] = list(prompts)
-    return [items] if items and all(hasattr(i, "__index__") for i in items) else items
+def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise RequestError(f"{name} is {value!r}; it must be {' or '.join(map(repr, choices))}")

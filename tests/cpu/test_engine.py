@@ -16,6 +16,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 
 Tokens = dict[tuple[int, int], list[int]]
@@ -38,7 +39,11 @@ def loaded(name: str) -> LLM:
     with TemporaryDirectory() as folder:
         build(CASES[name], folder)
         # A model with a regime switch is served in the regime of its case.
-        return LLM(folder, max_model_len=CASES[name].max_model_len)
+        return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off")
+
+
+def request(prompt: list[int], params: SamplingParams, seed: int) -> GenerationRequest:
+    return GenerationRequest(prompt, params, tuple(NoiseKey(seed, choice) for choice in range(params.n)))
 
 
 def fitting(name: str) -> list[int]:
@@ -75,11 +80,11 @@ def serve(
     todo = {i: (arrivals or {}).get(i, 0) for i in fitting(name)}
     while todo or len(engine):
         for i in [i for i, when in todo.items() if when <= step]:
-            engine.add(i, PROMPTS[i], REQUESTS[i], [NoiseKey(i, j) for j in range(REQUESTS[i].n)])
+            engine.add(i, request(PROMPTS[i], REQUESTS[i], i))
             del todo[i]
         for event in engine.step():
-            assert event.token is not None, event.error
-            out.setdefault((event.request, event.choice), []).append(event.token)
+            assert event.error is None
+            out.setdefault((event.request, event.choice), []).extend(event.tokens)
         if between:
             between(engine)
         engine.check()
@@ -165,12 +170,12 @@ def test_a_stop_with_a_step_in_flight(steps_in_flight: int) -> None:
     end = wanted.index(stop)
     engine = Engine(loaded(name).loaded, config(name, steps_in_flight=steps_in_flight))
     params = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=(stop,), ignore_eos=True)
-    engine.add(0, PROMPTS[0], params, [NoiseKey(0, 0)])
+    engine.add(0, request(PROMPTS[0], params, 0))
     events = []
     while len(engine):
         events += engine.step()
         engine.check()
-    assert [e.token for e in events] == wanted[: end + 1]
+    assert [t for e in events for t in e.tokens] == wanted[: end + 1]
     assert (events[-1].finish_reason, events[-1].stop_reason) == ("stop", stop)
     assert engine.step() == []
     engine.check()
@@ -181,11 +186,11 @@ def test_a_request_that_can_never_fit_fails_alone() -> None:
     settings = replace(config(name, block_size=4), num_pages=(10,))
     engine = Engine(loaded(name).loaded, settings)
     with pytest.raises(RequestError, match="need 16 pages of 4 tokens"):
-        engine.add(0, PROMPTS[4], REQUESTS[4], [NoiseKey(0, 0)])
-    engine.add(1, PROMPTS[0], REQUESTS[0], [NoiseKey(0, 0)])
+        engine.add(0, request(PROMPTS[4], replace(REQUESTS[4], n=1), 0))
+    engine.add(1, request(PROMPTS[0], REQUESTS[0], 0))
     tokens = []
     while len(engine):
-        tokens += [e.token for e in engine.step()]
+        tokens += [t for e in engine.step() for t in e.tokens]
         engine.check()
     assert tokens == baseline(name)[0, 0]
 
@@ -200,18 +205,18 @@ def test_penalties_survive_preemption() -> None:
     wanted = [llm.generate([p], replace(params, seed=i))[0].outputs[0].token_ids for i, p in enumerate(PROMPTS)]
     engine = Engine(llm.loaded, config(name, tight=True, max_num_seqs=6, block_size=4, steps_in_flight=2))
     for i, prompt in enumerate(PROMPTS):
-        engine.add(i, prompt, replace(params, seed=i), [NoiseKey(i, 0)])
-    out: dict[int, list[int | None]] = {}
+        engine.add(i, request(prompt, replace(params, seed=i), i))
+    out: dict[int, list[int]] = {}
     while len(engine):
         for event in engine.step():
-            out.setdefault(event.request, []).append(event.token)
+            out.setdefault(event.request, []).extend(event.tokens)
     assert [out[i] for i in range(len(PROMPTS))] == wanted
     assert engine.stats().preempted_recompute > 0
 
 
 def test_a_stuck_scheduler_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(loaded("llama_gqa").loaded, config("llama_gqa"))
-    engine.add(0, PROMPTS[0], REQUESTS[0], [NoiseKey(0, 0)])
+    engine.add(0, request(PROMPTS[0], REQUESTS[0], 0))
     monkeypatch.setattr(engine._scheduler, "schedule", lambda: None)
     with pytest.raises(RuntimeError, match="nothing can run"):
         engine.step()

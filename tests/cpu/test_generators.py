@@ -74,7 +74,7 @@ def test_an_interrupt_leaves_a_model_that_answers(
     llm = LLM(str(folder), engine=EngineOptions(steps_in_flight=steps_in_flight, max_num_batched_tokens=16))
     wanted = tokens(llm)
     model, calls = type(llm.loaded.model), 0
-    forward = model.__call__
+    forward = model.forward
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
@@ -84,7 +84,7 @@ def test_an_interrupt_leaves_a_model_that_answers(
         return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "__call__", interrupted)
+        patch.setattr(model, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tokens(llm)
     assert tokens(llm) == wanted

@@ -160,13 +160,13 @@ def test_a_full_step_makes_others_wait_and_changes_nothing(
     together = answers(tiny.generate(many(), params))
     llm = LLM(str(tiny_folder), cache="off")
     sizes: list[int] = []
-    forward = type(llm.loaded.model).__call__
+    forward = type(llm.loaded.model).forward
 
     def spy(model: Any, step: Any, *args: Any) -> Any:
         sizes.append(sum(step.lengths) if len(step.lengths) > 1 else 0)
         return forward(model, step, *args)
 
-    monkeypatch.setattr(type(llm.loaded.model), "__call__", spy)
+    monkeypatch.setattr(type(llm.loaded.model), "forward", spy)
     monkeypatch.setattr(naive, "MAX_STEP_TOKENS", 60)
     assert answers(llm.generate(many(), params)) == together
     assert 0 < max(sizes) <= 60

@@ -235,7 +235,7 @@ def test_prompt_logprobs(stories: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         assert entry.token_id == token
         assert entry.logprob == pytest.approx(row[token], abs=1e-4)
         assert [t for t, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
-    monkeypatch.setattr("ridgeline.runtime.batch.PROMPT_CHUNK", 3)
+    monkeypatch.setattr("ridgeline.runtime.generator.PROMPT_CHUNK", 3)
     (chunked,) = stories.generate("Once upon a time there was a girl", params)
     assert chunked.prompt_logprobs is not None
     for one, other in zip(found[1:], chunked.prompt_logprobs[1:], strict=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ridgeline.errors import RequestError
 
 if TYPE_CHECKING:
-    from ridgeline.llm import Prompt
+    from ridgeline.frontend import Prompt
 
 SUFFIXES = (".txt", ".jsonl")
 
@@ -76,7 +76,7 @@ def _is_row(line: str) -> bool:
 
 
 def _object(line: str, where: str) -> Prompt:
-    from ridgeline.llm import PROMPT_KEYS
+    from ridgeline.frontend import PROMPT_KEYS
 
     try:
         value = json.loads(line)

@@ -1,5 +1,7 @@
-"""The loop over scheduler and runner."""
+"""The loop over scheduler and runner, and the sessions of requests on top of it."""
 
-from ridgeline.engine.engine import Engine, Event
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.session import Session, Sink
+from ridgeline.engine.static import StaticGenerator
 
-__all__ = ["Engine", "Event"]
+__all__ = ["Engine", "Session", "Sink", "StaticGenerator"]

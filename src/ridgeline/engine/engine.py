@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+
+import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.resolve import EngineConfig
+from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import Forward, Runner
 from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample
+from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import Result, StepPlan, Work
-from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
+from ridgeline.spec.request import FinishReason, TokenLogprobs
 
 STATE_PRECISION = "float32"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What became of an answer: a new token, or the error that ended it. finish_reason: set on the last event."""
-
-    request: int
-    choice: int
-    token: int | None
-    logprobs: TokenLogprobs | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    error: RequestError | None = None
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
 
 @dataclass(slots=True)
@@ -50,8 +40,20 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Request:
+    """One request. entries: log probabilities of its prompt's tokens, those after the first; None where not asked."""
+
+    prompt: list[int]
     choices: list[int]  # sequence ids
     open: set[int]
+    num_entries: int | None = None  # the likeliest tokens to report of each place
+    entries: list[TokenLogprobs] = field(default_factory=list)
+
+    def take_entries(self) -> tuple[TokenLogprobs, ...] | None:
+        """The entries, complete, the first time that it is asked."""
+        if self.num_entries is None:
+            return None
+        self.num_entries = None
+        return tuple(self.entries)
 
 
 Sampled = SampledToken | RequestError | None
@@ -70,61 +72,71 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self.config = config
+        self._loaded = loaded
         self._eos = loaded.eos_token_ids
+        self._ids = count()
         no_host = [0] * len(config.groups)
+        self._runner = Runner(
+            loaded, config.groups, config.num_pages, max_seqs=config.max_num_seqs, num_host_pages=no_host
+        )
+        self._start()
+
+    def _start(self) -> None:
+        config = self.config
         self._scheduler = Scheduler(
             config.groups,
             config.num_pages,
             max_batch_tokens=config.max_num_batched_tokens,
             max_seqs=config.max_num_seqs,
+            policy=Priority(),
         )
-        self._runner = Runner(
-            loaded, config.groups, config.num_pages, max_seqs=config.max_num_seqs, num_host_pages=no_host
-        )
-        self._root = hash_root(state_precision=STATE_PRECISION)
         self._choices: dict[int, _Choice] = {}
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
         self._failed: list[Event] = []
-        self._ids = count()
 
     def __len__(self) -> int:
         """Requests that are not complete."""
         return len(self._requests)
 
-    def add(self, request: int, prompt_token_ids: Seq[int], params: SamplingParams, noise: Seq[NoiseKey]) -> None:
-        """Queue a request under an id of the caller's; `noise` has a key for each of its `params.n` answers.
-
-        Raises RequestError, and queues nothing, for one that can never fit.
-        """
-        prompt = list(prompt_token_ids)
+    def add(self, request_id: int, request: GenerationRequest) -> None:
+        """Queue a request under an id of the caller's. Raises RequestError, and queues nothing, if it can never fit."""
+        prompt, params = list(request.prompt_token_ids), request.params
         room = self.config.max_model_len - len(prompt)
         max_tokens = room if params.max_tokens is None else params.max_tokens
+        root = self._root(request)
         choices = []
-        for index, key in enumerate(noise):
-            sequence = Sequence(next(self._ids), list(prompt), max_tokens, root=self._root)
+        for index, key in enumerate(request.noise):
+            sequence = Sequence(next(self._ids), list(prompt), max_tokens, request.priority, root)
             row = SampleRow.start(params, prompt, key, self._eos)
-            choices.append(_Choice(request, index, key, len(prompt), list(prompt), row, sequence))
+            choices.append(_Choice(request_id, index, key, len(prompt), list(prompt), row, sequence))
         first, *others = (c.sequence for c in choices)
         self._scheduler.add(first, others)
         self._choices |= {c.sequence.id: c for c in choices}
         ids = [c.sequence.id for c in choices]
-        self._requests[request] = _Request(ids, set(ids))
+        self._requests[request_id] = _Request(prompt, ids, set(ids), params.prompt_logprobs)
 
-    def abort(self, request: int) -> bool:
-        """End a request at any moment. False: it was complete already."""
-        if request not in self._requests:
-            return False
-        for sequence in tuple(self._requests[request].open):
-            self._drop(sequence)
-        return True
+    def _root(self, request: GenerationRequest) -> bytes:
+        """The root of the prefix hashes. One who asks for every token's log probabilities must compute every token."""
+        alone = f"request {next(self._ids)}" if request.params.prompt_logprobs is not None else ""
+        return hash_root(cache_salt=request.cache_salt, state_precision=STATE_PRECISION, alone=alone)
 
-    def finish(self, request: int, choice: int) -> None:
+    def abort(self, request_id: int) -> None:
+        """End a request at any moment. Nothing happens if it was complete already."""
+        if request_id in self._requests:
+            for sequence in tuple(self._requests[request_id].open):
+                self._drop(sequence)
+
+    def finish(self, request_id: int, choice: int) -> None:
         """End one answer of a request: a stop string was found in its text."""
-        if request in self._requests:
-            sequence = self._requests[request].choices[choice]
+        if request_id in self._requests:
+            sequence = self._requests[request_id].choices[choice]
             if sequence in self._choices:
                 self._drop(sequence)
+
+    def reset(self) -> None:
+        """Forget all requests and all state: after an exception in the middle of a step, whose plan is lost."""
+        self._start()
 
     def step(self) -> list[Event]:
         """Run what can be run, and take in what is due; what became of the answers, in order."""
@@ -136,6 +148,8 @@ class Engine:
         events = []
         if self._flights and (plan is None or len(self._flights) >= self.config.steps_in_flight):
             events = self._commit(self._flights.popleft())
+            if not self._requests:
+                self._settle()
         failed, self._failed = self._failed, []
         return events + failed
 
@@ -147,16 +161,40 @@ class Engine:
         """Raise AssertionError if the books of pages and rows do not agree."""
         self._scheduler.check()
 
+    def _settle(self) -> None:
+        """All requests are complete: what is still in flight is nobody's, and the books must be empty."""
+        while self._flights:
+            self._commit(self._flights.popleft())
+        self._scheduler.check()
+
     def _submit(self, plan: StepPlan) -> _Flight:
-        logits = self._runner.submit(plan)
-        works = [w for w in plan.works if w.sample]
+        forward = self._runner.submit(plan)
         found: dict[int, Sampled] = {}
-        if logits is not None:
-            rows = [self._row_at(w) for w in works]
-            for work, result in zip(works, sample(logits, rows), strict=True):
+        if forward is not None:
+            self._read_prompts(forward, plan.works)
+            works = [w for w in plan.works if w.sample]
+            ends = np.cumsum([len(w.tokens) for w in plan.works])
+            rows = ends[[w.sample for w in plan.works]] - 1
+            results = sample(forward.logits(rows), [self._row_at(w) for w in works]) if works else []
+            for work, result in zip(works, results, strict=True):
                 found[work.sequence] = result
                 self._take(work, result)
         return _Flight(plan, [found[w.sequence] if w.sample else None for w in plan.works])
+
+    def _read_prompts(self, forward: Forward, works: Seq[Work]) -> None:
+        """Log probabilities of the prompt tokens that follow the tokens of this step, where they are asked for."""
+        first = 0
+        for work in works:
+            request = self._requests[self._choices[work.sequence].request]
+            if request.num_entries is not None:
+                known = len(request.entries)  # some may be computed again, after a preemption
+                following = request.prompt[work.start + 1 : work.start + len(work.tokens) + 1]
+                skip = known - work.start
+                request.entries += prompt_entries(
+                    lambda at, n: forward.logits(np.arange(at, at + n)),
+                    first + skip, following[skip:], request.num_entries,
+                )  # fmt: skip
+            first += len(work.tokens)
 
     def _row_at(self, work: Work) -> SampleRow:
         """The sampler's row before the token that this work gives."""
@@ -170,7 +208,10 @@ class Engine:
     def _take(self, work: Work, result: SampledToken | RequestError) -> None:
         choice = self._choices[work.sequence]
         if isinstance(result, RequestError):
-            self._failed.append(Event(choice.request, choice.index, None, finish_reason="error", error=result))
+            entries = self._requests[choice.request].take_entries()
+            self._failed.append(
+                Event(choice.request, choice.index, finish_reason="error", error=result, prompt_logprobs=entries)
+            )
             self._drop(work.sequence)
             return
         choice.known.append(result.token)
@@ -180,20 +221,25 @@ class Engine:
     def _commit(self, flight: _Flight) -> list[Event]:
         pairs = list(zip(flight.plan.works, flight.sampled, strict=True))
         found = {w.sequence: s for w, s in pairs if isinstance(s, SampledToken)}
-        events = []
-        for update in self._scheduler.commit(flight.plan, [self._result(w, s) for w, s in pairs]):
-            choice, sampled = self._choices[update.sequence], found[update.sequence]
-            reason: FinishReason | None = None
-            stop: int | None = None
-            if update.finished:
-                ended = choice.row.is_end(sampled.token)
-                reason, stop = ("stop", choice.row.stop_reason(sampled.token)) if ended else ("length", None)
-                self._close(update.sequence)
-            token, cached = sampled.token, choice.sequence.num_cached
-            events.append(
-                Event(choice.request, choice.index, token, sampled.logprobs, reason, stop, num_cached_tokens=cached)
-            )
-        return events
+        updates = self._scheduler.commit(flight.plan, [self._result(w, s) for w, s in pairs])
+        return [self._event(u.sequence, found[u.sequence], u.finished) for u in updates]
+
+    def _event(self, sequence: int, sampled: SampledToken, finished: bool) -> Event:
+        """What to tell of a token that was committed."""
+        choice = self._choices[sequence]
+        reason: FinishReason | None = None
+        stop: int | None = None
+        if finished:
+            ended = choice.row.is_end(sampled.token)
+            reason, stop = ("stop", choice.row.stop_reason(sampled.token)) if ended else ("length", None)
+        event = Event(
+            choice.request, choice.index, (sampled.token,), () if sampled.logprobs is None else (sampled.logprobs,),
+            reason, stop, num_cached_tokens=choice.sequence.num_cached,
+            prompt_logprobs=self._requests[choice.request].take_entries(),
+        )  # fmt: skip
+        if finished:
+            self._close(sequence)
+        return event
 
     def _result(self, work: Work, sampled: Sampled) -> Result:
         choice = self._choices.get(work.sequence)

@@ -45,10 +45,18 @@ class Model:
 
     def __call__(self, step: Step, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
+        return self.logits(self.forward(step), rows)
+
+    def forward(self, step: Step) -> Stream:
+        """What the layers make of the step's T tokens; the state is written."""
         stream = Stream(self._embed(step), None)
         rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         for block in self._blocks:
             stream = block(stream, step, rotaries)
+        return stream
+
+    def logits(self, stream: Stream, rows: Array | None = None) -> Array:
+        """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
         return self._head(*stream, rows)
 
     def _embed(self, step: Step) -> Array:

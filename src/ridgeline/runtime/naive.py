@@ -7,15 +7,18 @@ Sequences still join and leave at every step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ridgeline.errors import RequestError
-from ridgeline.runtime.batch import GenerationRequest, OnDone, OnToken, Progress
+from ridgeline.nn.model import Stream
+from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec.request import CompletionOutput
+from ridgeline.spec.request import FinishReason, TokenLogprobs
 
 # Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
 # logits of one: they bound the memory of a step.
@@ -23,84 +26,119 @@ MAX_STEP_TOKENS = 4096
 MAX_STEP_LOGITS = 2**25
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
     """One answer on its way."""
 
     request: int
+    choice: int
+    num_prompt: int
     tokens: list[int]
     row: SampleRow
     limit: int  # the length at which it must stop
-    output: CompletionOutput
+    over: bool = False
+
+    def wants_prompt(self) -> bool:
+        """Are the prompt's log probabilities due in this step? The first answer's first step gives them."""
+        return self.choice == 0 and len(self.tokens) == self.num_prompt and self.row.params.prompt_logprobs is not None
 
 
 class NaiveGenerator:
-    """A runtime.batch.Generator that keeps nothing between tokens."""
+    """A runtime.generator.Generator that keeps nothing between tokens."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._memory = loaded.table.memory
         self._max_rows = max(1, MAX_STEP_LOGITS // loaded.spec.vocab_size)
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
 
-    def run(self, requests: Sequence[GenerationRequest], on_token: OnToken, on_done: OnDone) -> None:
-        progress = [Progress.begin(r) for r in requests]
-        waiting = deque(s for i, p in enumerate(progress) for s in self._sequences(i, p))
-        running: list[_Sequence] = []
-        while waiting or running:
-            self._admit(waiting, running)
-            self._step(running)
-            for s in running:
-                p = progress[s.request]
-                p.token_came()
-                if s.output.finish_reason != "error":
-                    stop = on_token(s.request, s.output.index, s.tokens[-1], s.output.finish_reason == "stop")
-                    if stop is not None:
-                        s.output.finish_reason, s.output.stop_reason = "stop", stop
-                if s.output.finish_reason:
-                    p.open -= 1
-                    if not p.open:
-                        on_done(s.request, p.result(self._loaded))
-            running = [s for s in running if s.output.finish_reason is None]
+    def __len__(self) -> int:
+        return len({s.request for s in (*self._waiting, *self._running)})
 
-    def _sequences(self, index: int, progress: Progress) -> list[_Sequence]:
-        request, limit = progress.request, self._loaded.max_model_len
-        prompt, params = list(request.prompt_token_ids), request.params
+    def add(self, request_id: int, request: GenerationRequest) -> None:
+        prompt, params, limit = list(request.prompt_token_ids), request.params, self._loaded.max_model_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
-        return [
-            _Sequence(
-                index, list(prompt), SampleRow.start(params, prompt, key, self._loaded.eos_token_ids), limit, output
-            )
-            for output, key in zip(progress.outputs, request.noise, strict=True)
-        ]
+        for choice, key in enumerate(request.noise):
+            row = SampleRow.start(params, prompt, key, self._loaded.eos_token_ids)
+            self._waiting.append(_Sequence(request_id, choice, len(prompt), list(prompt), row, limit))
 
-    def _admit(self, waiting: deque[_Sequence], running: list[_Sequence]) -> None:
-        """Take on sequences while the step stays within its budgets; always at least one."""
-        used = sum(s.limit for s in running)
-        while waiting and (
-            not running or (used + waiting[0].limit <= MAX_STEP_TOKENS and len(running) < self._max_rows)
-        ):
-            running.append(waiting.popleft())
-            used += running[-1].limit
-
-    def _step(self, running: list[_Sequence]) -> None:
+    def step(self) -> list[Event]:
         """One forward pass over every running history, and one token for each."""
-        step = DenseStep.build([s.tokens for s in running], self._memory)
-        logits = self._memory.get(self._loaded.model(step, step.last_rows(self._memory)))
-        for sequence, found in zip(running, sample(logits, [s.row for s in running]), strict=True):
-            self._append(sequence, found)
+        self._admit()
+        if not self._running:
+            return []
+        step = DenseStep.build([s.tokens for s in self._running], self._memory)
+        stream = self._loaded.model.forward(step)
+        logits = self._memory.get(self._loaded.model.logits(stream, step.last_rows(self._memory)))
+        entries = self._prompt_logprobs(stream)
+        found = sample(logits, [s.row for s in self._running])
+        events = [self._take(s, f, entries.get(s)) for s, f in zip(self._running, found, strict=True)]
+        self._running = [s for s in self._running if not s.over]
+        return events
 
-    def _append(self, s: _Sequence, found: SampledToken | RequestError) -> None:
+    def finish(self, request_id: int, choice: int) -> None:
+        self._drop(request_id, choice)
+
+    def abort(self, request_id: int) -> None:
+        self._drop(request_id, None)
+
+    def reset(self) -> None:
+        self._waiting.clear()
+        self._running.clear()
+
+    def stats(self) -> None:
+        return None
+
+    def check(self) -> None:
+        """There are no books."""
+
+    def _admit(self) -> None:
+        """Take on sequences while the step stays within its budgets; always at least one."""
+        used = sum(s.limit for s in self._running)
+        while self._waiting and (
+            not self._running
+            or (used + self._waiting[0].limit <= MAX_STEP_TOKENS and len(self._running) < self._max_rows)
+        ):
+            self._running.append(self._waiting.popleft())
+            used += self._running[-1].limit
+
+    def _prompt_logprobs(self, stream: Stream) -> dict[_Sequence, tuple[TokenLogprobs, ...]]:
+        """Of the sequences whose prompts' log probabilities are due."""
+
+        def logits(first: int, count: int) -> Floats:
+            rows = self._memory.integers(np.arange(first, first + count))
+            return self._memory.get(self._loaded.model.logits(stream, rows))
+
+        entries, first = {}, 0
+        for s in self._running:
+            if s.wants_prompt():
+                entries[s] = tuple(prompt_entries(logits, first, s.tokens[1:], s.row.params.prompt_logprobs or 0))
+            first += len(s.tokens)
+        return entries
+
+    def _take(
+        self, s: _Sequence, found: SampledToken | RequestError, entries: tuple[TokenLogprobs, ...] | None
+    ) -> Event:
         if isinstance(found, RequestError):
-            s.output.finish_reason, s.output.error = "error", str(found)
-            return
-        token = found.token
-        if s.output.logprobs is not None and found.logprobs is not None:
-            s.output.logprobs.append(found.logprobs)
-        s.row.push(token)
-        s.tokens.append(token)
-        s.output.token_ids.append(token)
-        if s.row.is_end(token):
-            s.output.finish_reason, s.output.stop_reason = "stop", s.row.stop_reason(token)
+            s.over = True
+            return Event(s.request, s.choice, finish_reason="error", error=found, prompt_logprobs=entries)
+        reason: FinishReason | None = None
+        stop: int | None = None
+        s.row.push(found.token)
+        s.tokens.append(found.token)
+        if s.row.is_end(found.token):
+            reason, stop = "stop", s.row.stop_reason(found.token)
         elif len(s.tokens) >= s.limit:
-            s.output.finish_reason = "length"
+            reason = "length"
+        s.over = reason is not None
+        logprobs = () if found.logprobs is None else (found.logprobs,)
+        return Event(s.request, s.choice, (found.token,), logprobs, reason, stop, prompt_logprobs=entries)
+
+    def _drop(self, request: int, choice: int | None) -> None:
+        def kept(s: _Sequence) -> bool:
+            return s.request != request or choice not in (None, s.choice)
+
+        self._waiting = deque(s for s in self._waiting if kept(s))
+        self._running = [s for s in self._running if kept(s)]

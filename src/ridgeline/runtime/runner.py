@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ridgeline.nn.model import Model, Stream
 from ridgeline.ops import api
+from ridgeline.ops.api import Memory
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.load import LoadedModel
@@ -16,6 +19,19 @@ from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
 from ridgeline.spec.groups import StateGroup
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A step that was submitted: the tokens of its works, one after the other, up to the head."""
+
+    model: Model
+    stream: Stream
+    memory: Memory
+
+    def logits(self, rows: Ints) -> Floats:
+        """Logits [n, vocabulary] of n of the step's tokens."""
+        return self.memory.get(self.model.logits(self.stream, self.memory.integers(rows)))
 
 
 class Runner:
@@ -38,23 +54,15 @@ class Runner:
         ]
         self._last = np.zeros(max_seqs, np.int64)
 
-    def submit(self, plan: StepPlan) -> Floats | None:
-        """Run a step: logits [n, vocabulary] of the works that sample, in their order; None if none does."""
+    def submit(self, plan: StepPlan) -> Forward | None:
+        """Run a step; None if it only moves pages."""
         self._move(plan)
         for work in plan.works:
             for group, row, first, pages in work.deltas:
                 self._tables[group][row, first : first + len(pages)] = pages
         if not plan.works:
             return None
-        ends = np.cumsum([len(w.tokens) for w in plan.works]).tolist()
-        rows = [end - 1 for end, work in zip(ends, plan.works, strict=True) if work.sample]
-        step = self._step(plan.works)
-        if not rows:
-            # The state is what counts; one row keeps the head's work small.
-            self._model(step, self._memory.integers(np.asarray([ends[-1] - 1])))
-            return None
-        logits = self._model(step, self._memory.integers(np.asarray(rows)))
-        return self._memory.get(logits)
+        return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
 
     def sampled(self, row: int, token: int) -> None:
         """What a row of the tables sampled in its last step."""

@@ -78,8 +78,11 @@ class Sequence:
         self.computed = self.replay_from = self.planned = self.pending = 0
 
 
-def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "") -> bytes:
-    """The root of a hash chain: sequences that differ in any of these never share state."""
-    parts = (part.encode() for part in (cache_salt, adapter, state_precision))
+def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "", alone: str = "") -> bytes:
+    """The root of a hash chain: sequences that differ in any of these never share state.
+
+    alone: a name for requests that share with nobody; it is no cache_salt that somebody could guess.
+    """
+    parts = (part.encode() for part in (cache_salt, adapter, state_precision, alone))
     body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hashlib.blake2b(body, digest_size=16).digest()

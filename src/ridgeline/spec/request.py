@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,8 +14,11 @@ MAX_LOGPROBS = 20
 MAX_N = 16_384
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
+MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam is a sequence with state of its own
+MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +80,7 @@ class SamplingParams:
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if type(getattr(self, name)) is not bool:
-                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+            _flag(name, getattr(self, name))
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
@@ -86,8 +88,7 @@ class SamplingParams:
         ids = {"logit_bias": [t for t, _ in self.logit_bias], "allowed_token_ids": allowed,
                "bad_token_ids": self.bad_token_ids, "stop_token_ids": self.stop_token_ids}  # fmt: skip
         for name, tokens in ids.items():
-            if tokens and max(tokens) >= vocab_size:
-                raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
+            _known(name, tokens, vocab_size)
 
     def _check_filters(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf)
@@ -120,6 +121,67 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the most likely answers: names and meanings of transformers' `generate`.
+
+    Raises RequestError, naming the value and the limit, for anything out of range.
+
+    beam_width: how many unfinished answers are followed at once (num_beams). n: how many answers are returned, best
+    first (num_return_sequences); None is beam_width. max_tokens: None is up to the end of the context.
+    length_penalty: an answer's score is its log probability over its length in tokens to this power: 0 is the log
+    probability itself, 1 the mean per token; more favours longer answers, less shorter ones.
+    early_stopping: when to stop, once beam_width answers have ended. True: at once. False: when the best unfinished one
+    scores no better at its present length than the worst of them. "never": when none can become better, by the length
+    that would suit it best; the slowest.
+    stop_token_ids: token ids that end an answer, as the model's own end-of-sequence tokens do unless ignore_eos.
+    """
+
+    beam_width: int
+    n: int | None = None
+    max_tokens: int | None = 16
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        if self.n is not None:
+            _whole("n", self.n, 1)
+            if self.n > self.beam_width:
+                raise RequestError(f"n is {self.n}; it must be at most beam_width, {self.beam_width}")
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        known = {bool: (True, False), str: ("never",)}.get(type(self.early_stopping), ())
+        if self.early_stopping not in known:
+            raise RequestError(f"early_stopping is {self.early_stopping!r}; it must be true, false or 'never'")
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        for name in ("ignore_eos", "skip_special_tokens"):
+            _flag(name, getattr(self, name))
+
+    @property
+    def answers(self) -> int:
+        """How many answers are returned."""
+        return self.beam_width if self.n is None else self.n
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
+        _known("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+def _known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and max(tokens) >= vocab_size:
+        raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
+
+
+def _flag(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise RequestError(f"{name} is {value!r}; it must be true or false")
 
 
 def _ids(name: str, value: object) -> tuple[int, ...]:
@@ -238,6 +300,25 @@ class RequestOutput:
         if self.prompt_logprobs is not None:
             out["prompt_logprobs"] = [p and _logprobs(p) for p in self.prompt_logprobs]
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """What one answer grew by, as it comes.
+
+    index: which of the answers. text: never with a broken character, so it may lag behind the tokens. finish_reason,
+    stop_reason, error: as in CompletionOutput, on the answer's last chunk. output: the whole result, on the last chunk
+    of the last answer.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    output: RequestOutput | None = None
 
 
 def _choice(output: CompletionOutput) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""Requests on their way through a generator: their text, their stop strings, their timing, their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+from ridgeline.errors import RequestError
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.generator import Event, GenerationRequest, Generator
+from ridgeline.runtime.text import AnswerText
+from ridgeline.sched.stats import Stats
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
+
+Sink = Callable[[OutputChunk], None]
+
+
+class Session:
+    """Feeds a generator, and tells each request's sink what became of it. Not for several threads at once."""
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer | None) -> None:
+        self._generator, self._tokenizer = generator, tokenizer
+        self._open: dict[int, _Open] = {}
+        self._ids = count()
+
+    def __len__(self) -> int:
+        """Requests that are not complete."""
+        return len(self._open)
+
+    def add(self, request: GenerationRequest, sink: Sink) -> int:
+        """Queue a request; its id. Raises RequestError, and queues nothing, if it can never fit."""
+        request_id = next(self._ids)
+        opened = _Open(request, sink, self._tokenizer)
+        self._generator.add(request_id, request)
+        self._open[request_id] = opened
+        return request_id
+
+    def abort(self, request_id: int) -> None:
+        """End a request at any moment: its sink hears nothing more. Nothing happens if it was complete."""
+        if self._open.pop(request_id, None) is not None:
+            self._generator.abort(request_id)
+
+    def __contains__(self, request_id: int) -> bool:
+        """Is the request still open? Not once it is complete, aborted, or lost with a step that raised."""
+        return request_id in self._open
+
+    def step(self) -> None:
+        """Let the generator compute for a while, and hand out what came of it.
+
+        Whatever is raised in here (an interrupt, an error of a sink or of a device) leaves the generator with a step
+        that can never be committed: all requests are lost then, without a word to their sinks, and new ones welcome.
+        """
+        try:
+            for event in self._generator.step():
+                self._take(event)
+        except BaseException:
+            self._open.clear()
+            self._generator.reset()
+            raise
+
+    def stats(self) -> Stats | None:
+        """Pages, prefix hits and preemptions; None for a generator that keeps nothing."""
+        return self._generator.stats()
+
+    def _take(self, event: Event) -> None:
+        opened = self._open.get(event.request)
+        if opened is None:
+            return
+        chunk, stopped = opened.take(event)
+        if chunk is None:
+            return
+        if stopped:
+            self._generator.finish(event.request, event.choice)
+        if chunk.output is not None:
+            del self._open[event.request]
+        opened.sink(chunk)
+
+
+class _Open:
+    """A request that is not complete."""
+
+    def __init__(self, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer | None) -> None:
+        params, prompt = request.params, request.prompt_token_ids
+        self.request, self.sink = request, sink
+        self._outputs = [CompletionOutput(i, logprobs=[] if params.logprobs is not None else None)
+                         for i in range(params.n)]  # fmt: skip
+        self._texts = (
+            [AnswerText(tokenizer.detokenizer(params.skip_special_tokens, prompt), params) for _ in range(params.n)]
+            if tokenizer is not None
+            else None
+        )
+        self._pieces: list[list[str]] = [[] for _ in range(params.n)]
+        self._num_open = params.n
+        self._start = self._last = time.perf_counter()
+        self._first: float | None = None
+        self._num_cached = 0
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def take(self, event: Event) -> tuple[OutputChunk | None, bool]:
+        """What to tell of an event, and whether a stop string ended the answer. None: the answer was over before."""
+        answer = self._outputs[event.choice]
+        if answer.finish_reason is not None:  # a stop string ended it while a step was in flight
+            return None, False
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        if event.choice == 0:  # the others share the first one's prompt
+            self._num_cached = event.num_cached_tokens
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = [None, *event.prompt_logprobs]
+        answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
+        answer.error = None if event.error is None else str(event.error)
+        text, num_taken, stop = self._text(event)
+        if stop is not None:
+            answer.finish_reason, answer.stop_reason = "stop", stop
+        answer.token_ids += event.tokens[:num_taken]
+        if answer.logprobs is not None:
+            answer.logprobs += event.logprobs[:num_taken]
+        return self._chunk(answer, text, event.tokens[:num_taken], event.logprobs[:num_taken]), stop is not None
+
+    def _text(self, event: Event) -> tuple[str, int, str | None]:
+        """The new text, how many of the tokens count, and the stop string that cut them off, if any."""
+        if self._texts is None:
+            return "", len(event.tokens), None
+        text, whole = self._texts[event.choice], ""
+        for i, token in enumerate(event.tokens, 1):
+            piece, stop = text.push(token, event.finish_reason == "stop" and i == len(event.tokens))
+            whole += piece
+            if stop is not None:
+                return whole, i, stop
+        return whole, len(event.tokens), None
+
+    def _chunk(
+        self, answer: CompletionOutput, text: str, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+    ) -> OutputChunk:
+        pieces, over = self._pieces[answer.index], answer.finish_reason is not None
+        if over and self._texts is not None:
+            text += self._texts[answer.index].flush()
+        pieces.append(text)
+        if over:
+            answer.text = "".join(pieces)
+            self._num_open -= 1
+        return OutputChunk(
+            answer.index, text, tokens, logprobs, answer.finish_reason, answer.stop_reason, answer.error,
+            self._result() if not self._num_open else None,
+        )  # fmt: skip
+
+    def _result(self) -> RequestOutput:
+        request = self.request
+        return RequestOutput(
+            request.prompt, list(request.prompt_token_ids), self._outputs, self._timing(), self._num_cached,
+            prompt_logprobs=self._prompt_logprobs,
+        )  # fmt: skip
+
+    def _timing(self) -> Timing:
+        first, total = (self._first or self._start) - self._start, self._last - self._start
+        total_tokens = sum(len(o.token_ids) for o in self._outputs)
+        longest = max(len(o.token_ids) for o in self._outputs)
+        per_token = (total - first) / (longest - 1) if longest > 1 else None
+        return Timing(first, per_token, total, total_tokens / total if total else 0.0)
+
+
+def error_output(request: GenerationRequest, error: RequestError) -> RequestOutput:
+    """The result of a request that could not even be queued."""
+    answers = [CompletionOutput(i, finish_reason="error", error=str(error)) for i in range(request.params.n)]
+    ids = list(request.prompt_token_ids)
+    return RequestOutput(request.prompt, ids, answers, Timing(0.0, None, 0.0, 0.0))

@@ -1,0 +1,128 @@
+"""From what a user gives (text, messages, ids) to a request that is known to fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+from typing import Any
+
+from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec.request import SamplingParams
+
+# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps a
+# "cache_salt" (prefixes are shared only under the same one).
+Prompt = str | Sequence[int] | Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+CACHE_SALT = "cache_salt"
+
+
+class Frontend:
+    """Tokenises and checks. no_tokenizer: why there is none, where there is none."""
+
+    def __init__(
+        self, loaded: LoadedModel, tokenizer: Tokenizer | None, no_tokenizer: str, max_model_len: int, seed: int
+    ) -> None:
+        self._spec, self._tokenizer, self._no_tokenizer = loaded.spec, tokenizer, no_tokenizer
+        self._max_model_len, self._seed = max_model_len, seed
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
+        kind, value, _ = _parts(prompt)
+        if kind == "messages":
+            return self.check_ids(self.tokenizer().encode_chat(value))
+        if kind == "prompt":
+            if not value:
+                raise RequestError("the prompt is empty; give at least one character")
+            return self.check_ids(self.tokenizer().encode(value))
+        return self.check_ids([*value])
+
+    def request(self, prompt: Prompt, params: SamplingParams, place: int = 0, priority: int = 0) -> GenerationRequest:
+        """A prompt and how to continue it, checked.
+
+        place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
+        under the model's, on its place. Raises RequestError or TokenizerError.
+        """
+        ids = self.encode(prompt)
+        self.check_length(ids, params)
+        params.check_vocabulary(self._spec.vocab_size)
+        if params.stop and self._tokenizer is None:
+            raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
+        if type(priority) is not int:
+            raise RequestError(f"priority is {priority!r}; it must be a whole number, lower is more urgent")
+        seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
+        noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
+        kind, value, salt = _parts(prompt)
+        return GenerationRequest(ids, params, noise, value if kind == "prompt" else None, priority, salt)
+
+    def check_length(self, ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
+        limit = self._max_model_len
+        room = limit - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, which leaves no room in the context of {limit}; "
+                f"shorten it{self._longer_context()}"
+            )
+        for name, wanted in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+            if wanted is not None and wanted > room:
+                raise RequestError(
+                    f"the prompt's {len(ids)} tokens and {name} {wanted} exceed the context of {limit}; "
+                    f"lower {name} to {room}{self._longer_context()}"
+                )
+
+    def check_ids(self, ids: list[int]) -> list[int]:
+        """The ids as ints. Raises RequestError for none, and for one that the model does not have."""
+        vocab = self._spec.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        for i in ids:
+            whole = hasattr(i, "__index__") and not isinstance(i, bool)  # numpy's integers too
+            if not whole or not 0 <= i < vocab:
+                raise RequestError(f"token id {i!r} is not in 0..{vocab - 1}, this model's vocabulary")
+        return [index(i) for i in ids]
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises TokenizerError where there is none."""
+        if self._tokenizer is None:
+            raise TokenizerError(f"text needs a tokenizer: {self._no_tokenizer}; give prompt_token_ids instead")
+        return self._tokenizer
+
+    def _longer_context(self) -> str:
+        limit = self._spec.max_position_embeddings
+        return f", or raise --max-model-len (up to {limit})" if limit > self._max_model_len else ""
+
+
+def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
+    items: list[Any] = list(prompts)
+    return [items] if items and all(hasattr(i, "__index__") for i in items) else items
+
+
+def _parts(prompt: Prompt) -> tuple[str, Any, str]:
+    """Which of PROMPT_KEYS a prompt has, its value, and its cache salt."""
+    if isinstance(prompt, str):
+        return "prompt", prompt, ""
+    if not isinstance(prompt, Mapping):
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
+        return "prompt_token_ids", prompt, ""
+    given = [key for key in PROMPT_KEYS if key in prompt]
+    if len(given) != 1 or len(prompt) != 1 + (CACHE_SALT in prompt):
+        raise RequestError(
+            f"a prompt has exactly one of {', '.join(PROMPT_KEYS)}, and perhaps {CACHE_SALT}; this has {sorted(prompt)}"
+        )
+    kind, salt = given[0], prompt.get(CACHE_SALT, "")
+    value = prompt[kind]
+    if kind != "messages" and not isinstance(value, str if kind == "prompt" else list):
+        raise RequestError(f"{kind} is {value!r}")
+    if not isinstance(salt, str):
+        raise RequestError(f"{CACHE_SALT} is {salt!r}; it must be a text")
+    return kind, value, salt

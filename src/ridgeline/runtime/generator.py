@@ -1,0 +1,98 @@
+"""What a generator takes and gives, whichever way it computes: the engine, static batches, naive sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.errors import RequestError
+from ridgeline.runtime.logits import Floats
+from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
+from ridgeline.sched.stats import Stats
+from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
+
+PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt, as ids, and how to continue it.
+
+    noise: a key for each of its params.n answers. prompt: the text, if there was one. priority: lower is more urgent.
+    cache_salt: requests share computed prefixes only under the same one.
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    noise: tuple[NoiseKey, ...]
+    prompt: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What became of one answer to a request: new tokens, or the error that ended it.
+
+    finish_reason: set on the answer's last event. num_cached_tokens: of the prompt, found in the prefix cache.
+    prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first.
+    """
+
+    request: int
+    choice: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: RequestError | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Generator(Protocol):
+    """Continues prompts, any number at once. Not for several threads at once."""
+
+    def __len__(self) -> int:
+        """Requests that are not complete."""
+        ...
+
+    def add(self, request_id: int, request: GenerationRequest) -> None:
+        """Queue a request under an id of the caller's. Raises RequestError, and queues nothing, if it can never fit."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Compute for a while; what became of the answers, in order."""
+        ...
+
+    def finish(self, request_id: int, choice: int) -> None:
+        """End one answer: a stop string was found in its text. No event follows."""
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """End a request at any moment. No event follows; nothing happens if it was complete."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all requests; the way out of an exception in the middle of a step."""
+        ...
+
+    def stats(self) -> Stats | None:
+        """Pages, prefix hits and preemptions; None for one that keeps nothing."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree."""
+        ...
+
+
+def prompt_entries(
+    logits: Callable[[int, int], Floats], first: int, following: Sequence[int], count: int
+) -> Iterator[TokenLogprobs]:
+    """Log probabilities of the tokens `following` a run of rows that begins at `first`, and of the `count` likeliest.
+
+    logits(first, n): those of n rows [n, vocabulary]. Chunk by chunk: nobody holds [tokens, vocabulary].
+    """
+    for start in range(0, len(following), PROMPT_CHUNK):
+        tokens = following[start : start + PROMPT_CHUNK]
+        yield from prompt_logprobs(logits(first + start, len(tokens)), tokens, count)
