@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ridgeline.async_llm import AsyncLLM
     from ridgeline.errors import RidgelineError
     from ridgeline.llm import LLM
-    from ridgeline.spec.request import RequestOutput, SamplingParams
+    from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "RidgelineError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "OutputChunk", "RequestOutput", "RidgelineError", "SamplingParams", "__version__"]
 
 _HOMES = {
+    "AsyncLLM": "ridgeline.async_llm",
     "LLM": "ridgeline.llm",
+    "OutputChunk": "ridgeline.spec.request",
     "RequestOutput": "ridgeline.spec.request",
     "RidgelineError": "ridgeline.errors",
     "SamplingParams": "ridgeline.spec.request",

@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "engine": frozenset({"spec", "load", "sched", "plan", "runtime"}),
     "frontend": frozenset({"spec", "load", "runtime"}),
     "llm": None,
+    "async_llm": None,
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,

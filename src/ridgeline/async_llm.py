@@ -1,0 +1,126 @@
+"""The entry point for servers: any number of requests at once, each an asynchronous stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ridgeline.engine.thread import EngineThread
+from ridgeline.frontend import Prompt
+from ridgeline.llm import LLM
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from ridgeline.load.chat import Message
+    from ridgeline.sched.stats import Stats
+
+
+class AsyncLLM:
+    """A model that answers any number of requests at once, from one event loop; the engine has a thread of its own.
+
+        async with AsyncLLM("path-or-hub-id") as llm:
+            async for chunk in llm.generate("Once upon a time", SamplingParams(max_tokens=64)):
+                print(chunk.text, end="")
+
+    Takes the arguments of LLM and raises what LLM raises. A request ends early when its iterator is closed or its task
+    is cancelled. Requests without a seed of their own are numbered in the order in which they come.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self._llm = LLM(model, **options)
+        self._places = count()
+        self._engine = EngineThread(self._llm.session)
+
+    @property
+    def llm(self) -> LLM:
+        """The model, its settings and its tokenizer; what generates belongs to the engine's thread."""
+        return self._llm
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> AsyncIterator[OutputChunk]:
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
+
+        Raises RequestError or TokenizerError for a prompt that cannot be served, EngineClosed after `close`, and
+        whatever a step of the engine raised, in all requests that were open then.
+        """
+        params = sampling_params or SamplingParams(**self._llm.default_sampling_fields())
+        # Tokenising a long prompt takes a while, and other requests have chunks to deliver.
+        request = await asyncio.to_thread(self._llm.frontend.request, prompt, params, next(self._places), priority)
+        async for chunk in self._chunks(request):
+            yield chunk
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[OutputChunk]:
+        """Answer a conversation through the model's own chat template; otherwise as `generate`. tools: see LLM.chat."""
+        tokenizer = self._llm.frontend.tokenizer()
+        ids = await asyncio.to_thread(lambda: tokenizer.encode_chat(messages, tools=tools))
+        async for chunk in self.generate(ids, sampling_params, priority=priority):
+            yield chunk
+
+    async def answer(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> RequestOutput:
+        """The whole result at once."""
+        output = None
+        async for chunk in self.generate(prompt, sampling_params, priority=priority):
+            output = chunk.output
+        assert output is not None
+        return output
+
+    async def stats(self) -> Stats | None:
+        """Pages used, waste inside pages, prefix hit rate, preemptions, between two steps of the engine."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Stats | None] = loop.create_future()
+
+        def give(stats: Stats | None) -> None:
+            if not found.cancelled():
+                found.set_result(stats)
+
+        self._engine.stats(lambda stats: _post(loop, lambda: give(stats)))
+        return await found
+
+    def close(self) -> None:
+        """End all requests and the engine's thread. May be called again."""
+        self._engine.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    async def _chunks(self, request: GenerationRequest) -> AsyncIterator[OutputChunk]:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[OutputChunk | Exception]()
+        end = self._engine.add(request, lambda item: _post(loop, lambda: arrived.put_nowait(item)))
+        try:
+            while True:
+                item = await arrived.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item.output is not None:
+                    return
+        finally:
+            end()
+
+
+def _post(loop: asyncio.AbstractEventLoop, command: Callable[[], None]) -> None:
+    """Run `command` in an event loop, from another thread. Nobody listens any more where the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(command)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,154 @@
+"""AsyncLLM: the tokens of LLM for any number of clients that come, leave and fail as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from oracle.build import build
+from oracle.families import CASES
+from ridgeline import LLM, AsyncLLM, OutputChunk, SamplingParams
+from ridgeline.engine.thread import EngineClosed
+from ridgeline.errors import RequestError, TokenizerError
+
+PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
+PARAMS = [SamplingParams(max_tokens=8 + i, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    build(CASES["qwen2_window"], path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: str) -> list[list[list[int]]]:
+    outputs = LLM(folder, cache="off").generate(PROMPTS, PARAMS)
+    return [[a.token_ids for a in output.outputs] for output in outputs]
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+async def collect(llm: AsyncLLM, i: int, delay: float = 0.0) -> list[list[int]]:
+    """The answers to one prompt, put together from the chunks and checked against the result."""
+    await asyncio.sleep(delay)
+    answers: list[list[int]] = [[] for _ in range(PARAMS[i].n)]
+    last: OutputChunk | None = None
+    async for chunk in llm.generate(PROMPTS[i], PARAMS[i]):
+        answers[chunk.index] += chunk.token_ids
+        last = chunk
+    assert last is not None and last.output is not None
+    assert [a.token_ids for a in last.output.outputs] == answers
+    return answers
+
+
+def test_many_clients_get_the_tokens_of_naive_sampling(folder: str, wanted: list[list[list[int]]]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(folder) as llm:
+            jobs = [collect(llm, i % 4, 0.003 * i) for i in range(16)]
+            assert await asyncio.gather(*jobs) == wanted * 4
+            stats = await llm.stats()
+            assert stats is not None
+            assert (stats.running, stats.waiting) == (0, 0)
+
+    run(main())
+
+
+def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[int]]]) -> None:
+    """A closed iterator, a cancelled task, at every possible chunk; the engine forgets the request."""
+
+    async def leave(llm: AsyncLLM, after: int) -> None:
+        chunks = llm.generate([4, 4, 4], SamplingParams(max_tokens=50, ignore_eos=True))
+        for _ in range(after):
+            await anext(chunks)
+        await chunks.aclose()
+
+    async def cancelled(llm: AsyncLLM, after: float) -> None:
+        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=50, ignore_eos=True)))
+        await asyncio.sleep(after)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> None:
+        async with AsyncLLM(folder) as llm:
+            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.01 * n) for n in range(5)]
+            results = await asyncio.gather(*(collect(llm, i) for i in range(4)), *leavers)
+            assert results[:4] == wanted
+            stats = await llm.stats()
+            assert stats is not None
+            assert (stats.running, stats.waiting, stats.groups[0].used_pages) == (0, 0, 0)
+
+    run(main())
+
+
+def test_a_bad_request_fails_alone(folder: str, wanted: list[list[list[int]]]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(folder) as llm:
+            good = [asyncio.create_task(collect(llm, i)) for i in range(4)]
+            for bad in ([], [10**6], "no tokenizer", [[1]]):
+                with pytest.raises((RequestError, TokenizerError)):
+                    await llm.answer(bad)  # type: ignore[arg-type]
+            with pytest.raises(RequestError, match="exceed the context"):
+                await llm.answer([3], SamplingParams(max_tokens=10**6))
+            assert [await g for g in good] == wanted
+
+    run(main())
+
+
+def test_an_error_in_a_step_ends_what_is_open_and_no_more(
+    folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with AsyncLLM(folder) as llm:
+            model = type(llm.llm.loaded.model)
+            forward, calls = model.forward, 0
+
+            def failing(*args: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == 4:
+                    raise MemoryError("the device is full")
+                return forward(*args)
+
+            monkeypatch.setattr(model, "forward", failing)
+            lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
+            assert all(isinstance(e, MemoryError) for e in lost)
+            assert [await collect(llm, i) for i in range(4)] == wanted
+
+    run(main())
+
+
+def test_closing_tells_everybody(folder: str) -> None:
+    async def main() -> None:
+        llm = AsyncLLM(folder)
+        task = asyncio.create_task(llm.answer([3], SamplingParams(max_tokens=90, ignore_eos=True)))
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(llm.close)
+        llm.close()
+        with pytest.raises(EngineClosed):
+            await task
+        with pytest.raises(EngineClosed, match="closed"):
+            await llm.answer([3])
+        assert not any(t.name == "ridgeline-engine" and t.is_alive() for t in threading.enumerate())
+
+    run(main())
+
+
+def test_an_event_loop_that_is_gone_harms_nobody(folder: str, wanted: list[list[list[int]]]) -> None:
+    llm = AsyncLLM(folder)
+
+    async def abandon() -> None:
+        chunks = llm.generate([4], SamplingParams(max_tokens=60, ignore_eos=True))
+        await anext(chunks)
+
+    run(abandon())
+    assert run(collect(llm, 1)) == wanted[1]
+    llm.close()
