@@ -251,6 +251,60 @@ def test_beams_fork_in_mid_generation() -> None:
     run(scheduler)
 
 
+def pause(scheduler: Scheduler, *numbers: int) -> None:
+    """Run a step in which `numbers` sample, and give none of them a token."""
+    plan = plan_of(scheduler)
+    assert [w.sequence for w in plan.works if w.sample] == list(numbers)
+    scheduler.commit(plan, [Result() for _ in plan.works])
+
+
+def test_those_that_pause_make_way_where_nothing_else_can_run() -> None:
+    """Two beams, one row: the first pauses for the second, so it must leave; it is not computed again for nothing."""
+    scheduler = make(KV, seqs=1)
+    scheduler.add(Sequence(0, list(range(9)), 5))
+    pause(scheduler, 0)
+    for child, token in ((1, 7), (2, 8)):
+        scheduler.fork(0, Sequence(child, [*range(9), token], 5, num_prompt=9))
+    scheduler.abort(0)
+    pause(scheduler, 1)
+    pause(scheduler, 2)
+    assert scheduler.stats().preempted_recompute == 1
+    assert scheduler.schedule() is None  # both pause now, and nobody waits: nobody leaves
+    assert scheduler.stats().running == 1
+    for parent in (1, 2):
+        scheduler.fork(parent, Sequence(parent + 2, [*range(9), parent + 6, 5], 5, num_prompt=9))
+        scheduler.abort(parent)
+    assert {w.sequence for plan in run(scheduler) for w in plan.works} == {3, 4}
+
+
+def test_one_that_pauses_and_is_preempted_is_not_computed_again() -> None:
+    scheduler = make(KV, pages=6, policy=Priority())
+    scheduler.add(Sequence(0, list(range(4)), 10, priority=1))
+    pause(scheduler, 0)
+    scheduler.add(Sequence(1, list(range(10, 22)), 8))  # five pages by its end: all there are
+    ran = set()
+    while plan := scheduler.schedule():
+        ran |= {w.sequence for w in plan.works}
+        commit(scheduler, plan)
+    assert ran == {1}
+    assert scheduler.stats().preempted_recompute == 1
+    assert scheduler.abort(0)
+    assert len(scheduler) == 0
+
+
+def test_a_fork_stands_where_its_parent_does() -> None:
+    """It goes before a request that came between, as its parent would have."""
+    scheduler = make(KV, seqs=1)
+    scheduler.add(Sequence(0, list(range(5)), 5))
+    scheduler.add(Sequence(1, list(range(5)), 1))
+    pause(scheduler, 0)
+    for child in (2, 3):
+        scheduler.fork(0, Sequence(child, [*range(5), child], 2, num_prompt=5))
+    scheduler.abort(0)
+    order = [w.sequence for plan in run(scheduler) for w in plan.works]
+    assert order == [2, 3, 1]
+
+
 def test_drafts_leave_the_state_before_them_and_replay() -> None:
     scheduler = make(KV, STATE)
     scheduler.add(Sequence(0, list(range(10)), 20))

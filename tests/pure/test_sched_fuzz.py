@@ -54,6 +54,15 @@ class Request:
 
 
 @dataclass
+class Search:
+    """A beam search: its live beams, and those whose step gave candidates. It goes on when all have."""
+
+    width: int
+    live: list[int]
+    ready: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Fuzz:
     """One run: a random pool, random requests, and everything that may happen to them."""
 
@@ -80,6 +89,8 @@ class Fuzz:
         self.device = FakeDevice(self.groups)
         self.depth = rng.choice([1, 2])
         self.drafting, self.forking = rng.random() < 0.5, rng.random() < 0.5
+        self.searching = 0.3 if self.depth == 1 and rng.random() < 0.5 else 0.0
+        self.searches: dict[int, Search] = {}  # by each of their live beams
         self.aborting = rng.choice([0.0, 0.0, 0.03])
         self.requests: dict[int, Request] = {}
         self.flight: deque[tuple[StepPlan, list[Result]]] = deque()
@@ -120,6 +131,9 @@ class Fuzz:
         max_tokens = rng.randint(1, self.longest - len(prompt))
         root = rng.choice(self.roots)
         priority = rng.randint(-2, 2)
+        if rng.random() < self.searching:
+            self.begin_search(prompt, min(max_tokens, 12), root, priority)
+            return
         choices = rng.randint(2, 5) if rng.random() < 0.2 else 1
         family = [self.make(prompt, len(prompt), max_tokens, root, priority) for _ in range(choices)]
         self.scheduler.add(family[0], family[1:])
@@ -132,21 +146,53 @@ class Fuzz:
         self.device.scripts[number] = Script(tuple(tokens), self.rng.randrange(1000), root)
         return Sequence(number, list(tokens), max_tokens, priority, root, num_prompt)
 
+    def begin_search(self, prompt: list[int], max_tokens: int, root: bytes, priority: int) -> None:
+        first = self.make(prompt, len(prompt), max_tokens, root, priority)
+        self.scheduler.add(first)
+        self.searches[first.id] = Search(self.rng.randint(2, 6), [first.id])
+
+    def advance(self, search: Search) -> None:
+        """All beams have candidates: as many beams as the search is wide go on from any of them."""
+        parents = [self.rng.choice(search.live) for _ in range(search.width)]
+        beams: list[int] = []
+        for number in sorted(search.live, key=parents.count):
+            parent, beam_tokens = self.requests[number], self.rng.sample(range(2, VOCAB), search.width)
+            max_tokens = parent.max_length - parent.num_prompt
+            if parent.max_length - len(parent.tokens) > 1:
+                for token in beam_tokens[: parents.count(number)]:
+                    child = self.make([*parent.tokens, token], parent.num_prompt, max_tokens, parent.root, 0)
+                    self.scheduler.fork(number, child)
+                    self.counts["beams"] += 1
+                    beams.append(child.id)
+            self.scheduler.abort(number)
+            parent.over = parent.aborted = True
+            del self.searches[number]
+        search.live, search.ready = beams, set()
+        self.searches |= dict.fromkeys(beams, search)
+
     def abort(self) -> None:
         live = [number for number, request in self.requests.items() if not request.over]
         if live:
             number = self.rng.choice(live)
-            assert self.scheduler.abort(number)
-            assert not self.scheduler.finish(number)
-            self.requests[number].over = self.requests[number].aborted = True
+            search = self.searches.get(number)
+            for member in [number] if search is None else search.live:  # a search ends as a whole
+                assert self.scheduler.abort(member)
+                assert not self.scheduler.finish(member)
+                self.requests[member].over = self.requests[member].aborted = True
+                self.searches.pop(member, None)
 
     def commit(self) -> None:
         rng = self.rng
         plan, results = self.flight.popleft()
         paused = []
+        for i, work in enumerate(plan.works):
+            if work.sample and work.sequence in self.searches:
+                results[i] = Result()
+                self.searches[work.sequence].ready.add(work.sequence)
         if self.forking and self.depth == 1:
             for i, work in enumerate(plan.works):
                 can = work.sample and not work.num_draft and self.counts["forks"] < MAX_FORKS
+                can = can and work.sequence not in self.searches
                 if can and rng.random() < 0.05:
                     results[i] = Result()
                     paused.append(work.sequence)
@@ -164,8 +210,11 @@ class Fuzz:
         for number in paused:
             if not self.requests[number].over:
                 self.branch(number, both=True)
+        for search in {id(s): s for s in self.searches.values()}.values():
+            if search.ready == set(search.live):
+                self.advance(search)
         for number, request in list(self.requests.items()):
-            if not request.over:
+            if not request.over and number not in self.searches:
                 if self.forking and self.depth == 1 and self.counts["forks"] < MAX_FORKS and rng.random() < 0.01:
                     self.branch(number, both=False)
                 if self.drafting and rng.random() < 0.5:
@@ -231,7 +280,7 @@ def many(mix: str, seeds: list[int], *, complete: bool = True) -> None:
     for seed in seeds:
         total += fuzz(MIXES[mix], seed)
     # A fuzz that no longer meets the hard cases proves nothing.
-    hard = ["steps", "copies", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks"]
+    hard = ["steps", "copies", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams"]
     hard += ["replays"] if any(group.snapshot for group in MIXES[mix]) else []
     missed = [name for name in hard if not total[name]]
     assert not (complete and missed), f"never happened in {seeds}: {missed}; {dict(total)}"

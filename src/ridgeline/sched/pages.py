@@ -22,10 +22,11 @@ from ridgeline.spec.groups import NULL_PAGE
 class PagePool:
     """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host."""
 
-    __slots__ = ("_by_key", "_free", "_keys", "_limbo", "_refs", "_settled", "name", "num_pages")
+    __slots__ = ("_by_key", "_free", "_keys", "_limbo", "_refs", "_settled", "name", "num_pages", "peak")
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
+        self.peak = 0  # of num_used, since the start
         self._refs = [0] * num_pages
         self._keys: list[bytes | None] = [None] * num_pages
         self._by_key: dict[bytes, int] = {}
@@ -60,6 +61,7 @@ class PagePool:
             self._keys[page] = None
             del self._by_key[key]
         self._refs[page] = 1
+        self.peak = max(self.peak, self.num_used)
         return page
 
     def share(self, page: int) -> None:
@@ -69,6 +71,7 @@ class PagePool:
                 del self._free[page]
             else:
                 del self._limbo[page]
+            self.peak = max(self.peak, self.num_used)
         self._refs[page] += 1
 
     def drop(self, page: int, until: int) -> None:

@@ -11,9 +11,10 @@ How requests go round:
       (by order) <------------------------------------------- (by order)
                      preempt: pages dropped or swapped out
 
-Why every request gets its turn: `order` never changes; the head of the queue is never passed by; one that is short of
-pages may take those of any running one behind it; nobody is admitted while a running one is short; and a request that
-could not finish alone is refused when it is added.
+Why every request gets its turn: `order` never changes, and passes to forks; the head of the queue is never passed by;
+one that is short of pages may take those of any running one behind it; nobody is admitted while a running one is short;
+a request that could not finish alone is refused when it is added; and where nothing else can run, those that pause
+(beams that wait for others) give their rows and pages up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Literal
 from ridgeline.errors import RequestError
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.policy import Policy, fcfs
-from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import GroupStats, Stats
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
@@ -65,13 +66,13 @@ class Scheduler:
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
-        self._waiting: list[tuple[tuple[float, int], Sequence]] = []  # a heap; may hold some that are over
+        self._waiting: list[tuple[Order, Sequence]] = []  # a heap; may hold some that are over
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._arrivals, self._epochs = count(), count()
         self._step = 1  # the number of the next plan
         self._committed = 0
         self._works: list[Work] = []
-        self._short: tuple[float, int] | None = None  # who is short of pages: none behind may take any in this step
+        self._short: Order | None = None  # who is short of pages: none behind may take any in this step
         self._preempted = False  # in this step
         self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, free pages that it waits for
         self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
@@ -98,8 +99,9 @@ class Scheduler:
     def fork(self, parent_id: int, child: Sequence) -> None:
         """Add a request that shares what `parent_id` has computed (beams): depth one, between commit and schedule.
 
-        The child's tokens begin with those that the parent computed and have at least one more. Where the parent is
-        not running, or no row is free, the child is queued like any other. Raises as `add` does.
+        It stands where its parent does in the order. The child's tokens begin with those that the parent computed and
+        have at least one more. Where the parent is not running, or no row is free, the child is queued like any other.
+        Raises as `add` does.
         """
         parent = self._live[parent_id]
         self._check_fits(child)
@@ -113,6 +115,7 @@ class Scheduler:
             if not same or len(child.tokens) <= shared:
                 raise ValueError(f"sequence {child.id} does not begin with the {shared} tokens of {parent_id}")
         self._register(child)
+        child.order = (*parent.order[:2], child.arrival)
         if parent.row >= 0 and self._rows:
             self._branch(parent, child)
         else:
@@ -149,6 +152,12 @@ class Scheduler:
         """
         if self._step - self._committed > MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight: commit one first")
+        self._plan_all()
+        if not self._works and self._step - self._committed == 1 and self._park_idle():
+            self._plan_all()
+        return self._emit()
+
+    def _plan_all(self) -> None:
         self._short, self._preempted = None, False
         budget, prefill = self._max_batch_tokens, []
         for seq in tuple(self._running):
@@ -167,7 +176,6 @@ class Scheduler:
             if admitted is None:
                 break
             budget -= self._plan(admitted, budget)
-        return self._emit()
 
     def _emit(self) -> StepPlan | None:
         cache = self._cache
@@ -322,6 +330,9 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         cache = self._cache
         self._preempted = True
+        if _is_idle(seq):
+            self._park(seq)
+            return
         self._leave_row(seq)
         seq.num_preempted += 1
         swap = self._swap_cost is not None and cache.can_swap(seq)
@@ -334,6 +345,21 @@ class Scheduler:
             cache.release(seq)
             seq.restart(next(self._epochs))
         heapq.heappush(self._waiting, (seq.order, seq))
+
+    def _park(self, seq: Sequence) -> None:
+        """Take row and pages from one that pauses: it has nothing more to run, and its forks begin from the prefix."""
+        self._num_recompute += 1
+        self._leave_row(seq)
+        self._cache.release(seq)
+        seq.restart(next(self._epochs))
+
+    def _park_idle(self) -> bool:
+        """All that pause, if others wait: nothing can run, because they hold what is needed. False: it cannot help."""
+        idle = [seq for seq in self._running if _is_idle(seq)]
+        waits = len(idle) < len(self._running) or any(self._live.get(seq.id) is seq for _, seq in self._waiting)
+        for seq in idle if waits else ():
+            self._park(seq)
+        return bool(idle) and waits
 
     def _leave_row(self, seq: Sequence) -> None:
         self._running.remove(seq)
@@ -353,7 +379,7 @@ class Scheduler:
 
     def _register(self, seq: Sequence) -> None:
         seq.arrival, seq.epoch = next(self._arrivals), next(self._epochs)
-        seq.order = (self._policy(seq), seq.arrival)
+        seq.order = (self._policy(seq), seq.arrival, seq.arrival)
         self._live[seq.id] = seq
 
     def _queue(self, seq: Sequence, children: list[Sequence]) -> None:
@@ -427,7 +453,7 @@ class Scheduler:
                 slots += held
                 wasted += held - min(seq.planned, group.lookback)
             used, host = pool.num_used, self._cache.host[g].num_used
-            groups.append(GroupStats(group.name, max(pool.num_pages - 1, 0), used, host, slots, wasted))
+            groups.append(GroupStats(group.name, max(pool.num_pages - 1, 0), used, pool.peak, host, slots, wasted))
         return Stats(
             running=len(self._running),
             waiting=len(self._live) - len(self._running),
@@ -448,3 +474,8 @@ class Scheduler:
         assert sum(seq.row >= 0 for seq in self._live.values()) == len(self._running), "a row without a sequence"
         for seq in self._live.values():
             assert seq.num_prompt <= len(seq.tokens) < seq.max_length, f"sequence {seq.id} has too many tokens"
+
+
+def _is_idle(seq: Sequence) -> bool:
+    """Does it pause, because a step gave it no token? Then it has nothing to run until it is forked or ended."""
+    return not seq.pending and seq.computed == seq.planned == len(seq.tokens)

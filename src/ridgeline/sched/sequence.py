@@ -15,6 +15,9 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 
+# What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
+Order = tuple[float, int, int]
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -34,7 +37,7 @@ class Sequence:
     num_cached: int = 0
     num_preempted: int = 0
     arrival: int = 0
-    order: tuple[float, int] = (0.0, 0)  # what the policy made of it: the least runs first
+    order: Order = (0.0, 0, 0)  # the least runs first
     max_length: int = 0  # in tokens, generated ones included
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class GroupStats:
     """Pages of one group.
 
-    used_pages: held by sequences, each counted once. slots: token places in pages that running sequences hold.
-    wasted_slots: those without a token that is still read. A shared page's slots count once per holder; a snapshot
-    has none.
+    used_pages: held by sequences, each counted once; peak_pages: the most so far. slots: token places in pages that
+    running sequences hold. wasted_slots: those without a token that is still read. A shared page's slots count once
+    per holder; a snapshot has none.
     """
 
     name: str
     num_pages: int
     used_pages: int
+    peak_pages: int
     host_pages_used: int
     slots: int
     wasted_slots: int
