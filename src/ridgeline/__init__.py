@@ -8,13 +8,23 @@ if TYPE_CHECKING:
     from ridgeline.async_llm import AsyncLLM
     from ridgeline.errors import RidgelineError
     from ridgeline.llm import LLM
-    from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
+    from ridgeline.spec.request import BeamSearchParams, OutputChunk, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "OutputChunk", "RequestOutput", "RidgelineError", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "OutputChunk",
+    "RequestOutput",
+    "RidgelineError",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "AsyncLLM": "ridgeline.async_llm",
+    "BeamSearchParams": "ridgeline.spec.request",
     "LLM": "ridgeline.llm",
     "OutputChunk": "ridgeline.spec.request",
     "RequestOutput": "ridgeline.spec.request",

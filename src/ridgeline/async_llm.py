@@ -12,7 +12,7 @@ from ridgeline.engine.thread import EngineThread
 from ridgeline.frontend import Prompt
 from ridgeline.llm import LLM
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
+from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from ridgeline.load.chat import Message
@@ -41,7 +41,7 @@ class AsyncLLM:
         return self._llm
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0
     ) -> AsyncIterator[OutputChunk]:
         """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
 
@@ -57,7 +57,7 @@ class AsyncLLM:
     async def chat(
         self,
         messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         priority: int = 0,
@@ -69,7 +69,7 @@ class AsyncLLM:
             yield chunk
 
     async def answer(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0
     ) -> RequestOutput:
         """The whole result at once."""
         output = None

@@ -11,7 +11,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.sampler import NoiseKey
-from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.request import Params, SamplingParams
 
 # Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps a
 # "cache_salt" (prefixes are shared only under the same one).
@@ -40,7 +40,7 @@ class Frontend:
             return self.check_ids(self.tokenizer().encode(value))
         return self.check_ids([*value])
 
-    def request(self, prompt: Prompt, params: SamplingParams, place: int = 0, priority: int = 0) -> GenerationRequest:
+    def request(self, prompt: Prompt, params: Params, place: int = 0, priority: int = 0) -> GenerationRequest:
         """A prompt and how to continue it, checked.
 
         place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
@@ -49,16 +49,18 @@ class Frontend:
         ids = self.encode(prompt)
         self.check_length(ids, params)
         params.check_vocabulary(self._spec.vocab_size)
-        if params.stop and self._tokenizer is None:
-            raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}; it must be a whole number, lower is more urgent")
-        seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
-        noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
+        noise: tuple[NoiseKey, ...] = ()
+        if isinstance(params, SamplingParams):
+            if params.stop and self._tokenizer is None:
+                raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
+            seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
+            noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
         kind, value, salt = _parts(prompt)
         return GenerationRequest(ids, params, noise, value if kind == "prompt" else None, priority, salt)
 
-    def check_length(self, ids: Sequence[int], params: SamplingParams) -> None:
+    def check_length(self, ids: Sequence[int], params: Params) -> None:
         """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
         limit = self._max_model_len
         room = limit - len(ids)
@@ -67,7 +69,8 @@ class Frontend:
                 f"the prompt has {len(ids)} tokens, which leaves no room in the context of {limit}; "
                 f"shorten it{self._longer_context()}"
             )
-        for name, wanted in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+        min_tokens = params.min_tokens if isinstance(params, SamplingParams) else 0
+        for name, wanted in (("max_tokens", params.max_tokens), ("min_tokens", min_tokens)):
             if wanted is not None and wanted > room:
                 raise RequestError(
                     f"the prompt's {len(ids)} tokens and {name} {wanted} exceed the context of {limit}; "

@@ -20,7 +20,7 @@ from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_m
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.step import DenseStep
 from ridgeline.sched.stats import Stats
-from ridgeline.spec.request import OutputChunk, RequestOutput, SamplingParams
+from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,23 +110,27 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        places: Sequence[int] | None = None,
         on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results in the order given.
 
-        sampling_params: for all prompts, or one for each; default: what generation_config.json recommends.
+        sampling_params: for all prompts, or one for each; default: what generation_config.json recommends. With
+        BeamSearchParams answers are searched for, and come whole.
         priority: of each prompt, lower is more urgent; default: in the order given.
+        places: the number that stands for each prompt in its noise where it has no seed of its own; default: 0, 1, ...
+        One who answers the rest of a list gives the places in the whole, and draws the same tokens.
         on_text: called with (prompt index, choice, new text) as it comes, never with a broken character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
         Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then. What fails on
         its own while running has finish_reason "error". If the run is cut short (an interrupt, an error in a
         callback), what is not complete is lost, and the LLM can be used again.
         """
-        requests = self._requests(as_batch(prompts), sampling_params, priority)
+        requests = self._requests(as_batch(prompts), sampling_params, priority, places)
         outputs: dict[int, RequestOutput] = {}
         ids = []
 
@@ -153,7 +157,7 @@ class LLM:
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
@@ -167,13 +171,13 @@ class LLM:
         tokenizer = self.frontend.tokenizer()
         return self.generate([tokenizer.encode_chat(messages, tools=tools) for messages in many], sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputChunk]:
+    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[OutputChunk]:
         """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
 
         Closing the iterator early ends the request. Several streams may be open, and other calls made between chunks.
         Raises as `generate` does, at once.
         """
-        (request,) = self._requests([prompt], sampling_params, None)
+        (request,) = self._requests([prompt], sampling_params)
         return self._chunks(request)
 
     def _chunks(self, request: GenerationRequest) -> Iterator[OutputChunk]:
@@ -213,21 +217,23 @@ class LLM:
     def _requests(
         self,
         batch: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        params: Params | Sequence[Params] | None,
+        priority: Sequence[int] | None = None,
+        places: Sequence[int] | None = None,
     ) -> list[GenerationRequest]:
         """Every prompt, checked. Raises RequestError that names the first one which cannot be served."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
-        each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
+        each = [params] * len(batch) if isinstance(params, Params) else list(params)
         urgency = [0] * len(batch) if priority is None else list(priority)
-        for name, given in (("sampling_params", each), ("priority", urgency)):
+        place = list(range(len(batch))) if places is None else list(places)
+        for name, given in (("sampling_params", each), ("priority", urgency), ("places", place)):
             if len(given) != len(batch):
                 raise RequestError(f"{len(batch)} prompts, but {len(given)} {name}; give one for each")
         requests = []
-        for i, (prompt, p, u) in enumerate(zip(batch, each, urgency, strict=True)):
+        for i, (prompt, p, at, u) in enumerate(zip(batch, each, place, urgency, strict=True)):
             try:
-                requests.append(self.frontend.request(prompt, p, i, u))
+                requests.append(self.frontend.request(prompt, p, at, u))
             except (RequestError, TokenizerError) as e:
                 raise (type(e)(f"prompt {i + 1} of {len(batch)}: {e}") if len(batch) > 1 else e) from None
         return requests

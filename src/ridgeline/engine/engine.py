@@ -9,10 +9,13 @@ from itertools import count
 
 import numpy as np
 
+from ridgeline.engine.beams import Beams
 from ridgeline.errors import RequestError
-from ridgeline.plan.resolve import EngineConfig
+from ridgeline.plan import EngineConfig
+from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.runner import Forward, Runner
 from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample
 from ridgeline.sched.policy import Priority
@@ -20,7 +23,7 @@ from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import Result, StepPlan, Work
-from ridgeline.spec.request import FinishReason, TokenLogprobs
+from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
 STATE_PRECISION = "float32"
 
@@ -56,7 +59,7 @@ class _Request:
         return tuple(self.entries)
 
 
-Sampled = SampledToken | RequestError | None
+Sampled = SampledToken | Candidates | RequestError | None
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class Engine:
             max_seqs=config.max_num_seqs,
             policy=Priority(),
         )
+        self._beams = Beams(self._scheduler, self._ids, self._eos)
         self._choices: dict[int, _Choice] = {}
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
@@ -97,14 +101,19 @@ class Engine:
 
     def __len__(self) -> int:
         """Requests that are not complete."""
-        return len(self._requests)
+        return len(self._requests) + len(self._beams)
 
     def add(self, request_id: int, request: GenerationRequest) -> None:
         """Queue a request under an id of the caller's. Raises RequestError, and queues nothing, if it can never fit."""
         prompt, params = list(request.prompt_token_ids), request.params
         room = self.config.max_model_len - len(prompt)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        root = self._root(request)
+        if isinstance(params, BeamSearchParams):
+            self._beams.add(request_id, request, max_tokens, self._root(request.cache_salt))
+            return
+        # One who asks for the log probability of every token of the prompt must compute every token.
+        alone = f"request {next(self._ids)}" if params.prompt_logprobs is not None else ""
+        root = self._root(request.cache_salt, alone)
         choices = []
         for index, key in enumerate(request.noise):
             sequence = Sequence(next(self._ids), list(prompt), max_tokens, request.priority, root)
@@ -116,13 +125,12 @@ class Engine:
         ids = [c.sequence.id for c in choices]
         self._requests[request_id] = _Request(prompt, ids, set(ids), params.prompt_logprobs)
 
-    def _root(self, request: GenerationRequest) -> bytes:
-        """The root of the prefix hashes. One who asks for every token's log probabilities must compute every token."""
-        alone = f"request {next(self._ids)}" if request.params.prompt_logprobs is not None else ""
-        return hash_root(cache_salt=request.cache_salt, state_precision=STATE_PRECISION, alone=alone)
+    def _root(self, salt: str, alone: str = "") -> bytes:
+        return hash_root(cache_salt=salt, state_precision=STATE_PRECISION, alone=alone)
 
     def abort(self, request_id: int) -> None:
         """End a request at any moment. Nothing happens if it was complete already."""
+        self._beams.abort(request_id)
         if request_id in self._requests:
             for sequence in tuple(self._requests[request_id].open):
                 self._drop(sequence)
@@ -143,13 +151,14 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._flights.append(self._submit(plan))
-        elif self._requests and not self._flights:
+        elif len(self) and not self._flights:
             raise RuntimeError("nothing can run although requests are waiting: the scheduler is at fault")
+        depth = 1 if len(self._beams) else self.config.steps_in_flight
         events = []
-        if self._flights and (plan is None or len(self._flights) >= self.config.steps_in_flight):
-            events = self._commit(self._flights.popleft())
-            if not self._requests:
-                self._settle()
+        while self._flights and (plan is None or len(self._flights) >= depth):
+            events += self._commit(self._flights.popleft())
+        if events and not len(self):
+            self._settle()
         failed, self._failed = self._failed, []
         return events + failed
 
@@ -173,20 +182,34 @@ class Engine:
         if forward is not None:
             self._read_prompts(forward, plan.works)
             works = [w for w in plan.works if w.sample]
-            ends = np.cumsum([len(w.tokens) for w in plan.works])
-            rows = ends[[w.sample for w in plan.works]] - 1
-            results = sample(forward.logits(rows), [self._row_at(w) for w in works]) if works else []
-            for work, result in zip(works, results, strict=True):
-                found[work.sequence] = result
-                self._take(work, result)
-        return _Flight(plan, [found[w.sequence] if w.sample else None for w in plan.works])
+            if works:
+                ends = np.cumsum([len(w.tokens) for w in plan.works])
+                found = self._sample(forward.logits(ends[[w.sample for w in plan.works]] - 1), works)
+        return _Flight(plan, [found.get(w.sequence) for w in plan.works])
+
+    def _sample(self, logits: Floats, works: Seq[Work]) -> dict[int, Sampled]:
+        """What each of the works gives, by sequence; logits [works, vocabulary]."""
+        found: dict[int, Sampled] = {}
+        drawn = []
+        for i, work in enumerate(works):
+            if self._beams.owns(work.sequence):
+                found[work.sequence] = self._beams.candidates(work.sequence, logits[i : i + 1])
+            else:
+                drawn.append(i)
+        rows = [self._row_at(works[i]) for i in drawn]
+        results = sample(logits if len(drawn) == len(works) else logits[drawn], rows)
+        for i, result in zip(drawn, results, strict=True):
+            found[works[i].sequence] = result
+            self._take(works[i], result)
+        return found
 
     def _read_prompts(self, forward: Forward, works: Seq[Work]) -> None:
         """Log probabilities of the prompt tokens that follow the tokens of this step, where they are asked for."""
         first = 0
         for work in works:
-            request = self._requests[self._choices[work.sequence].request]
-            if request.num_entries is not None:
+            choice = self._choices.get(work.sequence)  # None: a beam
+            request = self._requests[choice.request] if choice else None
+            if request is not None and request.num_entries is not None:
                 known = len(request.entries)  # some may be computed again, after a preemption
                 following = request.prompt[work.start + 1 : work.start + len(work.tokens) + 1]
                 skip = known - work.start
@@ -220,9 +243,15 @@ class Engine:
 
     def _commit(self, flight: _Flight) -> list[Event]:
         pairs = list(zip(flight.plan.works, flight.sampled, strict=True))
-        found = {w.sequence: s for w, s in pairs if isinstance(s, SampledToken)}
-        updates = self._scheduler.commit(flight.plan, [self._result(w, s) for w, s in pairs])
-        return [self._event(u.sequence, found[u.sequence], u.finished) for u in updates]
+        found = {w.sequence: s for w, s in pairs}
+        events = []
+        for update in self._scheduler.commit(flight.plan, [self._result(w, s) for w, s in pairs]):
+            given = found[update.sequence]
+            if isinstance(given, SampledToken):
+                events.append(self._event(update.sequence, given, update.finished))
+            elif given is not None:
+                self._beams.take(update.sequence, given)
+        return events + self._beams.advance()
 
     def _event(self, sequence: int, sampled: SampledToken, finished: bool) -> Event:
         """What to tell of a token that was committed."""

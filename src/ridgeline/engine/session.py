@@ -11,7 +11,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
 from ridgeline.runtime.text import AnswerText
 from ridgeline.sched.stats import Stats
-from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, SamplingParams, Timing, TokenLogprobs
 
 Sink = Callable[[OutputChunk], None]
 
@@ -81,17 +81,16 @@ class _Open:
     """A request that is not complete."""
 
     def __init__(self, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer | None) -> None:
-        params, prompt = request.params, request.prompt_token_ids
+        params, prompt, n = request.params, request.prompt_token_ids, request.num_answers
+        logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
         self.request, self.sink = request, sink
-        self._outputs = [CompletionOutput(i, logprobs=[] if params.logprobs is not None else None)
-                         for i in range(params.n)]  # fmt: skip
-        self._texts = (
-            [AnswerText(tokenizer.detokenizer(params.skip_special_tokens, prompt), params) for _ in range(params.n)]
-            if tokenizer is not None
-            else None
-        )
-        self._pieces: list[list[str]] = [[] for _ in range(params.n)]
-        self._num_open = params.n
+        self._outputs = [CompletionOutput(i, logprobs=[] if logprobs else None) for i in range(n)]
+        self._texts = None
+        if tokenizer is not None:
+            skip = params.skip_special_tokens
+            self._texts = [AnswerText(tokenizer.detokenizer(skip, prompt), params) for _ in range(n)]
+        self._pieces: list[list[str]] = [[] for _ in range(n)]
+        self._num_open = n
         self._start = self._last = time.perf_counter()
         self._first: float | None = None
         self._num_cached = 0
@@ -108,7 +107,7 @@ class _Open:
             self._num_cached = event.num_cached_tokens
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = [None, *event.prompt_logprobs]
-        answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
+        answer.finish_reason, answer.stop_reason, answer.score = event.finish_reason, event.stop_reason, event.score
         answer.error = None if event.error is None else str(event.error)
         text, num_taken, stop = self._text(event)
         if stop is not None:
@@ -162,6 +161,6 @@ class _Open:
 
 def error_output(request: GenerationRequest, error: RequestError) -> RequestOutput:
     """The result of a request that could not even be queued."""
-    answers = [CompletionOutput(i, finish_reason="error", error=str(error)) for i in range(request.params.n)]
+    answers = [CompletionOutput(i, finish_reason="error", error=str(error)) for i in range(request.num_answers)]
     ids = list(request.prompt_token_ids)
     return RequestOutput(request.prompt, ids, answers, Timing(0.0, None, 0.0, 0.0))

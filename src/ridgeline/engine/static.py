@@ -13,6 +13,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.sched.stats import Stats
+from ridgeline.spec.request import BeamSearchParams
 
 
 class StaticGenerator:
@@ -32,10 +33,10 @@ class StaticGenerator:
         return len(self._waiting) + len(self._engine)
 
     def add(self, request_id: int, request: GenerationRequest) -> None:
-        if len(request.noise) > self._batch_size:
+        if _num_sequences(request) > self._batch_size:
             raise RequestError(
                 f"a batch holds {self._batch_size} sequences of {self._engine.config.max_model_len} tokens; "
-                f"lower n, which is {len(request.noise)}, or --max-model-len"
+                f"lower n or beam_width, which is {_num_sequences(request)}, or --max-model-len"
             )
         self._waiting.append((request_id, request))
 
@@ -63,7 +64,13 @@ class StaticGenerator:
 
     def _next_batch(self) -> None:
         room = self._batch_size
-        while self._waiting and len(self._waiting[0][1].noise) <= room:
+        while self._waiting and _num_sequences(self._waiting[0][1]) <= room:
             request_id, request = self._waiting.popleft()
-            room -= len(request.noise)
+            room -= _num_sequences(request)
             self._engine.add(request_id, request)
+
+
+def _num_sequences(request: GenerationRequest) -> int:
+    """How many sequences a request runs at once, at most."""
+    params = request.params
+    return params.beam_width if isinstance(params, BeamSearchParams) else params.n

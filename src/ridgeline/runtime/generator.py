@@ -10,7 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
 from ridgeline.sched.stats import Stats
-from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
+from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, TokenLogprobs
 
 PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logprobs
 
@@ -19,16 +19,21 @@ PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logpro
 class GenerationRequest:
     """A prompt, as ids, and how to continue it.
 
-    noise: a key for each of its params.n answers. prompt: the text, if there was one. priority: lower is more urgent.
+    noise: a key for each answer that is sampled. prompt: the text, if there was one. priority: lower is more urgent.
     cache_salt: requests share computed prefixes only under the same one.
     """
 
     prompt_token_ids: Sequence[int]
-    params: SamplingParams
+    params: Params
     noise: tuple[NoiseKey, ...]
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers are asked for."""
+        return self.params.answers if isinstance(self.params, BeamSearchParams) else self.params.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class Event:
     """What became of one answer to a request: new tokens, or the error that ended it.
 
     finish_reason: set on the answer's last event. num_cached_tokens: of the prompt, found in the prefix cache.
-    prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first.
+    prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first. score: of an
+    answer that was searched for, which comes whole.
     """
 
     request: int
@@ -48,6 +54,7 @@ class Event:
     error: RequestError | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    score: float | None = None
 
 
 class Generator(Protocol):

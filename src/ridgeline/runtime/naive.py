@@ -18,7 +18,7 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec.request import FinishReason, TokenLogprobs
+from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
 # Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
 # logits of one: they bound the memory of a step.
@@ -58,6 +58,8 @@ class NaiveGenerator:
 
     def add(self, request_id: int, request: GenerationRequest) -> None:
         prompt, params, limit = list(request.prompt_token_ids), request.params, self._loaded.max_model_len
+        if isinstance(params, BeamSearchParams):
+            raise RequestError("beam search shares state between beams: it needs the engine (--cache on)")
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
         for choice, key in enumerate(request.noise):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from ridgeline.load.detokenize import Detokenizer
 from ridgeline.runtime.stop import StopStrings
-from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.request import Params, SamplingParams
 
 
 class AnswerText:
     """The text of one answer, piece by piece, never with a broken character."""
 
-    def __init__(self, detokenizer: Detokenizer, params: SamplingParams) -> None:
+    def __init__(self, detokenizer: Detokenizer, params: Params) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        self._keep_end = params.include_stop_str_in_output
-        self._unarmed = params.min_tokens  # tokens that cannot end the answer yet
+        stops: tuple[str, ...] = ()
+        self._keep_end, self._unarmed = False, 0  # an answer that is searched for comes whole
+        if isinstance(params, SamplingParams):
+            stops, self._keep_end = params.stop, params.include_stop_str_in_output
+            self._unarmed = params.min_tokens  # tokens that cannot end the answer yet
+        self._stops = StopStrings(stops, self._keep_end)
 
     def push(self, token: int, ended: bool) -> tuple[str, str | None]:
         """Take a token; the text that is certain to stand, and the stop string that the token completed, if any.

@@ -174,6 +174,9 @@ class BeamSearchParams:
         _known("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
+Params = SamplingParams | BeamSearchParams  # how to answer a prompt
+
+
 def _known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and max(tokens) >= vocab_size:
         raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
@@ -243,7 +246,7 @@ class CompletionOutput:
 
     finish_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at max_tokens or the end
     of the context; "error" if no token could be picked, with the reason in `error`. stop_reason: the stop token or the
-    stop string that ended it, else None.
+    stop string that ended it, else None. score: of an answer that was searched for (BeamSearchParams).
     """
 
     index: int
@@ -253,6 +256,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +332,7 @@ def _choice(output: CompletionOutput) -> dict[str, Any]:
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
     }
-    for name in ("stop_reason", "error"):
+    for name in ("stop_reason", "error", "score"):
         if (value := getattr(output, name)) is not None:
             choice[name] = value
     if output.logprobs is not None:

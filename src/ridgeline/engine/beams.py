@@ -1,0 +1,131 @@
+"""Beam searches in the engine: every beam is a sequence, and beams that part share pages until they write.
+
+A beam's step gives candidates instead of a token, so its sequence pauses. When all beams of a search have paused, the
+search says which live on (runtime/beams.py); those are forked from their parents, and the parents are over. That is
+why an engine with a search in it has one step in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from ridgeline.errors import RequestError
+from ridgeline.runtime.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
+from ridgeline.runtime.generator import Event, GenerationRequest
+from ridgeline.runtime.logits import Floats
+from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sched.sequence import Sequence
+from ridgeline.spec.request import BeamSearchParams
+
+
+@dataclass(slots=True)
+class _Search:
+    """One request's search. live: its beams, best first; found: what their steps gave, by sequence."""
+
+    request: int
+    params: BeamSearchParams
+    search: BeamSearch
+    num_prompt: int
+    num_cached: int
+    live: list[Sequence]
+    found: dict[int, Candidates | RequestError] = field(default_factory=dict)
+
+
+class Beams:
+    """All searches of one engine. ids: of sequences. eos: the model's end-of-sequence tokens."""
+
+    def __init__(self, scheduler: Scheduler, ids: Iterator[int], eos: Collection[int]) -> None:
+        self._scheduler, self._ids, self._eos = scheduler, ids, eos
+        self._searches: dict[int, _Search] = {}  # by request
+        self._owners: dict[int, _Search] = {}  # by sequence
+
+    def __len__(self) -> int:
+        """Searches that are not done."""
+        return len(self._searches)
+
+    def owns(self, sequence: int) -> bool:
+        """Is the sequence a beam?"""
+        return sequence in self._owners
+
+    def add(self, request_id: int, request: GenerationRequest, max_tokens: int, root: bytes) -> None:
+        """Queue a search. Raises RequestError, and queues nothing, if not even one beam can ever fit."""
+        assert isinstance(request.params, BeamSearchParams)
+        prompt = list(request.prompt_token_ids)
+        first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root)
+        self._scheduler.add(first)
+        search = BeamSearch(request.params, self._eos, max_tokens)
+        owner = _Search(request_id, request.params, search, len(prompt), 0, [first])
+        self._searches[request_id] = self._owners[first.id] = owner
+
+    def abort(self, request_id: int) -> None:
+        """End a search, at any moment; nothing happens if there is none."""
+        search = self._searches.pop(request_id, None)
+        for beam in search.live if search else ():
+            self._end(beam)
+
+    def candidates(self, sequence: int, logits: Floats) -> Candidates | RequestError:
+        """The best next tokens of a beam, from its logits [1, vocabulary], or why there are none."""
+        return top_candidates(logits, self._owners[sequence].search.count)[0]
+
+    def take(self, sequence: int, found: Candidates | RequestError) -> None:
+        """What a beam's step gave, once the step is committed."""
+        self._owners[sequence].found[sequence] = found
+
+    def advance(self) -> list[Event]:
+        """Between commit and schedule: let every search go on whose beams all have candidates. Answers, when done."""
+        events = []
+        for search in list(self._searches.values()):
+            if len(search.found) == len(search.live):
+                events += self._advance(search)
+        return events
+
+    def _advance(self, search: _Search) -> list[Event]:
+        found = [search.found[beam.id] for beam in search.live]
+        search.num_cached = search.num_cached or search.live[0].num_cached
+        for each in found:
+            if isinstance(each, RequestError):
+                self.abort(search.request)
+                return [_failed(search, i, each) for i in range(search.params.answers)]
+        branches = search.search.advance([each for each in found if not isinstance(each, RequestError)])
+        if not search.search.done:
+            self._branch(search, branches)
+            return []
+        self.abort(search.request)
+        answers = search.search.results()
+        events = [self._answer(search, i, answer) for i, answer in enumerate(answers)]
+        none_left = RequestError(f"only {len(answers)} answers have a probability above zero")
+        return events + [_failed(search, i, none_left) for i in range(len(answers), search.params.answers)]
+
+    def _branch(self, search: _Search, branches: list[Branch]) -> None:
+        """Fork the next live beams. Parents of few go first: the rows that they leave are there for those of many."""
+        counts = Counter(branch.parent for branch in branches)
+        beams: list[Sequence | None] = [None] * len(branches)
+        for parent, old in sorted(enumerate(search.live), key=lambda item: counts[item[0]]):
+            for i, branch in enumerate(branches):
+                if branch.parent == parent:
+                    tokens = [*old.tokens, branch.token]
+                    beams[i] = new = Sequence(
+                        next(self._ids), tokens, old.max_tokens, old.priority, old.root, search.num_prompt
+                    )
+                    self._scheduler.fork(old.id, new)
+            self._end(old)
+        search.live, search.found = [beam for beam in beams if beam is not None], {}
+        self._owners |= dict.fromkeys((beam.id for beam in search.live), search)
+
+    def _end(self, beam: Sequence) -> None:
+        del self._owners[beam.id]
+        self._scheduler.abort(beam.id)
+
+    def _answer(self, search: _Search, choice: int, answer: Hypothesis) -> Event:
+        last = answer.tokens[-1]
+        stop = last if answer.finished and (search.params.ignore_eos or last not in self._eos) else None
+        return Event(
+            search.request, choice, answer.tokens, (), "stop" if answer.finished else "length", stop,
+            num_cached_tokens=search.num_cached, score=answer.score,
+        )  # fmt: skip
+
+
+def _failed(search: _Search, choice: int, error: RequestError) -> Event:
+    return Event(search.request, choice, finish_reason="error", error=error)
