@@ -25,3 +25,7 @@ class RequestError(RidgelineError, ValueError):
 
 class DeviceError(RidgelineError):
     """A device, data type or kernel that this machine cannot provide."""
+
+
+class DataError(RidgelineError):
+    """Training data that is missing, empty, binary or damaged, or not what was pinned."""

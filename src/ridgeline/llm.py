@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,8 @@ from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
-from ridgeline.runtime.generator import GenerationRequest, Generator
+from ridgeline.runtime import generator
+from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.step import DenseStep
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
 CACHE_CHOICES = ("on", "off")
 BATCHING_CHOICES = ("continuous", "static")
+ChunkStream = Generator[OutputChunk, None, None]
 
 
 class LLM:
@@ -69,13 +71,13 @@ class LLM:
         if not skip_tokenizer_init:
             no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
-        generator: Generator = NaiveGenerator(self.loaded)
+        source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             self.config = self._resolve(engine or EngineOptions())
-            generator = Engine(self.loaded, self.config)
+            source = Engine(self.loaded, self.config)
             if batching == "static":
-                generator = StaticGenerator(generator)
-        self.session = Session(generator, self.tokenizer)
+                source = StaticGenerator(source)
+        self.session = Session(source, self.tokenizer)
         self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
@@ -171,7 +173,7 @@ class LLM:
         tokenizer = self.frontend.tokenizer()
         return self.generate([tokenizer.encode_chat(messages, tools=tools) for messages in many], sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[OutputChunk]:
+    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> ChunkStream:
         """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
 
         Closing the iterator early ends the request. Several streams may be open, and other calls made between chunks.
@@ -180,7 +182,7 @@ class LLM:
         (request,) = self._requests([prompt], sampling_params)
         return self._chunks(request)
 
-    def _chunks(self, request: GenerationRequest) -> Iterator[OutputChunk]:
+    def _chunks(self, request: GenerationRequest) -> ChunkStream:
         chunks: deque[OutputChunk] = deque()
         request_id = self.session.add(request, chunks.append)
         try:

@@ -152,3 +152,25 @@ def test_an_event_loop_that_is_gone_harms_nobody(folder: str, wanted: list[list[
     run(abandon())
     assert run(collect(llm, 1)) == wanted[1]
     llm.close()
+
+
+def test_books_that_do_not_agree_are_noticed_when_idle(
+    folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ridgeline.engine.thread.IDLE_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with AsyncLLM(folder) as llm:
+            assert await collect(llm, 1) == wanted[1]
+            await asyncio.sleep(0.2)
+            assert not caplog.records
+            llm.llm.session._generator._scheduler._cache.pools[0].take()  # type: ignore[attr-defined]
+            assert await collect(llm, 1) == wanted[1]
+            for _ in range(100):
+                if caplog.records:
+                    break
+                await asyncio.sleep(0.05)
+            assert "did not agree" in caplog.text
+            assert await collect(llm, 1) == wanted[1]
+
+    run(main())

@@ -70,8 +70,8 @@ def candidates(logits: np.ndarray, count: int) -> list[Candidates]:
 @torch.no_grad()
 def wanted(
     model: Any, params: BeamSearchParams, prompt: History, eos: Sequence[int]
-) -> tuple[list[History], list[float]]:
-    """Answers, without padding, and scores of transformers."""
+) -> tuple[list[History], list[float], int]:
+    """Answers, without padding, and scores of transformers; and how many steps it took."""
     # Under a width of 1 `generate` would take its greedy search, which has no scores.
     chosen = {"custom_generate": type(model)._beam_search} if params.beam_width == 1 else {}
     out = model.generate(
@@ -90,15 +90,16 @@ def wanted(
     )
     lengths = (out.beam_indices >= 0).sum(dim=1).tolist()
     answers = [tuple(row[:n]) for row, n in zip(out.sequences[:, len(prompt) :].tolist(), lengths, strict=True)]
-    return answers, out.sequences_scores.tolist()
+    return answers, out.sequences_scores.tolist(), len(out.scores)
 
 
 def check(model: Any, logits: NextLogits, params: BeamSearchParams, prompt: History, eos: Sequence[int]) -> Outcome:
     """Both searches are equal; ours, for what it shows of the way."""
-    answers, scores = wanted(model, params, prompt, eos)
+    answers, scores, steps = wanted(model, params, prompt, eos)
     got = search(params, prompt, eos, logits)
     assert [h.tokens for h in got.answers] == answers, (params, eos)
     assert [h.score for h in got.answers] == pytest.approx(scores, rel=1e-5, abs=1e-4), (params, eos)
+    assert got.steps == steps, (params, eos)
     assert [h.finished for h in got.answers] == [tokens[-1] in eos for tokens in answers]
     return got
 
@@ -181,6 +182,7 @@ def compare_families(name: str, places: Sequence[int]) -> Tally:
 
 @cache
 def some_of_the_grid(name: str) -> Tally:
+    """None of these is a near tie: noise of 1e-4 on the logits changes no answer, nor in the first random tables."""
     places = np.random.default_rng(FAMILIES.index(name)).permutation(len(GRID))
     return compare_families(name, places[:32].tolist())
 
@@ -195,7 +197,7 @@ def test_every_situation_occurs_in_the_comparison_of_families() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "gemma2", "olmo3", "phi3_partial"])
+@pytest.mark.parametrize("name", [*FAMILIES, "gpt2"])
 def test_the_whole_grid_equals_transformers(name: str) -> None:
     compare_families(name, range(len(GRID))).check(5)
 
@@ -236,14 +238,14 @@ def random_case(seed: int) -> tuple[TableModel, BeamSearchParams, History, list[
     """A table, parameters, a prompt and end tokens, which are more likely in some tables than in others."""
     rng = np.random.default_rng(seed)
     vocab = int(rng.integers(12, 30))
-    eos = rng.choice(vocab, rng.choice([0, 1, 1, 2, 4]), replace=False).tolist()
+    eos = rng.choice(vocab, rng.choice([0, 1, 1, 1, 2, 2, 4]), replace=False).tolist()
     table = rng.normal(0, rng.choice([0.3, 1.0, 3.0]), (PLACES, vocab, vocab)).astype(np.float32)
-    table[:, :, eos] += rng.choice([-2, 0, 2])
+    table[:, :, eos] += rng.choice([-1, 1, 2, 4])
     width = int(rng.integers(1, 8))
     params = BeamSearchParams(
         beam_width=width,
         n=int(rng.integers(1, width + 1)) if rng.random() < 0.5 else None,
-        max_tokens=int(rng.choice([1, 2, 4, 12])),
+        max_tokens=int(rng.choice([1, 4, 12, 12])),
         length_penalty=float(rng.choice([*PENALTIES, rng.normal()])),
         early_stopping=STOPPING[rng.integers(3)],
     )
@@ -259,12 +261,12 @@ def compare_tables(seeds: Sequence[int]) -> Tally:
 
 
 def test_random_tables_equal_transformers() -> None:
-    compare_tables(range(300)).check(3)
+    compare_tables(range(300)).check(5)
 
 
 @pytest.mark.slow
 def test_many_random_tables_equal_transformers() -> None:
-    compare_tables(range(1000, 6000)).check(50)
+    compare_tables(range(1000, 6000)).check(100)
 
 
 # What there is no transformers for --------------------------------------------------------------------
@@ -362,6 +364,11 @@ def test_an_older_hypothesis_a_better_beam_and_a_lower_token_win_a_tie() -> None
     params = BeamSearchParams(beam_width=2, max_tokens=2, length_penalty=0)
     certain = chain([0.5, 0.5, 0], [0, 0, 1])
     assert [h.tokens for h in search(params, (0,), (1,), certain).answers] == [(1,), (0, 2)]
+
+
+def test_a_beam_that_can_only_draw_level_is_not_followed() -> None:
+    params = BeamSearchParams(beam_width=1, max_tokens=2, length_penalty=0)
+    assert search(params, (0,), (0,), chain([0.5, 0.5], [0, 1])).steps == 1
 
 
 def test_scores_far_below_the_limit_of_transformers() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
 from ridgeline.ops.reference import paged
-from ridgeline.plan.resolve import SCORE_BYTES
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention
 
@@ -93,14 +92,10 @@ def test_paged_equals_dense(
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_blocks_of_queries_change_nothing(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long chunk against a long context is computed a few queries at a time, to bound memory."""
-    monkeypatch.setattr(paged, "SCORE_BLOCK", 500)
+    """A long chunk against a long context is computed a few queries, and sequences, at a time, to bound memory."""
+    monkeypatch.setattr(paged, "CPU_BLOCK", 500)
     out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1)
     torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
-
-
-def test_the_plan_counts_the_scores() -> None:
-    assert SCORE_BYTES == 3 * 4 * paged.SCORE_BLOCK
 
 
 def test_sequences_of_very_different_lengths_share_no_padding() -> None:

@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched"}),
     "engine": frozenset({"spec", "load", "sched", "plan", "runtime"}),
     "frontend": frozenset({"spec", "load", "runtime"}),
+    "verify": frozenset({"spec", "ops", "sched", "plan", "runtime", "engine", "load"}),
+    "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
     "llm": None,
+    "measure": frozenset({"spec", "ops", "sched", "runtime", "llm"}),
     "async_llm": None,
     "cli": None,
     "__init__": None,  # the top level, which re-exports
@@ -49,7 +52,10 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
     "runtime": frozenset({"numpy"}),
     "engine": frozenset({"numpy"}),
+    "verify": frozenset({"numpy"}),
+    "evals": frozenset({"numpy"}),
     "llm": frozenset({"numpy"}),
+    "measure": frozenset({"numpy"}),
     "cli": frozenset({"typer", "rich"}),
 }
 # Where torch may be imported (a file or a folder), and why.

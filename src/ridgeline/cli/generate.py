@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from enum import StrEnum
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgeline.cli import options as o
+from ridgeline.cli.signals import Interrupted
 
 if TYPE_CHECKING:
-    from ridgeline.cli.prompts import Prompts
+    from pathlib import Path
+
+    from ridgeline.cli.prompts import Row
+    from ridgeline.cli.results import Results
+    from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
     from ridgeline.spec.request import RequestOutput, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
-
-
-class Cache(StrEnum):
-    """What is kept between tokens."""
-
-    on = "on"
-    off = "off"
 
 
 def generate(
@@ -32,15 +31,18 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="A text, a .txt file (a prompt per line), a .jsonl file, or - for stdin.")
     ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write a JSON line per prompt; run again, it goes on.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
-    cache: Annotated[
-        Cache, typer.Option(help="on: paged state. off: naive sampling, the whole history at every token.")
-    ] = Cache.on,
+    verbose: o.Verbose = False,
     tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
     device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
+    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     max_tokens: o.MaxTokens = None, min_tokens: o.MinTokens = 0,
     temperature: o.Temperature = None, top_p: o.TopP = None, top_k: o.TopK = None, min_p: o.MinP = None,
     typical_p: o.TypicalP = None, repetition_penalty: o.RepetitionPenalty = None,
@@ -56,82 +58,198 @@ def generate(
 
     Sampling options that are not given come from the model's generation_config.json.
     """
+    given = locals()  # every option, by its name
+    from ridgeline.cli.loading import find
     from ridgeline.cli.prompts import read_prompts
-    from ridgeline.plan import EngineOptions
+
+    prompts, options = read_prompts(prompt), o.llm_options(given)
+    folder, patterns = find(model, revision, load_format)
+    params = _params(prompts.rows, folder, o.sampling_fields(given))
+    run = _Run(model, options, prompts.rows, params, verbose)
+    if output is not None:
+        _to_file(run, output, folder, patterns)
+    elif prompts.many or json_output or n > 1:
+        _to_stdout(run, json_output, prompts.many)
+    else:
+        _stream(run)
+
+
+def _params(rows: Sequence[Row], folder: Path, fields: Mapping[str, Any]) -> list[SamplingParams]:
+    """How to answer each row: the model's defaults, the command's fields, the row's own; later ones win.
+
+    Raises RequestError, with the row's place, before the model is loaded.
+    """
+    from ridgeline.errors import RequestError
+    from ridgeline.load.checkpoint import open_checkpoint
     from ridgeline.spec.request import SamplingParams
 
-    prompts = read_prompts(prompt)
-    given: dict[str, Any] = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "typical_p": typical_p,
-    }  # fmt: skip
-    fixed: dict[str, Any] = {
-        "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "ignore_eos": ignore_eos, "stop": stop or [],
-        "include_stop_str_in_output": include_stop_str_in_output, "stop_token_ids": stop_token_ids or [],
-        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty,
-        "logit_bias": o.parse_logit_bias(logit_bias), "allowed_token_ids": allowed_token_ids or None,
-        "bad_token_ids": bad_token_ids or [], "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
-        "logprobs_mode": logprobs_mode, "skip_special_tokens": not no_skip_special_tokens,
-    }  # fmt: skip
-    chosen = {k: v for k, v in given.items() if v is not None}
-    SamplingParams(**fixed, **chosen)  # a bad value fails before the model is loaded
-    llm = _load(
-        model, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, cache=cache.value, device=device,
-        dtype=dtype, max_model_len=max_model_len, load_format=load_format, revision=revision, seed=seed,
-        ops=o.parse_ops(ops),
-        engine=EngineOptions(max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory_bytes),
-    )  # fmt: skip
-    _answer(llm, prompts, SamplingParams(**{**llm.default_sampling_fields(), **chosen, **fixed}), json_output)
+    params = []
+    common = {"max_tokens": None, **fields}
+    SamplingParams(**common)
+    common = {**open_checkpoint(folder).sampling_defaults, **common}
+    for row in rows:
+        try:
+            params.append(SamplingParams(**{**common, **row.sampling_params}))
+        except RequestError as e:
+            raise RequestError(row.say(e)) from None
+    return params
 
 
-def _load(model: str, **options: Any) -> LLM:
-    """The model, with a progress bar, and what there is to know of it on stderr."""
-    from ridgeline.cli.progress import loading_bar
-    from ridgeline.llm import LLM
+@dataclass(slots=True)
+class _Run:
+    """What to answer, and with what."""
 
-    with loading_bar() as progress_bar:
-        llm = LLM(model, progress_bar=progress_bar, **options)
-    for note in llm.loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return llm
+    model: str
+    options: dict[str, Any]
+    rows: Sequence[Row]
+    params: Sequence[SamplingParams]
+    verbose: bool
+
+    def start(self, places: Sequence[int], *, quiet: bool) -> tuple[LLM, dict[str, Any]]:
+        """The model, and the arguments of its `generate` for some of the rows, all checked.
+
+        quiet: say nothing of what the engine chose, unless verbose. Raises RequestError, with the row's place.
+        """
+        from ridgeline.cli.loading import load
+        from ridgeline.cli.report import chosen, say
+
+        llm = load(self.model, self.options)
+        requests = self._requests(llm, places)
+        if self.verbose or not quiet:
+            say(*chosen(llm, self.verbose))
+        return llm, requests
+
+    def _requests(self, llm: LLM, places: Sequence[int]) -> dict[str, Any]:
+        from ridgeline.errors import RequestError, TokenizerError
+
+        prompts: list[Prompt] = []
+        params = []
+        for place in places:
+            row = self.rows[place]
+            try:
+                ids = llm.encode(row.prompt)
+                prompts.append({"prompt_token_ids": ids, "cache_salt": row.cache_salt})
+                params.append(_fit(llm, len(ids), self.params[place]))
+                llm.frontend.request(prompts[-1], params[-1], place, row.priority)
+            except (RequestError, TokenizerError) as e:
+                raise type(e)(row.say(e)) from None
+        return {
+            "prompts": prompts, "sampling_params": params, "places": places,
+            "priority": [self.rows[place].priority for place in places],
+        }  # fmt: skip
 
 
-def _answer(llm: LLM, prompts: Prompts, params: SamplingParams, json_output: bool) -> None:
+def _fit(llm: LLM, num_prompt: int, params: SamplingParams) -> SamplingParams:
+    """The default length of an answer: 128 tokens, or what the context has left."""
+    if params.max_tokens is not None:
+        return params
+    wanted = max(DEFAULT_MAX_TOKENS, params.min_tokens)
+    return replace(params, max_tokens=max(1, params.min_tokens, min(wanted, llm.max_model_len - num_prompt)))
+
+
+def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> None:
+    """Answer what the file has no answer to yet. Exits with 1 if any prompt failed."""
+    from ridgeline.cli.report import say
+    from ridgeline.cli.results import Results
+
+    total = len(run.rows)
+    names = [row.where or "the prompt" for row in run.rows]
+    with Results(path, _fingerprints(run, folder, patterns), names) as results:
+        places = [place for place in range(total) if place not in results.done]
+        if len(places) < total:
+            say(f"{path}: {total - len(places):,} of {total:,} prompts are complete")
+        if not places:
+            return
+        try:
+            outputs = _answer_into(results, run, places)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"{len(results.done):,} of {total:,} prompts are complete; the same command goes on from there"
+            ) from None
+    failures = [(names[place], reason) for place, out in zip(places, outputs, strict=True) if (reason := _error(out))]
+    if failures:
+        first, reason = failures[0]
+        say(f"{len(failures):,} of {total:,} prompts failed; the same command tries them again. {first}: {reason}")
+        raise typer.Exit(1)
+
+
+def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[RequestOutput]:
     from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.report import say, summary
 
-    fitted = [_fit(llm, p, params) for p in prompts.items] if params.max_tokens is None else None
-    if not prompts.many and not json_output and params.n == 1:
-        _check([_stream(llm, prompts, params if fitted is None else fitted[0])])
-        return
-    show = _InOrder(prompts.items, json_output, prompts.many, llm.tokenizer is None)
-    with prompts_bar(len(prompts.items)) as done:
+    llm, requests = run.start(places, quiet=False)
+    with prompts_bar(len(run.rows), len(run.rows) - len(places)) as done:
+
+        def finished(index: int, output: RequestOutput) -> None:
+            results.add(places[index], output)
+            done(sum(len(choice.token_ids) for choice in output.outputs))
+
+        start = time.perf_counter()
+        outputs = llm.generate(**requests, on_done=finished)
+        seconds = time.perf_counter() - start
+    say(*summary(llm, outputs, seconds))
+    return outputs
+
+
+def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]:
+    """What the lines of an output file must agree with."""
+    from ridgeline.cli.results import model_fingerprint, prompt_fingerprint
+    from ridgeline.load.hub import SMALL_FILES, find_model
+
+    options, seed = run.options, run.options["seed"]
+    bearing = {name: options[name] for name in ("dtype", "max_model_len", "load_format", "skip_tokenizer_init")}
+    if options["load_format"] == "dummy":
+        bearing["seed"] = seed
+    if options["tokenizer"]:
+        bearing["tokenizer"] = model_fingerprint(find_model(options["tokenizer"], files=SMALL_FILES), SMALL_FILES)
+    model = model_fingerprint(folder, patterns, **bearing)
+    pairs = zip(run.rows, run.params, strict=True)
+    return [f"{model}-{prompt_fingerprint(row.prompt, params, seed)}" for row, params in pairs]
+
+
+def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
+    """Print every answer. compact: JSON on one line each. Raises RequestError for one that failed, in the end."""
+    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.report import say, summary
+
+    quiet = as_json or not compact  # nothing but the answers for a program, or of a single prompt
+    llm, requests = run.start(range(len(run.rows)), quiet=quiet)
+    show = _InOrder(run.rows, as_json, compact, llm.tokenizer is None)
+    with prompts_bar(len(run.rows), hidden=sys.stdout.isatty()) as done:
 
         def finished(index: int, output: RequestOutput) -> None:
             show.add(index, output)
-            done()
+            done(sum(len(choice.token_ids) for choice in output.outputs))
 
-        outputs = llm.generate(prompts.items, params if fitted is None else fitted, on_done=finished)
+        start = time.perf_counter()
+        try:
+            outputs = llm.generate(**requests, on_done=finished)
+        except KeyboardInterrupt:
+            raise Interrupted(f"{show.num_shown:,} of {len(run.rows):,} prompts are complete") from None
+        seconds = time.perf_counter() - start
+    if not quiet or run.verbose:
+        say(*summary(llm, outputs, seconds))
     _check(outputs)
 
 
 class _InOrder:
     """Prints results in the order of the prompts, each as soon as it and all before it are complete."""
 
-    def __init__(self, prompts: Sequence[Any], as_json: bool, compact: bool, as_ids: bool) -> None:
-        self._prompts, self._as_json, self._compact, self._as_ids = prompts, as_json, compact, as_ids
+    def __init__(self, rows: Sequence[Row], as_json: bool, compact: bool, as_ids: bool) -> None:
+        self._rows, self._as_json, self._compact, self._as_ids = rows, as_json, compact, as_ids
         self._held: dict[int, RequestOutput] = {}
-        self._next = 0
+        self.num_shown = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
         self._held[index] = output
-        while self._next in self._held:
-            ready = self._held.pop(self._next)
+        while self.num_shown in self._held:
+            ready = self._held.pop(self.num_shown)
             if self._as_json:
                 _print_json(ready, self._compact)
             else:
-                _print_text(self._prompts[self._next], ready, self._as_ids)
+                _print_text(self._rows[self.num_shown].prompt, ready, self._as_ids)
             sys.stdout.flush()
-            self._next += 1
+            self.num_shown += 1
 
 
 def _check(outputs: Sequence[RequestOutput]) -> None:
@@ -139,42 +257,41 @@ def _check(outputs: Sequence[RequestOutput]) -> None:
     from ridgeline.errors import RequestError
 
     for i, output in enumerate(outputs, 1):
-        for choice in output.outputs:
-            if choice.error:
-                raise RequestError(f"prompt {i}, after {len(choice.token_ids)} tokens: {choice.error}")
+        if reason := _error(output):
+            raise RequestError(f"prompt {i}, {reason}")
 
 
-def _fit(llm: LLM, prompt: Any, params: SamplingParams) -> SamplingParams:
-    """The default length of an answer: 128 tokens, or what the context has left."""
-    from dataclasses import replace
-
-    room = llm.max_model_len - len(llm.encode(prompt))
-    wanted = max(DEFAULT_MAX_TOKENS, params.min_tokens)
-    return replace(params, max_tokens=max(1, params.min_tokens, min(wanted, room)))
+def _error(output: RequestOutput) -> str | None:
+    """Why a prompt's first answer that failed did."""
+    failed = [choice for choice in output.outputs if choice.error]
+    return f"after {len(failed[0].token_ids)} tokens: {failed[0].error}" if failed else None
 
 
-def _stream(llm: LLM, prompts: Prompts, params: SamplingParams) -> RequestOutput:
+def _stream(run: _Run) -> None:
     """Text as it comes; figures on stderr."""
+    from ridgeline.cli.report import say
 
     def show(request: int, choice: int, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    if sys.stdout.isatty() and isinstance(prompts.items[0], str):
-        sys.stdout.write(f"\033[2m{prompts.items[0]}\033[0m")
-    (output,) = llm.generate(prompts.items, params, on_text=show)
-    if llm.tokenizer is None:
-        sys.stdout.write(" ".join(map(str, output.outputs[0].token_ids)))
-    sys.stdout.write("\n")
+    llm, requests = run.start([0], quiet=True)
+    prompt = run.rows[0].prompt
+    if sys.stdout.isatty() and isinstance(prompt, str):
+        sys.stdout.write(f"\033[2m{prompt}\033[0m")
+    try:
+        (output,) = llm.generate(**requests, on_text=show)
+        if llm.tokenizer is None:
+            sys.stdout.write(" ".join(map(str, output.outputs[0].token_ids)))
+    finally:
+        sys.stdout.write("\n")
     t = output.timing
-    count = len(output.outputs[0].token_ids)
     pace = f", then {t.tpot_s * 1e3:.1f} ms per token" if t.tpot_s is not None else ""
-    print(
-        f"{len(output.prompt_token_ids)} prompt tokens, {count} new; first after {t.ttft_s * 1e3:.0f} ms{pace}; "
-        f"{t.tokens_per_s:.1f} tokens/s",
-        file=sys.stderr,
+    say(
+        f"{len(output.prompt_token_ids)} prompt tokens, {len(output.outputs[0].token_ids)} new; "
+        f"first after {t.ttft_s * 1e3:.0f} ms{pace}; {t.tokens_per_s:.1f} tokens/s"
     )
-    return output
+    _check([output])
 
 
 def _print_json(output: RequestOutput, compact: bool) -> None:

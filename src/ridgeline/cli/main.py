@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import doctor, generate, inspect
+from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, verify
+from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
+
+INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(
     name="ridgeline",
@@ -20,8 +24,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.command("evaluate")(evaluate.evaluate)
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
@@ -40,11 +48,43 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. Errors that a user can cause are one line on stderr and exit status 2."""
+    """Run a command.
+
+    An error that a user can cause is one line on stderr and exit status 2; a signal that ends it one line and 128 plus
+    its number. A reader that went away (`| head`) has what it wanted: status 0, and nothing is said.
+    """
+    with stop_signals() as received:
+        try:
+            status = _run(received)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes once more at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 0
+    sys.exit(status)
+
+
+def _run(received: list[int]) -> int:
+    """The exit status of the command. Raises BrokenPipeError."""
+    reason = ""
     try:
         app()
     except RidgelineError as e:
-        sys.exit(_fail(str(e), 2))
+        return _fail(str(e), 2)
+    except Interrupted as e:
+        reason = f": {e}"
+    except SystemExit as e:  # typer always ends with one
+        if isinstance(e.__context__, BrokenPipeError):
+            raise e.__context__ from None
+        if e.code != INTERRUPTED:
+            return int(e.code or 0)
+    except KeyboardInterrupt:
+        pass
+    except Exception:
+        if not received:  # what was interrupted may say so in its own way: an import that failed, for one
+            raise
+    return _fail(f"interrupted{reason}", 128 + received[0] if received else INTERRUPTED)
 
 
 def _fail(message: str, status: int) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +14,20 @@ from ridgeline.errors import RequestError
 _MODEL = "Model"
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
+
+
+class Cache(StrEnum):
+    """What is kept between tokens."""
+
+    on = "on"
+    off = "off"
+
+
+class Batching(StrEnum):
+    """Who runs together."""
+
+    continuous = "continuous"
+    static = "static"
 
 
 def _model(*names: str, help: str) -> object:
@@ -44,8 +61,23 @@ BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page
 KVCacheMemoryBytes = Annotated[
     int | None, _engine("--kv-cache-memory-bytes", help="For the pages; default: from the memory that is free.")
 ]
+SwapSpaceBytes = Annotated[
+    int | None, _engine("--swap-space-bytes", help="On the host, for pages that must make room; default: chosen.")
+]
+StepsInFlight = Annotated[int | None, _engine("--steps-in-flight", help="1 or 2; default: chosen.")]
+CacheMode = Annotated[
+    Cache, _engine("--cache", help="on: paged state. off: naive sampling, the whole history at every token.")
+]
+BatchingMode = Annotated[
+    Batching, _engine("--batching", help="static: whole batches, room for the longest context reserved; a baseline.")
+]
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what the engine chose, and why, on stderr.")]
 
 MaxTokens = Annotated[int | None, _sampling("--max-tokens", help="Longest answer; default: 128, or what fits.")]
+MaxTokensChat = Annotated[
+    int | None, _sampling("--max-tokens", help="Longest answer; default: what the context holds.")
+]
 Temperature = Annotated[float | None, _sampling("--temperature", help="0 is greedy; default: the model's, else 1.")]
 TopP = Annotated[float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")]
 TopK = Annotated[int | None, _sampling("--top-k", help="Keep this many tokens; 0 keeps all.")]
@@ -68,6 +100,33 @@ Logprobs = Annotated[int | None, _sampling("--logprobs", help="Report the likeli
 PromptLogprobs = Annotated[int | None, _sampling("--prompt-logprobs", help="The same for the prompt's tokens.")]
 LogprobsMode = Annotated[str, _sampling("--logprobs-mode", help="raw: the model's own; processed: as drawn from.")]
 KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show special tokens in the text.")]
+
+
+# Parameters of commands that are arguments of LLM by the same name.
+_OF_LLM = (
+    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "max_model_len", "load_format",
+    "revision", "seed",
+)  # fmt: skip
+
+
+def llm_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of LLM among a command's parameters; those of its engine are all there."""
+    from ridgeline.plan import EngineOptions
+
+    engine = EngineOptions(**{f.name: given[f.name] for f in fields(EngineOptions)})
+    return {name: given[name] for name in _OF_LLM if name in given} | {"ops": parse_ops(given["ops"]), "engine": engine}
+
+
+def sampling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams among a command's parameters, but for those that were left open; not its seed."""
+    from ridgeline.spec.request import SamplingParams
+
+    values = dict(given) | {
+        "logit_bias": parse_logit_bias(given["logit_bias"]),
+        "skip_special_tokens": not given["no_skip_special_tokens"],
+        "seed": None,  # the one of the command is the model's
+    }
+    return {f.name: values[f.name] for f in fields(SamplingParams) if values[f.name] not in (None, [])}
 
 
 def parse_ops(ops: list[str] | None) -> dict[str, str]:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)  # fmt: skip
 
 BIG = 1 << 28  # bytes: less than this loads before a bar could be read
 
@@ -16,13 +24,16 @@ def error_console() -> Console:
     return Console(stderr=True)
 
 
+def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
+    # Redirected, what is printed to stdout meanwhile would go to the console of the bar, which is stderr.
+    return Progress(*columns, console=error_console(), transient=True, disable=not shown, redirect_stdout=False)
+
+
 @contextmanager
 def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
     """For `LLM(progress_bar=...)`: a bar in bytes for models that take a while."""
-    bar = Progress(
-        TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(),
-        console=error_console(), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
+    columns = TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
+    bar = _bar(*columns, shown=sys.stderr.isatty())
 
     def start(total: int) -> Callable[[int], None]:
         if total < BIG:
@@ -35,12 +46,30 @@ def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
 
 
 @contextmanager
-def prompts_bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar over the prompts of a file; call what it gives once per finished prompt."""
-    bar = Progress(
-        TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=error_console(), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    task = bar.add_task("prompts", total=total)
+def iterations_bar(total: int) -> Iterator[Callable[[], None]]:
+    """A bar over things that take a while each; call what it gives once for each."""
+    bar = _bar(TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), shown=sys.stderr.isatty())
+    task = bar.add_task("iterations", total=total)
     with bar:
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def prompts_bar(total: int, completed: int = 0, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar over the prompts of a file; call what it gives with the new tokens of each prompt that is complete.
+
+    completed: prompts of an earlier run. hidden: where answers appear on the same terminal, they are the progress.
+    """
+    speed = TextColumn("{task.fields[tokens_per_s]:.1f} tokens/s")
+    columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+    bar = _bar(*columns, shown=sys.stderr.isatty() and not hidden)
+    task = bar.add_task("prompts", total=total, completed=completed, tokens_per_s=0.0)
+    tokens = 0
+
+    def done(num_tokens: int) -> None:
+        nonlocal tokens
+        tokens += num_tokens
+        bar.update(task, advance=1, tokens_per_s=tokens / (bar.tasks[0].elapsed or 1.0))
+
+    with bar:
+        yield done

@@ -11,7 +11,7 @@ import numpy as np
 
 from ridgeline.engine.beams import Beams
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineConfig
+from ridgeline.plan import EngineConfig, PreemptCost
 from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
@@ -78,10 +78,16 @@ class Engine:
         self._loaded = loaded
         self._eos = loaded.eos_token_ids
         self._ids = count()
-        no_host = [0] * len(config.groups)
         self._runner = Runner(
-            loaded, config.groups, config.num_pages, max_seqs=config.max_num_seqs, num_host_pages=no_host
+            loaded,
+            config.groups,
+            config.num_pages,
+            max_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            num_host_pages=config.num_host_pages,
         )
+        can_swap = any(config.num_host_pages)
+        self._swap_cost = PreemptCost(*self._runner.preemption_rates()) if can_swap else None
         self._start()
 
     def _start(self) -> None:
@@ -91,7 +97,9 @@ class Engine:
             config.num_pages,
             max_batch_tokens=config.max_num_batched_tokens,
             max_seqs=config.max_num_seqs,
+            num_host_pages=config.num_host_pages,
             policy=Priority(),
+            swap_cost=self._swap_cost,
         )
         self._beams = Beams(self._scheduler, self._ids, self._eos)
         self._choices: dict[int, _Choice] = {}
@@ -157,8 +165,6 @@ class Engine:
         events = []
         while self._flights and (plan is None or len(self._flights) >= depth):
             events += self._commit(self._flights.popleft())
-        if events and not len(self):
-            self._settle()
         failed, self._failed = self._failed, []
         return events + failed
 
@@ -168,12 +174,6 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
-        self._scheduler.check()
-
-    def _settle(self) -> None:
-        """All requests are complete: what is still in flight is nobody's, and the books must be empty."""
-        while self._flights:
-            self._commit(self._flights.popleft())
         self._scheduler.check()
 
     def _submit(self, plan: StepPlan) -> _Flight:

@@ -63,6 +63,15 @@ class Session:
         """Pages, prefix hits and preemptions; None for a generator that keeps nothing."""
         return self._generator.stats()
 
+    def check(self) -> None:
+        """For idle moments: do the books of pages agree? If not, all is forgotten, and AssertionError is raised."""
+        try:
+            self._generator.check()
+        except AssertionError:
+            self._open.clear()
+            self._generator.reset()
+            raise
+
     def _take(self, event: Event) -> None:
         opened = self._open.get(event.request)
         if opened is None:

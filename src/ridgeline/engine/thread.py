@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -10,6 +11,8 @@ from ridgeline.engine.session import Session
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import Stats
 from ridgeline.spec.request import OutputChunk
+
+IDLE_SECONDS = 1.0  # without work, after which the books are checked
 
 # Called in the engine's thread with every chunk of a request, or with the exception that ended it.
 Listener = Callable[[OutputChunk | Exception], None]
@@ -86,12 +89,27 @@ class EngineThread:
         self._end_all(EngineClosed("the engine was closed"))
 
     def _read_inbox(self, wait: bool) -> None:
+        """Run the commands that are there; with `wait`, at least one."""
+        if wait:
+            self._first_command()()
         try:
             while True:
-                self._inbox.get(block=wait)()
-                wait = False
+                self._inbox.get_nowait()()
         except Empty:
             return
+
+    def _first_command(self) -> Callable[[], None]:
+        try:
+            return self._inbox.get(timeout=IDLE_SECONDS)
+        except Empty:
+            self._check()
+            return self._inbox.get()
+
+    def _check(self) -> None:
+        try:
+            self._session.check()
+        except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
+            logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
 
     def _tell(self, request_id: int, chunk: OutputChunk) -> None:
         listener = self._listeners.get(request_id)

@@ -28,6 +28,11 @@ _DTYPES: Mapping[str, tuple[str, Any]] = {
 }
 
 
+def dtype_code(dtype: str) -> str:
+    """safetensors' name of a type of ours."""
+    return next(code for code, (ours, _) in _DTYPES.items() if ours == dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where a tensor lies. `dtype` is safetensors' name of its type; `start` counts from the file's first byte."""

@@ -102,13 +102,27 @@ class Tokenizer:
         template, else "default". Raises TokenizerError when the model has no such template, and RequestError
         when the template rejects the messages.
         """
-        text = self._template(template, tools is not None).render(
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, template=template, **variables
+        )
+        return self._with_prefix(self._encode(text))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the text of `messages` in the model's chat format; arguments and errors of `encode_chat`."""
+        return self._template(template, tools is not None).render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             **{**self.special_tokens, **variables},
         )
-        return self._with_prefix(self._encode(text))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; one outside the vocabulary (a padded embedding has some) adds nothing."""

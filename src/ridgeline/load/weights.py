@@ -89,7 +89,7 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) 
     parts = [files.read(keys[key]) for key in read.keys]
     if len({p.dtype for p in parts}) > 1:
         raise CheckpointError(f"the experts of {weight.name} have different types in the checkpoint")
-    stored = _stored_shape(weight, read)
+    stored = stored_shape(weight, read)
     for key, part in zip(read.keys, parts, strict=True):
         if part.data.shape != stored:
             raise CheckpointError(
@@ -99,7 +99,7 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) 
     return HostTensor(np.stack(cut) if read.stacked else cut[0], parts[0].dtype)
 
 
-def _stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
+def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     """The shape that each tensor of a read must have in the checkpoint."""
     shape = weight.shape[1:] if read.stacked else weight.shape
     if read.total_rows is not None:
@@ -108,6 +108,11 @@ def _stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
 
 
 def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return part_of(data, read).reshape(shape if not read.stacked else shape[1:])
+
+
+def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
+    """The part of a stored tensor that a read takes: a view, in which a part of each head keeps an axis of heads."""
     if read.transpose:
         data = data.T
     if read.rows is not None:
@@ -115,7 +120,7 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
         return data[start:stop]
     if read.head_part is not None:
         index, count, head_dim = read.head_part
-        return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index].reshape(shape)
+        return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]
     return data
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ridgeline.nn.rotary import frequencies
@@ -49,17 +49,24 @@ class Model:
 
     def forward(self, step: Step) -> Stream:
         """What the layers make of the step's T tokens; the state is written."""
-        stream = Stream(self._embed(step), None)
+        stream = Stream(self.embed(step), None)
         rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         for block in self._blocks:
-            stream = block(stream, step, rotaries)
+            stream = self.run_block(block, stream, step, rotaries)
         return stream
+
+    def run_block(
+        self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
+    ) -> Stream:
+        """One layer; training wraps it."""
+        return block(stream, step, rotaries)
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
         return self._head(*stream, rows)
 
-    def _embed(self, step: Step) -> Array:
+    def embed(self, step: Step) -> Array:
+        """The residual stream before the first layer."""
         x = self._table_rows(self.weights["embed.weight"], step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)

@@ -1,5 +1,7 @@
 """What to run with: settings from the model, the machine and the user's aim, each with its reason."""
 
-from ridgeline.plan.resolve import EngineConfig, EngineOptions, resolve
+from ridgeline.plan.config import EngineConfig, EngineOptions
+from ridgeline.plan.preempt import PreemptCost
+from ridgeline.plan.resolve import resolve
 
-__all__ = ["EngineConfig", "EngineOptions", "resolve"]
+__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "resolve"]

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
+from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.config import EngineConfig, EngineOptions
+from ridgeline.plan.fit import PAGE_TOKENS, Problem, Settings
+from ridgeline.plan.memory import PAGE_BOOK_BYTES
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.text import num_bytes
 
 STATE_ELEMENT_BYTES = 4  # float32, as computed
-SCORE_BYTES = 3 * 4 * 2**24  # a block of attention scores, its masked copy and its softmax (ops/reference/paged.py)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a user may fix; None is chosen. Names as in vLLM.
-
-    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
-    kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2.
-    """
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    steps_in_flight: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The settings of an engine, frozen. reasons: one line for each setting that was chosen or cut."""
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    steps_in_flight: int
-    groups: tuple[StateGroup, ...]
-    num_pages: tuple[int, ...]  # per group, the null page included
-    reasons: Mapping[str, str]
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(n * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
+SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's free memory; vLLM's default
+# Option -> the least and the most that it may be.
+RANGES: dict[str, tuple[int, int | None]] = {
+    "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
+    "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
+}  # fmt: skip
 
 
 def resolve(
@@ -55,85 +29,118 @@ def resolve(
     free_bytes: int,
     fixed_len: bool,
     fraction: float = 0.9,
+    device_is_host: bool = True,
+    host_free_bytes: int | None = None,
 ) -> EngineConfig:
-    """Choose what is open. free_bytes: memory of the device once the weights are there.
+    """Choose what is open.
 
-    fixed_len: the user asked for max_model_len, so it is not cut. fraction: of what is free that may be used, workspace
-    included: the rest is for the allocator and for other programs. Raises RequestError where even one sequence of the
-    length asked for, or of one page, does not fit, with the numbers.
+    free_bytes: memory of the device once the weights are there. fraction: of it that may be used; the rest is for the
+    allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
+    asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
+    free_bytes. host_free_bytes: memory of another host, None where that is not known.
+    Raises RequestError where even the smallest settings that are open do not fit, with the numbers and what would.
     """
-    reasons: dict[str, str] = {}
-    seqs = _positive("max_num_seqs", options.max_num_seqs) or 256
-    tokens = _positive("max_num_batched_tokens", options.max_num_batched_tokens) or max(512, seqs)
-    page_tokens = _positive("block_size", options.block_size) or 16
-    steps = _positive("steps_in_flight", options.steps_in_flight) or 1
-    if steps > 2:
-        raise RequestError(f"steps_in_flight is {steps}; it must be 1 or 2")
-    groups = state_groups(spec, page_tokens=page_tokens, element_bytes=STATE_ELEMENT_BYTES)
-    workspace = workspace_bytes(spec, tokens, seqs)
-    budget = options.kv_cache_memory_bytes or int(free_bytes * fraction) - workspace
-    length = _longest(groups, max_model_len, budget)
-    if length < (max_model_len if fixed_len else 1):
-        need = sum((g.most_pages(max_model_len) + 1) * g.page_bytes for g in groups)
-        raise RequestError(
-            f"one sequence of {max_model_len} tokens needs {num_bytes(need)} of state, {num_bytes(max(budget, 0))} are "
-            f"there; lower --max-model-len{f' to {length}' if length else ''} or --max-num-batched-tokens"
-        )
-    if length < max_model_len:
-        reasons["max_model_len"] = f"{length} instead of the model's {max_model_len}: what {num_bytes(budget)} hold"
-    pages = _pages(groups, length, seqs, budget)
-    reasons["num_pages"] = (
-        f"{num_bytes(sum(n * g.page_bytes for n, g in zip(pages, groups, strict=True)))} of state: "
-        + ("as fixed" if options.kv_cache_memory_bytes else f"{fraction:.0%} of {num_bytes(free_bytes)} free")
-        + f", {num_bytes(workspace)} of workspace taken off; at most {seqs} sequences of {length} tokens"
+    given = _given(options)
+    for name, value in given.items():
+        _check(name, value, *RANGES[name])
+    swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
+    problem = Problem(
+        spec, STATE_ELEMENT_BYTES, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host
     )
-    for name, given, text in (
-        ("max_num_seqs", options.max_num_seqs, f"{seqs}: vLLM's default; pages are taken only when they are needed"),
-        ("max_num_batched_tokens", options.max_num_batched_tokens, f"{tokens}: a chunk of prefill beside the decodes"),
-        ("block_size", options.block_size, f"{page_tokens} tokens per page: half a page of waste per sequence"),
-        ("steps_in_flight", options.steps_in_flight, f"{steps}: the host's part of a step is small on this device"),
-    ):
-        reasons[name] = text if given is None else "as given"
-    return EngineConfig(length, seqs, tokens, steps, groups, pages, reasons)
+    found = problem.solve()
+    if found is None:
+        raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
+    pages, host_pages = found.pages(), found.host_pages()
+    if swap and not any(host_pages):
+        why_swap = f"none: {num_bytes(swap)} do not hold a page of each state group"
+    books = PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0))
+    return EngineConfig(
+        max_model_len=found.length,
+        max_num_seqs=found.seqs,
+        max_num_batched_tokens=found.tokens,
+        steps_in_flight=options.steps_in_flight or 1,
+        groups=found.groups,
+        num_pages=pages,
+        num_host_pages=host_pages,
+        workspace_bytes=found.workspace() + books,
+        free_bytes=free_bytes,
+        reasons=_reasons(problem, found) | dict.fromkeys(given, "as given") | {"swap_space_bytes": why_swap},
+    )
 
 
-def workspace_bytes(spec: ModelSpec, max_tokens: int, max_seqs: int) -> int:
-    """What a step holds besides weights and state: activations of its tokens, logits and what sampling makes of them.
-
-    Counted as the reference ops allocate: the residual stream and a layer's intermediates per token, the largest
-    matrix once more in float32 (it is widened where it is used), and for each sampled row the logits in float32 and
-    three times in float64. Attention holds its block of scores a few times; the keys and values that a layer gathers
-    from its pages are not counted here, they are a share of the pages themselves.
-    """
-    inner = max(w.shape[-2] for layer in spec.layers for w in layer.weights(spec.hidden_size) if w.is_matrix)
-    activations = max_tokens * (8 * spec.hidden_size + 4 * inner) * 4
-    largest = max(w.num_params for w in spec.weights()) * 4
-    logits = min(max_seqs, max_tokens) * spec.vocab_size * (4 + 3 * 8)
-    return activations + largest + logits + SCORE_BYTES
+def _given(options: EngineOptions) -> dict[str, Any]:
+    """What the user fixed."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
 
 
-def _longest(groups: Sequence[StateGroup], wanted: int, budget: int) -> int:
-    """The longest sequence, up to `wanted` tokens, whose pages fit the budget; by bisection."""
-
-    def fits(length: int) -> bool:
-        return sum((g.most_pages(length) + 1) * g.page_bytes for g in groups) <= budget
-
-    low, high = 0, wanted
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def _check(name: str, value: Any, least: int, most: int | None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name} is {value!r}; it must be a whole number {limits}")
 
 
-def _pages(groups: Sequence[StateGroup], length: int, seqs: int, budget: int) -> tuple[int, ...]:
-    """Pages per group: for `seqs` sequences of full length, or all groups cut by one factor until they fit."""
-    full = sum(g.most_pages(length) * g.page_bytes for g in groups)
-    spare = budget - sum(g.page_bytes for g in groups)  # the null pages
-    share = min(float(seqs), spare / full)
-    return tuple(max(int(g.most_pages(length) * share), g.most_pages(length)) + 1 for g in groups)
+def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) -> tuple[int, str]:
+    """Bytes of swap space, and why. Raises RequestError for more than another host has."""
+    if given is not None:
+        if not device_is_host and host_free is not None and given > host_free:
+            raise RequestError(
+                f"swap_space_bytes is {given}, the host has {host_free} bytes free; lower --swap-space-bytes to that"
+            )
+        return given, "as given"
+    if device_is_host:
+        return 0, "none: the device's memory is the host's, where more pages do better"
+    if host_free is None:
+        return 0, "none: how much memory the host has free is not known"
+    chosen = min(MAX_SWAP_BYTES, host_free // SWAP_SHARE)
+    return chosen, f"one part in {SWAP_SHARE} of the host's {num_bytes(host_free)}, at most {num_bytes(MAX_SWAP_BYTES)}"
 
 
-def _positive(name: str, value: int | None) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise RequestError(f"{name} is {value!r}; it must be a whole number of at least 1")
-    return value
+def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
+    """Of every setting that may be chosen, but the swap space."""
+    limit, workspace = num_bytes(problem.limit), num_bytes(found.workspace())
+    tokens, seqs = problem.most()
+    lowered = f"lowered from {{}}: a step's workspace takes {workspace} of {limit}"
+    length = "as given" if problem.fixed_len else "the model's"
+    if found.length < problem.max_model_len:
+        length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
+    return {
+        "max_model_len": length,
+        "max_num_seqs": "vLLM's default, within the tokens of a step; pages are taken only when they are needed"
+        if found.seqs == seqs else lowered.format(seqs),
+        "max_num_batched_tokens": "a chunk of prefill beside the decodes"
+        if found.tokens == tokens else lowered.format(tokens),
+        "block_size": "half a page of waste per sequence and layer"
+        if found.groups[0].page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
+        "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
+        f"workspace; at most {found.seqs} sequences of {found.length} tokens",
+        "steps_in_flight": "the host's part of a step is small on this device",
+    }  # fmt: skip
+
+
+def _failure(problem: Problem, given: dict[str, Any]) -> str:
+    """Why nothing fits: what is needed at least, what is there, and which change to what the user fixed would do."""
+    least = problem.least(problem.options.block_size or PAGE_TOKENS, problem.least_length)
+    asked = "".join(f", {name} is {value}" for name, value in given.items())
+    text = (
+        f"one sequence of {least.length} tokens needs {num_bytes(least.sequence())} of state, a step "
+        f"{num_bytes(least.workspace())} of workspace; {num_bytes(max(problem.limit, 0))} are there{asked}; "
+    )
+    remedies = []
+    if problem.fixed_len and (found := replace(problem, fixed_len=False).solve()):
+        remedies.append(f"lower --max-model-len to {found.length}")
+    for name in given:
+        swap = 0 if name == "swap_space_bytes" else problem.swap
+        if found := replace(problem, options=replace(problem.options, **{name: None}), swap=swap).solve():
+            remedies.append(f"set --{name.replace('_', '-')} to {_chosen(found, name)}")
+    if not remedies and replace(problem, fixed_len=False, options=EngineOptions(), swap=0).solve():
+        names = [*given, "max_model_len"] if problem.fixed_len else list(given)
+        remedies.append(f"leave {' and '.join(names)} open")
+    return text + (" or ".join(remedies) or "take a smaller model or a narrower dtype, or free memory")
+
+
+def _chosen(found: Settings, option: str) -> int:
+    """What was chosen for an option that was fixed before."""
+    if option == "kv_cache_memory_bytes":
+        return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
+    of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}
+    return {**of_step, "block_size": found.groups[0].page_tokens}.get(option, 0)  # no swap space

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -13,6 +13,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup
 
 ELEMENT_BYTES = 4  # state is float32, as activations are: a cached key is the key that was computed
+MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
 
 
 class Arena:
@@ -50,13 +51,24 @@ class Arena:
 
     def copy(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy pages onto others on the device."""
-        self._memory.copy_pages(self._pages[group], source, target)
+        for sources, targets in self._blocks(group, source, target):
+            self._memory.copy_pages(self._pages[group], sources, targets)
 
     def swap_out(self, group: int, pages: Sequence[int], host: Sequence[int]) -> None:
         """Copy pages to host pages."""
-        self._host[group][list(host)] = self._memory.pages_out(self._pages[group], pages)
+        for sources, targets in self._blocks(group, pages, host):
+            self._host[group][targets] = self._memory.pages_out(self._pages[group], sources)
 
     def swap_in(self, group: int, host: Sequence[int], pages: Sequence[int]) -> None:
         """Copy host pages back to pages."""
-        data: np.ndarray[Any, Any] = self._host[group][list(host)]
-        self._memory.pages_in(self._pages[group], pages, data)
+        for sources, targets in self._blocks(group, host, pages):
+            data: np.ndarray[Any, Any] = self._host[group][sources]
+            self._memory.pages_in(self._pages[group], targets, data)
+
+    def _blocks(
+        self, group: int, source: Sequence[int], target: Sequence[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """As many pages at a time as MOVE_BYTES hold, at least one: a whole sequence may be on its way."""
+        size = max(1, MOVE_BYTES // (self._pages[group].shape[1] * ELEMENT_BYTES))
+        for i in range(0, len(source), size):
+            yield list(source[i : i + size]), list(target[i : i + size])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from ridgeline.ops.api import Memory
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.step import PagedStep
+from ridgeline.runtime.step import DenseStep, PagedStep
 from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
-from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # of a prompt, and of pages, that are timed to learn what preemption costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,11 @@ class Forward:
 
 
 class Runner:
-    """One device. Steps run in the order of submission; a token of LAST is what `sampled` said of its row."""
+    """One device. Steps run in the order of submission; a token of LAST is what `sampled` said of its row.
+
+    num_pages, num_host_pages: per group, the null page included. max_seqs: rows of the page tables. max_model_len:
+    tokens of the longest sequence.
+    """
 
     def __init__(
         self,
@@ -44,14 +50,15 @@ class Runner:
         num_pages: Sequence[int],
         *,
         max_seqs: int,
+        max_model_len: int,
         num_host_pages: Sequence[int],
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._write = loaded.table.primitive(api.WRITE_PAGES)
         self._arena = Arena(loaded.spec, groups, num_pages, num_host_pages, self._memory)
-        self._tables: list[Ints] = [
-            np.zeros((max_seqs, group.num_pages(loaded.max_model_len)), np.int64) for group in groups
-        ]
+        self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
+        self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
+        self._num_host_pages = num_host_pages[0]
         self._last = np.zeros(max_seqs, np.int64)
 
     def submit(self, plan: StepPlan) -> Forward | None:
@@ -67,6 +74,26 @@ class Runner:
     def sampled(self, row: int, token: int) -> None:
         """What a row of the tables sampled in its last step."""
         self._last[row] = token
+
+    def preemption_rates(self) -> tuple[float, float]:
+        """Seconds to compute a token of a prompt again, and to copy a byte of pages one way, measured on this device.
+
+        No page with anything in it is touched: the prompt is computed without pages, and what is copied, out to the
+        host and back, is the null page, many times over. Needs host pages.
+        """
+        count = min(PROBE_TOKENS, self._max_model_len)
+        prompt = DenseStep.build([[i % self._vocab_size for i in range(count)]], self._memory)
+        last = prompt.last_rows(self._memory)
+        page_bytes = self._groups[0].page_bytes
+        pages = [NULL_PAGE] * min(self._num_host_pages, -(-PROBE_BYTES // page_bytes))
+
+        def move() -> None:
+            self._arena.swap_in(0, pages, pages)
+            self._arena.swap_out(0, pages, pages)  # waits for the other one too
+
+        computed = _seconds(lambda: self._memory.get(self._model(prompt, last)))
+        moved = _seconds(move)
+        return computed / count, moved / (2 * len(pages) * page_bytes)
 
     def _step(self, works: Sequence[Work]) -> PagedStep:
         slices = Slices(
@@ -101,3 +128,13 @@ def _by_group(copies: Iterable[PageCopy]) -> list[tuple[int, list[int], list[int
         source.append(copy.src)
         target.append(copy.dst)
     return [(group, *move) for group, move in moves.items()]
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The least of a few runs, because all that disturbs a run makes it longer; the first one loads kernels."""
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 5 and sum(times) < 1):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)

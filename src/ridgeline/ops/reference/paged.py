@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
 from ridgeline.spec import Attention
 
-SCORE_BLOCK = 2**24  # scores of a layer that are held at once (plan.resolve counts them)
+# Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
+# a GPU. A single query, or a single sequence, may have more. plan.memory counts them.
+CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 
 
 def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor) -> None:
@@ -17,10 +21,24 @@ def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor
 
 def paged_attention(case: Attention):
     def attend(q: Tensor, kv: PagedKeyValues) -> Tensor:
-        results = [_attend_bucket(case, q, kv, bucket) for bucket in kv.layout.buckets]
-        return torch.cat(results)[kv.layout.order]
+        parts = (part for bucket in kv.layout.buckets for part in _parts(case, kv, bucket))
+        return torch.cat([_attend_bucket(case, q, kv, part) for part in parts])[kv.layout.order]
 
     return attend
+
+
+def _block(x: Tensor) -> int:
+    return CPU_BLOCK if x.device.type == "cpu" else GPU_BLOCK
+
+
+def _parts(case: Attention, kv: PagedKeyValues, b: Bucket) -> Iterator[Bucket]:
+    """A bucket, as many sequences at a time as a block holds, at least one.
+
+    Sequences may share pages, but what is gathered from them they do not: all at once could be many times the pages.
+    """
+    keys = b.pages.shape[1] * kv.keys.shape[1]
+    size = _block(kv.keys) // (keys * max(case.num_heads, case.num_kv_heads * case.head_dim))
+    return map(Bucket._make, zip(*(x.split(max(1, size)) for x in b), strict=True))
 
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) -> Tensor:
@@ -32,8 +50,8 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) ->
     used = held & (place <= b.positions[:, -1:])
     if case.window is not None:
         used &= place > b.positions[:, :1] - case.window
-    values = values.masked_fill(~used[:, None, :, None], 0.0)
-    step = max(1, SCORE_BLOCK // (b.rows.shape[0] * case.num_heads * place.shape[1]))
+    values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
+    step = max(1, _block(q) // (b.rows.shape[0] * case.num_heads * place.shape[1]))
     blocks = []
     for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
         seen = (place[:, None] <= positions[:, :, None]) & held[:, None]  # [n, block, S]

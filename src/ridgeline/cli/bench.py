@@ -1,0 +1,265 @@
+"""`ridgeline bench`: latency and throughput, beside what the machine's roofline allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from ridgeline.cli.prompts import Row
+    from ridgeline.llm import LLM
+    from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
+    from ridgeline.runtime.generator import GenerationRequest
+
+app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, beside what the roofline allows.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
+INPUT_LEN, OUTPUT_LEN, NUM_PROMPTS = 128, 128, 200
+ENGINE_SETTINGS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "steps_in_flight", "num_pages")
+
+
+@app.command("latency")
+def latency(
+    model: o.Model,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 8,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a prompt.")] = INPUT_LEN,
+    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens of an answer.")] = OUTPUT_LEN,
+    num_iters_warmup: Annotated[int, typer.Option("--num-iters-warmup", min=0, help="Not counted.")] = 1,
+    num_iters: Annotated[int, typer.Option("--num-iters", min=1, help="Batches to measure.")] = 5,
+    json_output: Json = False, verbose: o.Verbose = False,
+    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
+    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    block_size: o.BlockSize = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+) -> None:  # fmt: skip
+    """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
+    given = locals()  # every option, by its name
+    from ridgeline.cli.progress import iterations_bar
+    from ridgeline.measure import measure_latency
+
+    llm, roof = _prepare(given, skip_tokenizer_init=True)
+    costs = _costs(llm, input_len + output_len)
+    with iterations_bar(num_iters_warmup + num_iters) as done:
+        found = measure_latency(
+            llm, costs, roof, batch_size=batch_size, input_len=input_len, output_len=output_len,
+            warmup=num_iters_warmup, iters=num_iters, seed=seed, on_iteration=done,
+        )  # fmt: skip
+    what = f"{batch_size} sequences at once, {input_len} tokens in and {output_len} out; {num_iters} times"
+    _report("latency", given, llm, roof, what, asdict(found), _latency_tables(found))
+
+
+@app.command("throughput")
+def throughput(
+    model: o.Model,
+    num_prompts: Annotated[
+        int | None, typer.Option("--num-prompts", min=1, help="Default: 200; of a data set, all.")
+    ] = None,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a random prompt.")] = INPUT_LEN,
+    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens of an answer.")] = OUTPUT_LEN,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Prompts as for generate; max_tokens of a row comes first.")
+    ] = None,
+    json_output: Json = False, verbose: o.Verbose = False, tokenizer: o.TokenizerName = None,
+    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
+    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    block_size: o.BlockSize = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+) -> None:  # fmt: skip
+    """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
+    given = locals()  # every option, by its name
+    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.measure import measure_throughput
+
+    rows = _rows(dataset, num_prompts)
+    llm, roof = _prepare(given, skip_tokenizer_init=rows is None)
+    requests = _random_requests(llm, given) if rows is None else _requests(llm, rows, output_len)
+    limit = llm.max_model_len
+    costs = _costs(llm, max(min(limit, len(r.prompt_token_ids) + (r.params.max_tokens or limit)) for r in requests))
+    with prompts_bar(len(requests)) as done:
+        found = measure_throughput(
+            llm, costs, roof, requests, on_done=lambda out: done(sum(len(c.token_ids) for c in out.outputs))
+        )
+    what = f"{len(requests):,} requests" + (
+        f" of {dataset}" if dataset else f", {input_len} tokens in and {output_len} out"
+    )
+    rates = {name: getattr(found, name) for name in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")}
+    _report("throughput", given, llm, roof, what, asdict(found) | rates, _throughput_tables(found))
+
+
+# ---- what to measure -----------------------------------------------------------------------------------------------
+
+
+def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LLM, Roof]:
+    from ridgeline.cli.loading import load
+    from ridgeline.cli.report import chosen, say
+    from ridgeline.measure import measure_roof
+
+    llm = load(given["model"], o.llm_options(given) | {"skip_tokenizer_init": skip_tokenizer_init})
+    if given["verbose"]:
+        say(*chosen(llm, verbose=True))
+    return llm, measure_roof(llm.loaded.table)
+
+
+def _costs(llm: LLM, longest: int) -> Costs:
+    from ridgeline.measure import Costs
+    from ridgeline.runtime.arena import ELEMENT_BYTES
+    from ridgeline.spec.dtype import DTYPE_BYTES
+
+    return Costs(llm.loaded.spec, matrix_bytes=DTYPE_BYTES[_dtype(llm)], state_bytes=ELEMENT_BYTES, longest=longest)
+
+
+def _dtype(llm: LLM) -> str:
+    """Of the weight matrices."""
+    from ridgeline.cli.inspect import weight_dtype
+
+    return weight_dtype(dict(llm.checkpoint.config), llm.options.dtype)
+
+
+def _rows(dataset: str | None, num_prompts: int | None) -> Sequence[Row] | None:
+    """The prompts of a data set, None for random ones. Raises RequestError where it holds too few."""
+    from ridgeline.cli.prompts import read_prompts
+    from ridgeline.errors import RequestError
+
+    if dataset is None:
+        return None
+    rows = read_prompts(dataset).rows
+    if num_prompts is not None and num_prompts > len(rows):
+        raise RequestError(f"--num-prompts {num_prompts}, but {dataset} holds {len(rows)}")
+    return rows[:num_prompts]
+
+
+def _requests(llm: LLM, rows: Sequence[Row], output_len: int) -> list[GenerationRequest]:
+    """Those of a data set. Raises RequestError or TokenizerError, with the place of a row that cannot be served."""
+    from ridgeline.errors import RequestError, TokenizerError
+    from ridgeline.spec.request import SamplingParams
+
+    common: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": output_len}
+    requests = []
+    for place, row in enumerate(rows):
+        try:
+            prompt = {"prompt_token_ids": llm.encode(row.prompt), "cache_salt": row.cache_salt}
+            params = SamplingParams(**{**common, **row.sampling_params})
+            requests.append(llm.frontend.request(prompt, params, place, row.priority))
+        except (RequestError, TokenizerError) as e:
+            raise type(e)(row.say(e)) from None
+    return requests
+
+
+def _random_requests(llm: LLM, given: Mapping[str, Any]) -> list[GenerationRequest]:
+    from ridgeline.measure.latency import random_prompts
+    from ridgeline.spec.request import SamplingParams
+
+    count = given["num_prompts"] or NUM_PROMPTS
+    prompts = random_prompts((given["seed"],), count, given["input_len"], llm.loaded.spec.vocab_size)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=given["output_len"])
+    return [llm.frontend.request(prompt, params, i) for i, prompt in enumerate(prompts)]
+
+
+# ---- reports -------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    name: str, given: Mapping[str, Any], llm: LLM, roof: Roof, what: str, found: dict[str, Any],
+    tables: Sequence[RenderableType],
+) -> None:  # fmt: skip
+    """One JSON line, or the tables under what they were measured on."""
+    from ridgeline.cli.doctor import machine, versions
+
+    computer, config, dtype = machine(), llm.config, _dtype(llm)
+    host = f"{computer['cpu']}, {computer['cores']} cores"
+    if given["json_output"]:
+        settings = {key: getattr(config, key) for key in ENGINE_SETTINGS} if config else {}
+        arguments = {key: value for key, value in given.items() if key not in ("json_output", "verbose")}
+        line = {
+            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "arguments": arguments,
+            "machine": {"cpu": computer["cpu"], "cores": int(computer["cores"]), "torch": versions()["torch"],
+                        "device": llm.loaded.table.memory.device},
+            "roof": asdict(roof), "engine": settings, "reasons": dict(config.reasons) if config else {},
+            "measured": found,
+        }  # fmt: skip
+        print(json.dumps(line, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
+    mode = f"{given['batching'].value} batching" if config else "naive sampling"
+    console.print(f"{given['model']}: {dtype} weights, {mode}")
+    console.print(what)
+    console.print(
+        f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "
+        "(measured)"
+    )
+    for table in tables:
+        console.print()
+        console.print(table)
+
+
+def _latency_tables(found: Latency) -> list[RenderableType]:
+    times = _table("", "mean", "median", "p90", "p99", "floor", "of the roof")
+    rows: list[tuple[str, Spread | None, float | None]] = [
+        ("whole batch", found.latency_s, found.floor_latency_s),
+        ("first token of all", found.ttft_s, found.floor_ttft_s),
+        ("each token after it", found.tpot_s, found.floor_tpot_s),
+    ]
+    for name, spread, floor in rows:
+        if spread is not None and floor is not None:
+            times.add_row(name, *_spread(spread), _time(floor), f"{floor / spread.mean:.1%}")
+    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out"]
+
+
+def _throughput_tables(found: Throughput) -> list[RenderableType]:
+    rates = _table("", "measured", "at the roof", "of the roof")
+    stretch = found.elapsed_s / found.floor_s
+    for name, rate in (
+        ("requests/s", found.requests_per_s),
+        ("tokens/s out", found.output_tokens_per_s),
+        ("tokens/s in and out", found.total_tokens_per_s),
+    ):
+        rates.add_row(name, f"{rate:,.2f}", f"{rate * stretch:,.2f}", f"{1 / stretch:.1%}")
+    rates.add_row("in all", _time(found.elapsed_s), _time(found.floor_s), "")
+    times = _table("of a request, its wait included", "mean", "median", "p90", "p99")
+    for name, spread in (("first token", found.ttft_s), ("each token after it", found.tpot_s)):
+        if spread is not None:
+            times.add_row(name, *_spread(spread))
+    if (use := found.pages) is None:
+        return [rates, times]
+    pages = _table("engine", "mean", "most", "of")
+    pages.add_row("sequences at once", f"{use.mean_running:,.1f}", "", "")
+    pages.add_row("pages in use", f"{use.mean_used_pages:,.1f}", f"{use.peak_used_pages:,}", f"{use.num_pages:,}")
+    swapped = f" ({use.swaps:,} to the host)" if use.swaps else ""
+    last = (
+        f"{use.waste:.1%} of the places in pages wasted; {use.hit_rate:.1%} of prompt tokens from the prefix cache; "
+        f"{use.preemptions:,} preemptions{swapped}"
+    )
+    return [rates, times, pages, last]
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _spread(spread: Spread) -> tuple[str, ...]:
+    return tuple(map(_time, (spread.mean, spread.median, spread.p90, spread.p99)))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

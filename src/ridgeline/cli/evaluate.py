@@ -1,0 +1,172 @@
+"""`ridgeline evaluate`: perplexity and bits per byte of texts, and the distance to another model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ridgeline.evals import Divergence, Document, Estimate, Perplexity
+    from ridgeline.llm import LLM
+
+SHOWN = 3  # skipped files that are named
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face hub id.")],
+    text: Annotated[
+        list[str], typer.Option("--text", help="A text file, a .jsonl with a text in each row, a folder; repeatable.")
+    ],
+    against: Annotated[
+        str | None, typer.Option("--against", help="The original, as stored: adds divergence from it and agreement.")
+    ] = None,
+    context: Annotated[int | None, typer.Option("--context", help="Of a window; default: up to 2048.")] = None,
+    stride: Annotated[int | None, typer.Option("--stride", help="Between windows; default: half a context.")] = None,
+    limit_tokens: Annotated[
+        int | None, typer.Option("--limit-tokens", min=2, help="Read the first so many tokens only.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
+    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto", revision: o.Revision = None,
+    ops: o.Ops = None,
+) -> None:  # fmt: skip
+    """How well a model predicts texts: perplexity, bits per byte. With --against, how far it is from its original."""
+    from ridgeline.cli.report import say
+    from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
+
+    skipped: list[str] = []
+    texts = list(read_texts(text, skipped.append))
+    if skipped:
+        more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
+        say(f"note: skipped: {'; '.join(skipped[:SHOWN])}{more}")
+    common = {"cache": "off", "device": device, "max_model_len": max_model_len, "ops": o.parse_ops(ops)}
+    given = {"tokenizer": tokenizer, "dtype": dtype, "load_format": load_format, "revision": revision}
+    llm, original, documents = _prepare(model, against, common, given, texts, limit_tokens)
+    divergence = None
+    with _tokens_bar(sum(d.num_scored for d in documents)) as on_tokens:
+        windows: dict[str, Any] = {"context": context, "stride": stride, "on_tokens": on_tokens}
+        if original is None:
+            perplexity = measure_perplexity(llm.loaded, documents, **windows)
+        else:
+            divergence = measure_divergence(original.loaded, llm.loaded, documents, **windows)
+            perplexity = divergence.other
+    if json_output:
+        report: dict[str, Any] = {"model": model, "text": text, "skipped": skipped, **perplexity.to_json()}
+        if divergence:
+            report |= {"against": against, "original": divergence.original.to_json(), **divergence.to_json()}
+        print(json.dumps(report, indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        _print(model, perplexity, divergence, Console(highlight=False, soft_wrap=True))
+
+
+def _prepare(
+    model: str, against: str | None, common: dict[str, Any], given: dict[str, Any], texts: Sequence[Any],
+    limit_tokens: int | None,
+) -> tuple[LLM, LLM | None, list[Document]]:  # fmt: skip
+    """The model, the original, and the texts as tokens. Raises TokenizerError without a tokenizer."""
+    from ridgeline.cli.loading import load
+    from ridgeline.errors import TokenizerError
+    from ridgeline.evals import check_same_tokens, encode_texts
+
+    llm = load(model, common | given)
+    if llm.tokenizer is None:
+        raise TokenizerError(f"evaluate needs a tokenizer, and {model} has none; say where there is one: --tokenizer")
+    documents = encode_texts(texts, llm.tokenizer, limit_tokens)
+    original = load(against, common) if against is not None else None
+    if original is not None and original.tokenizer is not None:
+        check_same_tokens(documents, llm.tokenizer, original.tokenizer)
+    return llm, original, documents
+
+
+@contextmanager
+def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over the tokens to score; call what it gives with the number of those that are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ridgeline.cli.progress import error_console
+
+    columns = TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    bar = Progress(
+        *columns, console=error_console(), transient=True, disable=not sys.stderr.isatty(), redirect_stdout=False
+    )  # fmt: skip
+    task = bar.add_task("tokens", total=total)
+    with bar:
+        yield lambda scored: bar.advance(task, scored)
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def _print(model: str, perplexity: Perplexity, divergence: Divergence | None, console: Console) -> None:
+    p = perplexity
+    console.print(
+        f"{model}: {p.num_tokens:,} tokens, {p.num_bytes:,} bytes, {p.num_documents:,} "
+        f"document{'' if p.num_documents == 1 else 's'}; windows of {p.context:,} tokens, {p.stride:,} apart",
+        markup=False,
+    )
+    console.print(_losses_table(p, divergence))
+    if divergence:
+        console.print(_divergence_table(divergence))
+    both = " by both models" if divergence else ""
+    console.print(
+        f"{p.tokens_per_s:,.0f} tokens/s scored{both}; {p.num_computed_tokens:,} computed in {p.seconds:.1f} s. "
+        "± is one standard error.",
+        markup=False,
+    )
+
+
+def _losses_table(perplexity: Perplexity, divergence: Divergence | None) -> Table:
+    table = _table("", "model", "±", *(("original", "±") if divergence else ()))
+    models = (perplexity, divergence.original) if divergence else (perplexity,)
+    for name, estimates, digits in (
+        ("nll per token (nats)", [m.nll_per_token for m in models], 4),
+        ("perplexity", [m.perplexity for m in models], 3),
+        ("bits per byte", [m.bits_per_byte for m in models], 4),
+    ):
+        table.add_row(name, *(cell for estimate in estimates for cell in _cells(estimate, digits)))
+    return table
+
+
+def _divergence_table(d: Divergence) -> Table:
+    table = _table("", "value", "±", "")
+    table.add_row("KL(original || model) (nats)", *_small(d.kl), f"median {d.kl_median:.3g}, p99 {d.kl_p99:.3g}")
+    agreement = d.top1_agreement
+    interval = f"95 %: {agreement.low:.2%} to {agreement.high:.2%}"
+    table.add_row("top-1 agreement", f"{agreement.value:.2%}", "", interval)
+    table.add_row("nll, model - original (nats)", *_small(d.nll_difference), "")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i in range(1, 5) and name else "left", no_wrap=True)
+    return table
+
+
+def _cells(estimate: Estimate | None, digits: int) -> tuple[str, str]:
+    if estimate is None:
+        return "-", ""
+    error = estimate.standard_error
+    return f"{estimate.value:,.{digits}f}", "-" if error is None else f"{error:,.{digits}f}"
+
+
+def _small(estimate: Estimate) -> tuple[str, str]:
+    """For numbers that may be very small."""
+    error = estimate.standard_error
+    return f"{estimate.value:.4g}", "-" if error is None else f"{error:.2g}"

@@ -1,0 +1,80 @@
+"""What a run says on stderr: what the engine chose before it, and what came of it after."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.llm import LLM
+    from ridgeline.spec.request import RequestOutput
+
+REASON_COLUMN = 36  # where EngineConfig.describe puts them
+
+
+def say(*lines: str) -> None:
+    """Lines on stderr."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def weight_bytes(llm: LLM) -> int:
+    """Bytes of a model's weights, as they are stored."""
+    from ridgeline.cli.inspect import describe, weight_dtype
+
+    size: int = describe(llm.loaded.spec, weight_dtype(dict(llm.checkpoint.config), llm.options.dtype))["weight_bytes"]
+    return size
+
+
+def chosen(llm: LLM, verbose: bool) -> list[str]:
+    """What the engine chose: two lines of what matters most, or every setting with its reason and all memory."""
+    from ridgeline.spec.text import num_bytes
+
+    config, weights = llm.config, weight_bytes(llm)
+    if config is None:
+        return [f"naive sampling: nothing is kept between tokens; {num_bytes(weights)} of weights"]
+    if verbose:
+        lines = config.describe(weights, on_host=llm.loaded.table.memory.device == "cpu")
+        return [part for line in lines for part in _wrapped(line)]
+    pages = " and ".join(
+        f"{n - 1:,} pages of {g.page_tokens} tokens" + (f" ({g.name})" if len(config.groups) > 1 else "")
+        for n, g in zip(config.num_pages, config.groups, strict=True)
+    )
+    return [
+        f"memory: {num_bytes(config.state_bytes)} in {pages}, {num_bytes(weights)} of weights, "
+        f"{num_bytes(config.workspace_bytes)} of workspace",
+        f"engine: contexts of {config.max_model_len:,} tokens, {config.max_num_seqs:,} sequences at once, "
+        f"{config.max_num_batched_tokens:,} tokens a step",
+    ]
+
+
+def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[str]:
+    """What came of a run: tokens and speed, and how the pages were used."""
+    prompt_tokens = sum(len(o.prompt_token_ids) for o in outputs)
+    new = sum(len(choice.token_ids) for o in outputs for choice in o.outputs)
+    lines = [
+        f"{_many(len(outputs), 'prompt')} with {_many(prompt_tokens, 'token')}, {_many(new, 'new token')} in "
+        f"{seconds:.1f} s: {new / seconds if seconds else 0.0:,.1f} tokens/s"
+    ]
+    if (stats := llm.stats()) is not None:
+        pages = " and ".join(f"{g.peak_pages:,} of {g.num_pages:,}" for g in stats.groups)
+        swapped = f", {stats.preempted_swap:,} of them to the host" if stats.preempted_swap else ""
+        lines.append(
+            f"pages: at most {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
+            f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
+        )
+    return lines
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line of EngineConfig.describe, its reason broken where a terminal ends."""
+    from ridgeline.cli.progress import error_console
+
+    width = error_console().width if sys.stderr.isatty() else len(line) + 1
+    return textwrap.wrap(line, width, subsequent_indent=" " * REASON_COLUMN)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

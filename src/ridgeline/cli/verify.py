@@ -1,0 +1,137 @@
+"""`ridgeline verify`: is every token the same, however a request is served?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgeline.verify import CaseResult, Report
+
+STYLES = {
+    "equal": "green", "near tie": "yellow", "not exercised": "yellow", "DIFFERENT": "bold red", "error": "bold red",
+    "not run": "dim",
+}  # fmt: skip
+MAX_SHOWN = 5  # differences of one case
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face hub id.")],
+    quick: Annotated[bool, typer.Option("--quick", help="One value of each axis, three combinations.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    seed: Annotated[int, typer.Option(help="Of prompts, noise, arrivals, combinations, dummy weights.")] = 0,
+    device: o.Device = "auto",
+    dtype: o.DType = "auto",
+    max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None,
+) -> None:
+    """Check that answers do not depend on how they are served: chunks, prefix hits, company, preemption, forks, pages.
+
+    Every token, greedy and sampled, must be that of naive sampling alone. Exit status 1 if one is not.
+    """
+    from ridgeline.cli.loading import load
+
+    options = {
+        "cache": "off", "device": device, "dtype": dtype, "max_model_len": max_model_len, "load_format": load_format,
+        "revision": revision, "seed": seed,
+    }  # fmt: skip
+    llm = load(model, options)
+    from ridgeline.verify import verify
+
+    with _cases_bar() as on_case:
+        report = verify(llm.loaded, llm.tokenizer, quick=quick, seed=seed, on_case=on_case)
+    if json_output:
+        import json
+
+        print(json.dumps({"model": model, **report.to_json()}, indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False))
+    if not report.equal:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
+    """A bar over the cases, with the one that was last done; call what it gives after each."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    shown = sys.stderr.isatty()
+    bar = Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not shown, redirect_stdout=False
+    )  # fmt: skip
+    task = bar.add_task("", total=None)
+
+    def done(result: CaseResult, total: int) -> None:
+        bar.update(task, advance=1, total=total, description=f"{result.case.axis} {result.case.value}")
+
+    with bar:
+        yield done
+
+
+def print_report(report: Report, console: Console) -> None:
+    """The matrix as a table, every difference, and the sum of it all."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for name in ("axis", "value"):
+        table.add_column(name)
+    for name in ("greedy", "sampled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what was seen")
+    table.add_column("s", justify="right", no_wrap=True)
+    axis = ""
+    for r in report.results:
+        style = STYLES[r.verdict]
+        seen = filter(None, [r.verdict if r.verdict != "equal" else "", r.observed.describe(r.case)])
+        table.add_row(
+            escape(r.case.axis) if r.case.axis != axis else "",
+            escape(r.case.value),
+            *(f"[{style}]{s.equal}/{s.total}[/{style}]" if s.total else "-" for s in (r.greedy, r.sampled)),
+            escape(r.case.impossible or ": ".join(seen)),
+            f"{r.seconds:.1f}",
+        )
+        axis = r.case.axis
+    console.print(table)
+    for line in _remarks(report):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_sum(report), markup=False, soft_wrap=True)
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    """A line for everything that is not as it should be."""
+    for r in report.results:
+        name = f"{r.case.axis} {r.case.value}"
+        if r.error:
+            yield f"{name}: {r.error}"
+        for reason in r.missing:
+            yield f"{name}: not exercised: {reason}"
+        for difference in r.differences[:MAX_SHOWN]:
+            yield f"{name}: {difference.describe()}"
+        if len(r.differences) > MAX_SHOWN:
+            yield f"{name}: and {len(r.differences) - MAX_SHOWN} more"
+
+
+def _sum(report: Report) -> str:
+    """One line: how many cases came out how, how many tokens were compared."""
+    greedy, sampled = report.greedy, report.sampled
+    cases = ", ".join(f"{count} {verdict}" for verdict, count in report.verdicts().items())
+    lead = f"; the smallest lead of a greedy token is {report.smallest_lead:.1e}" if report.smallest_lead else ""
+    return (
+        f"cases: {cases}; tokens equal: {greedy.equal:,} of {greedy.total:,} greedy, {sampled.equal:,} of "
+        f"{sampled.total:,} sampled{lead}; {report.seconds:.0f} s"
+    )

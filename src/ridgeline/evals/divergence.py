@@ -1,0 +1,101 @@
+"""How far a model is from another one, on the same tokens: the price of whatever made one of the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.evals.documents import Document
+from ridgeline.evals.estimates import Estimate, Proportion, block_mean
+from ridgeline.evals.perplexity import Perplexity, estimate_json
+from ridgeline.evals.scores import check_documents, logprob_blocks, losses
+from ridgeline.evals.windows import BATCH_TOKENS, SlidingContext, batches
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.logits import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Another model beside its original, over the predictions of all scored tokens; in nats per token.
+
+    kl: mean of KL(original || other), with its median and 99th percentile. top1_agreement: how often both find the same
+    token most likely. nll_difference: the other's loss less the original's, its error that of the pairs.
+    """
+
+    original: Perplexity
+    other: Perplexity
+    kl: Estimate
+    kl_median: float
+    kl_p99: float
+    top1_agreement: Proportion
+    nll_difference: Estimate
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, without those of the two models alone."""
+        agreement = self.top1_agreement
+        return {
+            **estimate_json("kl", self.kl),
+            "kl_median": self.kl_median,
+            "kl_p99": self.kl_p99,
+            "top1_agreement": agreement.value,
+            "top1_agreement_95": [agreement.low, agreement.high],
+            **estimate_json("nll_difference", self.nll_difference),
+        }
+
+
+def measure_divergence(
+    original: LoadedModel, other: LoadedModel, documents: Sequence[Document], *, context: int | None = None,
+    stride: int | None = None, batch_tokens: int = BATCH_TOKENS,
+    on_tokens: Callable[[int], None] = lambda scored: None,
+) -> Divergence:  # fmt: skip
+    """Score documents with both models, side by side; arguments and errors of `measure_perplexity`.
+
+    The default context is one that fits both. Raises RequestError where their vocabularies are not of one size.
+    """
+    sizes = original.spec.vocab_size, other.spec.vocab_size
+    if sizes[0] != sizes[1]:
+        raise RequestError(
+            f"the original has a vocabulary of {sizes[0]:,} tokens, the other model one of {sizes[1]:,}; their "
+            "predictions cannot be compared"
+        )
+    limit = min(original.max_model_len, other.max_model_len)
+    sliding = SlidingContext.choose(limit, context, stride)
+    check_documents(documents, sizes[0])
+    began, computed, columns = time.perf_counter(), 0, []
+    for batch in batches(documents, sliding, batch_tokens):
+        computed += batch.num_tokens
+        at = 0
+        for p, q in zip(logprob_blocks(original, batch), logprob_blocks(other, batch), strict=True):
+            targets = batch.targets[at : at + len(p)]
+            columns.append(np.stack([losses(p, targets), losses(q, targets), divergences(p, q), agreements(p, q)]))
+            at += len(p)
+            on_tokens(len(p))
+    seconds = time.perf_counter() - began
+    nll, other_nll, kl, agree = np.concatenate(columns, axis=1)
+    lengths = [d.num_scored for d in documents if d.num_scored]
+    return Divergence(
+        Perplexity.of(nll, documents, sliding, computed, seconds),
+        Perplexity.of(other_nll, documents, sliding, computed, seconds),
+        block_mean(kl, lengths),
+        float(np.median(kl)),
+        float(np.quantile(kl, 0.99)),
+        Proportion.of(int(agree.sum()), len(agree)),
+        block_mean(other_nll - nll, lengths),
+    )
+
+
+def divergences(p: Floats, q: Floats) -> Floats:
+    """KL(p || q) of each row in nats, from log probabilities [n, vocabulary]; what rounding puts below 0 is 0."""
+    found: Floats = (np.exp(p) * (p - q)).sum(axis=1)
+    return np.maximum(found, 0.0, out=found)
+
+
+def agreements(p: Floats, q: Floats) -> Floats:
+    """1 for each row whose most likely token is the same in both, else 0; of equals the lower id counts."""
+    found: Floats = (p.argmax(axis=1) == q.argmax(axis=1)).astype(np.float64)
+    return found

@@ -1,0 +1,53 @@
+"""Log probabilities of the rows of a batch, a block at a time: nobody holds [tokens, vocabulary] of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.evals.documents import Document
+from ridgeline.evals.windows import Batch
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.logits import Floats, Ints, log_softmax
+from ridgeline.runtime.sampler import BLOCK
+from ridgeline.runtime.step import DenseStep
+
+HEAD_BLOCK = 2**24  # logits that the device computes at once: 64 MiB; the head is read once for all their rows
+
+
+def logprob_blocks(
+    loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK, block: int = BLOCK
+) -> Iterator[Floats]:
+    """The log softmax of the rows of a batch, in order, as blocks [n, vocabulary] of `block` numbers, float64.
+
+    Raises RequestError if the model's logits are not numbers.
+    """
+    memory, vocabulary = loaded.table.memory, loaded.spec.vocab_size
+    stream = loaded.model.forward(DenseStep.build(batch.sequences, memory))
+    many, few = (max(1, size // vocabulary) for size in (head_block, block))
+    for start in range(0, len(batch.rows), many):
+        logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + many])))
+        if not np.isfinite(logits).all():
+            raise RequestError("the model's logits hold NaN or infinity")
+        for i in range(0, len(logits), few):
+            yield log_softmax(logits[i : i + few])
+
+
+def losses(logprobs: Floats, targets: Ints) -> Floats:
+    """The negative log likelihood of targets [n] in nats, from log probabilities [n, vocabulary]."""
+    return -logprobs[np.arange(len(targets)), targets]
+
+
+def check_documents(documents: Sequence[Document], vocab_size: int) -> None:
+    """Raise RequestError for a token that the model does not have, and where nothing can be scored."""
+    if not any(d.num_scored for d in documents):
+        raise RequestError("there is nothing to score: no document has a token with another one before it")
+    for document in documents:
+        ids = np.asarray(document.token_ids, np.int64)
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if outside.size:
+            raise RequestError(
+                f"{document.name}: token id {outside[0]} is not in 0..{vocab_size - 1}, this model's vocabulary"
+            )

@@ -1,0 +1,87 @@
+"""What a user may fix of an engine, and what was chosen, with how to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.text import num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may fix; None is chosen. Names as in vLLM.
+
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
+    kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
+    for the pages of sequences that had to make room, instead of computing them again.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    steps_in_flight: int | None = None
+    swap_space_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The settings of an engine, frozen.
+
+    num_pages: per group, the null page included. num_host_pages: the same, for swapping; 0 where there is none.
+    workspace_bytes: what a step and the books of the pages take at their peak. free_bytes: what the device had free for
+    all of it. reasons: one line for each option, by its name, whether it was given, chosen or cut.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    steps_in_flight: int
+    groups: tuple[StateGroup, ...]
+    num_pages: tuple[int, ...]
+    num_host_pages: tuple[int, ...]
+    workspace_bytes: int
+    free_bytes: int
+    reasons: Mapping[str, str]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(n * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of all pages on the host."""
+        return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a page of rows."""
+        return next((g.page_tokens for g in self.groups if not g.snapshot), self.groups[0].page_tokens)
+
+    def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
+        """What lies in memory, by name, in bytes. on_host: the device's memory is the host's, swap space included."""
+        left = self.free_bytes - self.state_bytes - self.workspace_bytes - (self.swap_bytes if on_host else 0)
+        return (
+            ("weights", weight_bytes),
+            ("state pages", self.state_bytes),
+            ("workspace", self.workspace_bytes),
+            ("swap space on the host", self.swap_bytes),
+            ("left free", left),
+        )
+
+    def describe(self, weight_bytes: int, *, on_host: bool = True) -> list[str]:
+        """What a start prints: a line for each setting with its reason, then where the memory goes."""
+        values = {
+            "max_model_len": f"{self.max_model_len}",
+            "max_num_seqs": f"{self.max_num_seqs}",
+            "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
+            "block_size": f"{self.block_size}",
+            "kv_cache_memory_bytes": num_bytes(self.state_bytes),
+            "steps_in_flight": f"{self.steps_in_flight}",
+            "swap_space_bytes": num_bytes(self.swap_bytes),
+        }
+        lines = [f"{name:<24}{value:<12}{self.reasons[name]}" for name, value in values.items()]
+        return lines + [f"{name:<24}{num_bytes(size)}" for name, size in self.memory(weight_bytes, on_host=on_host)]

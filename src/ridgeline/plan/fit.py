@@ -1,0 +1,157 @@
+"""The largest settings that fit a memory.
+
+What is counted against it: the pages, their books, what a step holds besides (memory.py) and, where the device is the
+host, swap space. Where memory is short, what is open becomes smaller, in this order:
+
+    1. tokens and sequences of a step, while they take more than their share of the memory beyond the least they need
+    2. max_model_len, unless it was asked for
+    3. tokens and sequences again, down to one
+    4. block_size
+
+so that nothing is found only where the smallest settings do not fit either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ridgeline.plan.config import EngineOptions
+from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.groups import StateGroup, state_groups
+
+SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
+STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is given: see `resolve`. element_bytes: of one number of state. swap: bytes of swap space."""
+
+    spec: ModelSpec
+    element_bytes: int
+    max_model_len: int
+    fixed_len: bool
+    options: EngineOptions
+    free: int
+    fraction: float
+    swap: int
+    on_host: bool
+
+    @property
+    def limit(self) -> int:
+        """Bytes that pages and workspace may take."""
+        most = self.free if self.options.kv_cache_memory_bytes else int(self.free * self.fraction)
+        return most - self.swap if self.on_host else most
+
+    @property
+    def least_length(self) -> int:
+        """Tokens of the longest sequence that must be possible."""
+        return self.max_model_len if self.fixed_len else 1
+
+    def solve(self) -> Settings | None:
+        """The first settings that fit, in the order at the top of the file; None if none do."""
+        size = self.options.block_size or PAGE_TOKENS
+        found = self._with_pages(size)
+        while found is None and self.options.block_size is None and size > 1:
+            size //= 2
+            found = self._with_pages(size)
+        return found
+
+    def least(self, page_tokens: int, length: int) -> Settings:
+        """As few tokens and sequences to a step as may be."""
+        groups = state_groups(self.spec, page_tokens=page_tokens, element_bytes=self.element_bytes)
+        count = Workspace(self.spec, groups, on_cpu=self.on_host)
+        tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
+        return Settings(self, groups, count, tokens, seqs, length)
+
+    def most(self) -> tuple[int, int]:
+        """Tokens and sequences of a step where memory allows it."""
+        fixed_tokens, fixed_seqs = self.options.max_num_batched_tokens, self.options.max_num_seqs
+        tokens = fixed_tokens or max(TOKENS, fixed_seqs or 0)
+        return tokens, fixed_seqs or min(SEQS, tokens)
+
+    def _with_pages(self, page_tokens: int) -> Settings | None:
+        least = self.least(page_tokens, self.max_model_len).cut()
+        if least.length < self.least_length:
+            return None
+        tokens, seqs = self.most()
+        found = replace(least, tokens=tokens, seqs=seqs)
+        fair = least.workspace() + int(self.limit * STEP_SHARE)
+        while found.workspace() > fair or found.cut().length < self.least_length:
+            found = found.smaller()  # ends at `least`, which fits
+        return found.cut()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A choice, and what it takes. tokens, seqs: of a step. length: of the longest sequence, in tokens."""
+
+    problem: Problem
+    groups: tuple[StateGroup, ...]
+    count: Workspace
+    tokens: int
+    seqs: int
+    length: int
+
+    def workspace(self) -> int:
+        """Bytes that a step holds."""
+        return self.count.bytes(self.tokens, self.seqs, self.length, self.problem.swap)
+
+    def room(self) -> int:
+        """Bytes that are left for pages and their books."""
+        return self.problem.limit - self.workspace()
+
+    def sequence(self, book_bytes: int = 0) -> int:
+        """Bytes of the pages of one sequence of full length, and of the null pages."""
+        return sum((g.most_pages(self.length) + 1) * (g.page_bytes + book_bytes) for g in self.groups)
+
+    def fits(self) -> bool:
+        """Is there room for a sequence of full length, and for the pages that the user asked for?"""
+        fixed, room = self.problem.options.kv_cache_memory_bytes, self.room()
+        return (not fixed or self.sequence() <= fixed <= room) and self.sequence(PAGE_BOOK_BYTES) <= room
+
+    def cut(self) -> Settings:
+        """The longest sequence up to the present length that fits, 0 for none; by bisection."""
+        low, high = 0, self.length
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if replace(self, length=middle).fits() else (low, middle - 1)
+        return replace(self, length=low)
+
+    def smaller(self) -> Settings:
+        """Half the tokens or half the sequences of a step, whichever frees more; one of them is open and above 1."""
+        options, found = self.problem.options, []
+        if options.max_num_batched_tokens is None and self.tokens > 1:
+            half = self.tokens // 2
+            seqs = self.seqs if options.max_num_seqs else min(self.seqs, half)
+            found.append(replace(self, tokens=half, seqs=seqs))
+        if options.max_num_seqs is None and self.seqs > 1:
+            found.append(replace(self, seqs=self.seqs // 2))
+        return min(found, key=Settings.workspace)
+
+    def pages(self) -> tuple[int, ...]:
+        """Per group, for `seqs` sequences of full length, or fewer by one factor for all; the null pages included."""
+        fixed, full = self.problem.options.kv_cache_memory_bytes, self._full()
+        shares = [Fraction(self.seqs), _share(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
+        if fixed:
+            shares.append(_share(full, self.groups, fixed, 0))
+        return tuple(int(n * min(shares)) + 1 for n in full)
+
+    def host_pages(self) -> tuple[int, ...]:
+        """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
+        full = self._full()
+        share = min(Fraction(self.seqs), _share(full, self.groups, self.problem.swap, PAGE_BOOK_BYTES))
+        pages = tuple(int(n * share) + 1 for n in full)
+        return pages if min(pages) > 1 else (0,) * len(full)
+
+    def _full(self) -> list[int]:
+        return [g.most_pages(self.length) for g in self.groups]
+
+
+def _share(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:
+    """The factor on `full` pages of each group with which they, and a null page of each, fill `room` bytes."""
+    sizes = [g.page_bytes + book_bytes for g in groups]
+    return max(Fraction(room - sum(sizes), sum(n * size for n, size in zip(full, sizes, strict=True))), Fraction(0))

@@ -1,0 +1,156 @@
+"""What a step holds besides weights and pages, counted as the reference ops allocate it: an upper bound, in bytes.
+
+A step is a row of phases, and what one phase takes the next one gets back, so the count is what lives through the
+whole step plus the largest phase. `tests/cpu/test_memory.py` holds it against the measured peak of a process.
+
+Not counted: what a request itself holds, its prompt and its answer, which grows with the caller's queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.spec import GatedMLP, ModelSpec, MoE
+from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+
+FLOAT, INT = 4, 8
+# Bounds that other files keep to, and that a test compares with theirs.
+# ops/reference/paged.py: scores, and numbers of keys and of values, at once, unless one query or sequence has more.
+CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
+WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a narrow matrix that are widened at once
+SAMPLE_BLOCK = 2**18  # runtime/sampler.py: scores that are sampled at once
+MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
+PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
+PROBE_TOKENS = 32  # runtime/runner.py: of a prompt that is timed at the start, where there is swap space
+# Measured: reference counts, free list and index of a page, with room to check them (sched/pages.py); what matrix
+# products and the allocator keep for themselves.
+PAGE_BOOK_BYTES = 640
+LIBRARY_BYTES = 2**23
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The largest step that settings allow.
+
+    tokens, seqs: in one step. rows: sequences that have a line in the page tables. length: of a sequence, in tokens.
+    block: scores, and numbers of keys, that attention holds at once.
+    """
+
+    tokens: int
+    rows: int
+    length: int
+    block: int
+
+    @property
+    def seqs(self) -> int:
+        return min(self.tokens, self.rows)
+
+    @property
+    def queries(self) -> int:
+        """Tokens as attention sees them: sequences of unlike length are padded, to twice the tokens at most."""
+        return self.tokens if self.seqs == 1 else 2 * self.tokens
+
+
+class Workspace:
+    """Counts what the steps of one model hold at their peak. groups: its state groups, with pages of the size to be.
+
+    on_cpu: the blocks of attention are those of a CPU.
+    """
+
+    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool) -> None:
+        self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
+        of_layer = {slot.layer: group for group in groups for slot in group.slots}
+        self._layers = {(layer.mixer, layer.mlp, of_layer[i]): None for i, layer in enumerate(spec.layers)}
+        self._rotary_dims = sum(rope.dim for rope in spec.ropes())
+
+    def bytes(self, max_tokens: int, max_seqs: int, length: int, swap_bytes: int = 0) -> int:
+        """Bytes of a step of up to `max_tokens` tokens of `max_seqs` sequences of `length` tokens.
+
+        swap_bytes: of all host pages. The books of the pages are not in it: PAGE_BOOK_BYTES for each page. With each
+        of the four it grows or stays.
+        """
+        size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block)
+        stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
+        layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
+        rotaries = FLOAT * size.tokens * self._rotary_dims
+        forward = stream + rotaries + max(layers, _head(size, self._spec)) + _layouts(size, self._groups)
+        return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
+
+
+def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer, group: StateGroup) -> int:
+    """The largest phase of a layer, beside the stream that it was given."""
+    width = FLOAT * size.tokens * hidden_size
+    q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
+    kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
+    # The new residual, its norm, and q, k and v, each with up to two copies while it is normalised and turned.
+    before = 2 * width + max(width, 3 * q, q + 3 * kv)
+    attention = width + q + 2 * kv + _attention(size, mixer, group)
+    # Two residuals, the branch of attention, the norm; q, k, v and the result of attention are held until the end.
+    after = 4 * width + 2 * q + 2 * kv + _channel(size.tokens, hidden_size, mlp)
+    return max(before, attention, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+
+
+def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
+    """Attention over pages: gathered keys and values, a block of scores, queries and results."""
+    heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
+    one, every = _keys_read(size, group)
+    # Keys and values; of more than one sequence a product makes a third copy, [n, K, D, S] in one piece.
+    key = FLOAT * kv_heads * mixer.head_dim
+    several = min(every, size.block // (kv_heads * mixer.head_dim))
+    gathered = max(one * (2 * key + 32), several * (3 * key + 32) if size.seqs > 1 else 0)
+    # The scores, masked, and their softmax; the masks of a query are bytes, one more for each query of a key head.
+    pairs = min(size.queries * one, max(size.block // heads, one))
+    scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6)
+    return gathered + scores + 4 * FLOAT * size.queries * heads * mixer.head_dim
+
+
+def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
+    """Keys that one sequence gathers at most, in whole pages, and all sequences of a step, padding included."""
+    page, lookback = group.page_tokens, min(group.lookback, size.length)
+    longest = group.num_pages(size.length)
+    one = min(longest, (lookback + size.tokens + page - 2) // page + 1)
+    least = min(longest, (lookback + page - 1) // page + 1)  # of a sequence with one token
+    every = min(size.seqs * one, 2 * (size.seqs * (least + 1) + size.tokens // page))
+    return one * page, max(one, every) * page
+
+
+def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer) -> int:
+    """A channel mixer's intermediates. A narrow matrix gives its result twice: in blocks, and joined."""
+    width, inner = FLOAT * tokens * hidden_size, FLOAT * tokens * mlp.intermediate_size
+    if not isinstance(mlp, MoE):
+        return max((4 if isinstance(mlp, GatedMLP) else 2) * inner, inner + 2 * width)
+    chosen = mlp.num_experts_per_tok
+    routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
+    # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
+    return routing + max((chosen + 1) * width + 4 * inner, (3 * chosen + 1) * width)
+
+
+def _head(size: StepSize, spec: ModelSpec) -> int:
+    """Logits of the sampled rows, or of a chunk of a prompt, and what sampling makes of them."""
+    rows = max(size.seqs, min(size.tokens, PROMPT_CHUNK))
+    logits = FLOAT * rows * spec.vocab_size
+    making = (3 if spec.logit_softcap else 2) * logits + 6 * FLOAT * rows * spec.hidden_size
+    # A copy of the rows, where beams are among them. In float64: scores, their exponentials, the log probabilities and
+    # theirs, a copy of the rows that ask for them; then a dozen arrays of one row, for its filters.
+    block = min(rows * spec.vocab_size, max(SAMPLE_BLOCK, spec.vocab_size))
+    return max(making, 2 * logits + 5 * INT * block + 12 * INT * spec.vocab_size)
+
+
+def _tables(size: StepSize, groups: Sequence[StateGroup]) -> int:
+    """Page tables: the runner's arrays, and the scheduler's lists."""
+    return sum(size.rows * group.num_pages(size.length) * 3 * INT for group in groups)
+
+
+def _layouts(size: StepSize, groups: Sequence[StateGroup]) -> int:
+    """Where tokens read and write: a few numbers per token, and the pages that each sequence reads, while they are
+    looked up."""
+    pages = sum(_keys_read(size, group)[1] // group.page_tokens for group in groups)
+    most = max(_keys_read(size, group)[1] // group.page_tokens for group in groups)
+    return INT * (pages + 4 * most + size.tokens * (16 + 12 * len(groups)))
+
+
+def _moves(size: StepSize, groups: Sequence[StateGroup], swap_bytes: int) -> int:
+    """Whole pages on their way: copies for sequences that part, and swaps."""
+    return max(max(g.page_bytes, min(MOVE_BYTES, max(size.rows * g.page_bytes, swap_bytes))) for g in groups)

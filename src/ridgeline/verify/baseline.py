@@ -1,0 +1,104 @@
+"""What every answer must be: naive sampling over whole histories, one sequence at a time, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.logits import Floats, filter_scores
+from ridgeline.runtime.naive import NaiveGenerator
+from ridgeline.runtime.sampler import NoiseKey, SampleRow
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec.request import SamplingParams
+from ridgeline.verify.requests import params_of
+
+NEAR_LOGITS = 1e-4  # between the best two: float32 products round differently by the number of rows
+NEAR_DRAW = 1e-5  # of probability, between the number drawn and the slice of a token
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """leads: of a greedy answer, by how much each token's logit is above the next best one's."""
+
+    tokens: tuple[int, ...]
+    leads: tuple[float, ...] = ()
+
+
+class Baseline:
+    """Naive sampling with one model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._generator = NaiveGenerator(loaded)
+        self._answers: dict[tuple[Sequence[int], SamplingParams, NoiseKey], Answer] = {}
+
+    def answer(self, request: GenerationRequest, choice: int) -> Answer:
+        """The answer that a choice of a request must have. Raises RequestError where there is none."""
+        params, key = replace(params_of(request), n=1), request.noise[choice]
+        if params.temperature == 0:  # draws nothing
+            params, key = replace(params, logprobs=2), NoiseKey(0, 0)
+        cached = tuple(request.prompt_token_ids), params, key
+        if cached not in self._answers:
+            self._answers[cached] = self._compute(replace(request, params=params, noise=(key,)))
+        return self._answers[cached]
+
+    def smallest_lead(self) -> float | None:
+        """Of any greedy token so far over the next best one."""
+        return min((lead for answer in self._answers.values() for lead in answer.leads), default=None)
+
+    def gap(self, request: GenerationRequest, choice: int, position: int, token: int) -> float | None:
+        """How far from its answer a choice was when it took `token` at `position` of it instead.
+
+        Greedy: the difference of their logits. Sampled: from the number drawn to the token's slice of [0, 1), taking
+        top_p as exact to NEAR_DRAW only; None for a token without a slice.
+        """
+        answer, params = self.answer(request, choice), params_of(request)
+        row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
+        logits = self._logits([*request.prompt_token_ids, *answer.tokens[:position]])
+        if row.edits is not None:
+            row.edits.apply(logits)
+        if params.temperature == 0:
+            return float(logits[answer.tokens[position]] - logits[token])
+        scores = (logits - logits.max()) / params.temperature
+        uniform = request.noise[choice].uniform(row.position)
+        masses = (max(params.top_p - NEAR_DRAW, NEAR_DRAW), params.top_p, min(params.top_p + NEAR_DRAW, 1.0))
+        found = [_distance(scores, replace(params, top_p=mass), uniform, token) for mass in masses]
+        return min((d for d in found if d is not None), default=None)
+
+    def _compute(self, request: GenerationRequest) -> Answer:
+        tokens: list[int] = []
+        leads: list[float] = []
+        self._generator.add(0, request)
+        while len(self._generator):
+            for event in self._generator.step():
+                if event.error is not None:
+                    raise event.error
+                tokens += event.tokens
+                leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
+        return Answer(tuple(tokens), tuple(leads))
+
+    def _logits(self, tokens: Sequence[int]) -> Floats:
+        """Of the token after `tokens` [vocabulary], float64."""
+        memory, model = self._loaded.table.memory, self._loaded.model
+        step = DenseStep.build([tokens], memory)
+        return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
+
+
+def is_near(greedy: bool, gap: float | None) -> bool:
+    """Can rounding explain it?"""
+    return gap is not None and gap < (NEAR_LOGITS if greedy else NEAR_DRAW)
+
+
+def _distance(scores: Floats, params: SamplingParams, uniform: float, token: int) -> float | None:
+    """From a number in [0, 1) to the slice of a token; None for one that has none."""
+    kept = scores.copy()
+    filter_scores(kept, params)
+    weights = np.exp(kept)
+    if not weights[token]:
+        return None
+    ends = weights.cumsum() / weights.sum()
+    return float(max(0.0, ends[token] - weights[token] / weights.sum() - uniform, uniform - ends[token]))

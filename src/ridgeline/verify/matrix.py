@@ -1,0 +1,234 @@
+"""The exactness matrix as data: around a default case each axis takes all its values; then combinations of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+PROMPT = 40  # tokens of an ordinary prompt
+SHARED = 16  # tokens that prompts share at least where a prefix is to be found, in whole pages
+OVER = 6  # tokens of a prompt past its first page or chunk
+CROSSING = 4  # tokens of an answer after which it reaches a new page, where sequences are to be preempted
+LONGER = 16  # by so many tokens every other prompt is longer then, if there is room
+NUM_COMBINATIONS, NUM_QUICK_COMBINATIONS = 8, 3
+LEAST_COMBINED = 3  # settings that are not the default's
+
+Preempt = Literal["recompute", "swap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to serve requests.
+
+    chunk: tokens of a step, None for whatever holds the prompts whole. page: tokens of a page. company: other requests
+    at the same time. prefix: whether the beginning of a prompt was computed before. preempt: how sequences make room in
+    a pool of pages that is little larger than one of them needs. n: answers to each prompt. prompt: its tokens, None
+    for an ordinary length. text: prompts are real text. number: its place in the matrix, which seeds the arrivals.
+    impossible: why this model cannot be asked this.
+    """
+
+    axis: str = "default"
+    value: str = "whole prompt, cold, alone, n 1, pages of 16, 1 step in flight"
+    chunk: int | None = None
+    page: int = 16
+    steps_in_flight: int = 1
+    company: int = 0
+    prefix: Literal["cold", "hit"] = "cold"
+    preempt: Preempt | None = None
+    n: int = 1
+    prompt: int | None = None
+    text: bool = False
+    number: int = 0
+    impossible: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the cases of one model are cut to.
+
+    longest: tokens of a prompt and its answer at most. new_tokens: of every answer. windows: of the model's layers, in
+    tokens, ascending. text: there is a tokenizer. quick: few values of each axis.
+    """
+
+    longest: int
+    new_tokens: int
+    windows: tuple[int, ...] = ()
+    text: bool = False
+    quick: bool = False
+
+    @property
+    def room(self) -> int:
+        """Tokens of a prompt at most."""
+        return self.longest - self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of an axis: what it changes of the default case. quick: it is in a quick run."""
+
+    label: str
+    change: Mapping[str, Any]
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompt lengths of a case: of its requests, which take them in turn, and of what all of them begin with."""
+
+    prompts: tuple[int, ...]
+    shared: int
+
+
+DEFAULT = Case()
+# The default value of each axis is left out: the default case has it.
+AXES: dict[str, tuple[Value, ...]] = {
+    "chunks": (
+        Value("of 1", {"chunk": 1}),
+        Value("of 7", {"chunk": 7}, quick=True),
+        Value("of 16", {"chunk": 16}),
+        Value("of 1000", {"chunk": 1000}),
+    ),
+    "prefix": (Value("hit", {"prefix": "hit"}, quick=True),),
+    "company": (
+        Value("1 other", {"company": 1}),
+        Value("7 others", {"company": 7}, quick=True),
+        Value("40 others", {"company": 40}),
+    ),
+    "preempted": (
+        Value("recompute", {"preempt": "recompute", "company": 7}, quick=True),
+        Value("swap", {"preempt": "swap", "company": 7}, quick=True),
+        # A step is under way whose tokens are lost, or come late.
+        Value("recompute, 2 in flight", {"preempt": "recompute", "company": 7, "steps_in_flight": 2}),
+        Value("swap, 2 in flight", {"preempt": "swap", "company": 7, "steps_in_flight": 2}),
+    ),
+    "forks": (Value("n 4", {"n": 4}, quick=True),),
+    "pages": (Value("of 1", {"page": 1}, quick=True), Value("of 64", {"page": 64})),
+    "in flight": (Value("2 steps", {"steps_in_flight": 2}, quick=True),),
+}
+
+
+def cases(scale: Scale, seed: int) -> list[Case]:
+    """The matrix for one model. The same scale and seed give the same cases."""
+    found = [DEFAULT, *_around_default(scale), *_combinations(scale, seed)]
+    return [_checked(replace(case, number=i), scale) for i, case in enumerate(found)]
+
+
+def lengths(case: Case, scale: Scale) -> Lengths:
+    """How long the prompts of a case are, and how much of them is the same."""
+    if case.preempt:
+        return _crowding(case, scale)
+    longest = case.prompt or min(PROMPT, scale.room)
+    for size in (case.page, 0 if case.company else case.chunk or 0):
+        if case.prompt is None and longest < size + OVER <= scale.room:
+            longest = size + OVER  # more than one page, or chunk
+    shared = max(longest - 4, 0) // case.page * case.page if case.prefix == "hit" else 0
+    # One of each kind at full length; the rest of a crowd are shorter, down to a single token of their own.
+    rest = min(longest - shared, PROMPT)
+    return Lengths((longest,) * 3 + tuple(shared + 1 + (rest - 1) * i % rest for i in range(1, 10)), shared)
+
+
+def _crowding(case: Case, scale: Scale) -> Lengths:
+    """A short and a long prompt, in turn. When the answer to the short one reaches a new page, no page is left, and the
+    long one has just begun one: were its pages full, their order would not matter to what it computes next."""
+    page, before = case.page, min(CROSSING, scale.new_tokens - 1)
+    shared = _pages(SHARED, page) if case.prefix == "hit" else 0
+    short = _pages(shared + 4 + before, page) - before
+    most = scale.room
+    if case.chunk:  # by then the long prompt must be computed, beside the tokens of the short one's answer
+        most = min(most, shared + (case.chunk - 1) * before)
+    long = min(_pages(short + LONGER, page), max(most - 1, 0) // page * page) + 1
+    return Lengths((short, long if long > shared + 2 else short), shared)
+
+
+def _pages(tokens: int, page: int) -> int:
+    """`tokens`, in whole pages."""
+    return -(-tokens // page) * page
+
+
+def _around_default(scale: Scale) -> Iterator[Case]:
+    for axis, values in (*AXES.items(), ("window", _window_values(scale)), ("prompt", _text_values(scale))):
+        for value in values:
+            if value.quick or not scale.quick:
+                yield replace(DEFAULT, axis=axis, value=value.label, **value.change)
+
+
+def _text_values(scale: Scale) -> Sequence[Value]:
+    return (Value("real text", {"text": True}, quick=True),) if scale.text else ()
+
+
+def _window_values(scale: Scale) -> Sequence[Value]:
+    """Prompts shorter than each window, so that the answer crosses it, as long, and longer."""
+    if not scale.windows:
+        return (Value("-", {"impossible": "no layer has a window"}, quick=True),)
+    found = []
+    for window in scale.windows:
+        inside = max(1, window - max(1, scale.new_tokens // 2))
+        beyond = max(window + 1, min(2 * window, scale.room))
+        for prompt, quick in ((inside, False), (window, False), (beyond, True)):
+            sign = "<" if prompt < window else "=" if prompt == window else ">"
+            found.append(Value(f"prompt {prompt} {sign} {window}", {"prompt": prompt}, quick))
+    return found
+
+
+def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
+    """Values of all axes, drawn at random; those that cannot go together are drawn again."""
+    rng = np.random.default_rng([seed, 1])
+    axes = (*AXES.values(), _window_values(scale))
+    wanted = NUM_QUICK_COMBINATIONS if scale.quick else NUM_COMBINATIONS
+    for _ in range(1000):
+        drawn = [int(rng.integers(-1, len(values))) for values in axes]
+        changes = [values[i].change for values, i in zip(axes, drawn, strict=True) if i >= 0]
+        case = replace(DEFAULT, axis="combined")
+        for change in changes:
+            case = replace(case, **change)
+        if len(changes) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
+            yield replace(case, value=_describe(case, scale))
+            wanted -= 1
+        if not wanted:
+            return
+
+
+def _goes_together(case: Case, scale: Scale) -> bool:
+    """Can every setting of a combination be seen at work?
+
+    In steps of one token only one sequence runs at a time: it has no company, and nobody needs its pages. Prompts of
+    sequences that are to be preempted have lengths of their own; where a page is longer than a window, and prompts
+    begin with whole pages, none of them may be short of one.
+    """
+    crowd = case.company or case.n > 1
+    if case.chunk == 1:
+        return not (case.company or case.preempt)
+    if not case.preempt:
+        return True
+    wide = scale.windows and case.page > scale.windows[0] and case.prefix == "hit"
+    return bool(crowd and not case.prompt and not wide)
+
+
+def _describe(case: Case, scale: Scale) -> str:
+    """The settings of a combination that are not the default's."""
+    prompt = max(lengths(case, scale).prompts)
+    parts = [
+        f"chunks {case.chunk}" if case.chunk else "",
+        "hit" if case.prefix == "hit" else "",
+        f"{case.company} others" if case.company else "",
+        case.preempt or "",
+        f"n {case.n}" if case.n > 1 else "",
+        f"pages {case.page}" if case.page != DEFAULT.page else "",
+        f"{case.steps_in_flight} in flight" if case.steps_in_flight > 1 else "",
+        f"prompt {prompt}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _checked(case: Case, scale: Scale) -> Case:
+    """The case, with the reason if its prompts do not fit the context, or share no page where they should."""
+    found = lengths(case, scale)
+    reason = case.impossible
+    if not reason and max(found.prompts) > scale.room:
+        reason = f"prompts of {max(found.prompts)} tokens: this run goes to {scale.room}"
+    elif not reason and case.prefix == "hit" and not found.shared:
+        reason = f"a prompt with a page of {case.page} tokens: this run goes to {scale.room}"
+    return replace(case, impossible=reason)

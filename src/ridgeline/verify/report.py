@@ -1,0 +1,196 @@
+"""What came of a run: per case the tokens that are equal, what was seen at work, and every difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ridgeline.verify.baseline import is_near
+from ridgeline.verify.matrix import Case
+
+Verdict = Literal["equal", "near tie", "not exercised", "DIFFERENT", "error", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token of an answer that is not the baseline's.
+
+    request: its number in the case. position: in the answer. token: None where the answer ended too early. gap: how far
+    the two were apart, in logits or in probability, if that can be said (Baseline.gap).
+    """
+
+    request: int
+    choice: int
+    greedy: bool
+    position: int
+    token: int | None
+    expected: int | None
+    gap: float | None
+
+    @property
+    def near(self) -> bool:
+        """Is it within rounding?"""
+        return is_near(self.greedy, self.gap)
+
+    def describe(self) -> str:
+        """One line."""
+        kind, unit = ("greedy", "in logits") if self.greedy else ("sampled", "of probability")
+        apart = f", {self.gap:.1e} {unit} apart" if self.gap is not None else ""
+        return (
+            f"request {self.request}, choice {self.choice} ({kind}), token {self.position}: {self.token} instead of "
+            f"{self.expected}{apart}{', a near tie' if self.near else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Tokens that are the baseline's, up to each answer's first difference, of all that were expected."""
+
+    equal: int = 0
+    total: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.equal + other.equal, self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What an engine did in a case.
+
+    first_token: steps until the first request's first token. least_first_token: as few as the settings allow.
+    most_running: sequences at once. cached_tokens: of all prompts; hits: requests that found some.
+    shared_pages: references to pages beyond one each, at most.
+    """
+
+    requests: int = 0
+    steps: int = 0
+    first_token: int = 0
+    least_first_token: int = 0
+    most_running: int = 0
+    hits: int = 0
+    cached_tokens: int = 0
+    preempted_recompute: int = 0
+    preempted_swap: int = 0
+    shared_pages: int = 0
+
+    def missing(self, case: Case) -> tuple[str, ...]:
+        """The settings of a case that were not seen at work."""
+        alone = not case.company and case.n == 1
+        seen = {
+            "first token too early": self.first_token >= self.least_first_token,
+            "first token too late": self.first_token == self.least_first_token or not alone,
+            "no company": not case.company or self.most_running > case.n,
+            "no prefix hit": case.prefix == "cold" or self.hits >= (1 if case.preempt else self.requests),
+            "a prefix was found": case.prefix == "hit" or not self.hits,
+            "nothing was computed again": case.preempt != "recompute" or self.preempted_recompute > 0,
+            "nothing was swapped": case.preempt != "swap" or self.preempted_swap > 0,
+            "no page was shared": case.n == 1 or self.shared_pages > 0,
+        }
+        return tuple(reason for reason, was_seen in seen.items() if not was_seen)
+
+    def describe(self, case: Case) -> str:
+        """What matters in a case, in a few words."""
+        preempted = self.preempted_recompute + self.preempted_swap
+        parts = [
+            f"{self.steps} steps",
+            f"first token after {self.first_token}" if case.chunk or case.steps_in_flight > 1 else "",
+            f"{self.most_running} at once" if case.company else "",
+            f"{self.hits} hits ({self.cached_tokens} tokens)" if case.prefix == "hit" else "",
+            f"{self.preempted_swap} swaps" if self.preempted_swap else "",
+            f"{self.preempted_recompute} recomputed" if self.preempted_recompute else "",
+            f"{self.shared_pages} shared pages" if case.n > 1 else "",
+        ]
+        return ", ".join(filter(None, parts)) if self.steps or preempted else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """error: what was raised in the middle of the case."""
+
+    case: Case
+    greedy: Score = Score()
+    sampled: Score = Score()
+    differences: tuple[Difference, ...] = ()
+    observed: Observed = Observed()
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the case should have exercised, and did not."""
+        return () if self.case.impossible or self.error else self.observed.missing(self.case)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst that can be said of it."""
+        if self.case.impossible:
+            return "not run"
+        if self.error:
+            return "error"
+        if any(not d.near for d in self.differences):
+            return "DIFFERENT"
+        if self.missing:
+            return "not exercised"
+        return "near tie" if self.differences else "equal"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "verdict": self.verdict,
+            "missing": list(self.missing),
+            "differences": [asdict(d) | {"near": d.near} for d in self.differences],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run of the matrix. smallest_lead: of any greedy token of the baseline over the next best, in logits."""
+
+    seed: int
+    quick: bool
+    longest: int
+    new_tokens: int
+    results: tuple[CaseResult, ...]
+    smallest_lead: float | None
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Is every token the baseline's, or within rounding of it?"""
+        return not {r.verdict for r in self.results} & {"DIFFERENT", "error"}
+
+    @property
+    def complete(self) -> bool:
+        """Was every setting of every case seen at work?"""
+        return not any(r.missing for r in self.results)
+
+    def verdicts(self) -> Mapping[Verdict, int]:
+        """How many cases came out how."""
+        return Counter(r.verdict for r in self.results)
+
+    @property
+    def greedy(self) -> Score:
+        return sum((r.greedy for r in self.results), Score())
+
+    @property
+    def sampled(self) -> Score:
+        return sum((r.sampled for r in self.results), Score())
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "equal": self.equal,
+            "complete": self.complete,
+            "seed": self.seed,
+            "quick": self.quick,
+            "longest": self.longest,
+            "new_tokens": self.new_tokens,
+            "verdicts": dict(self.verdicts()),
+            "greedy": asdict(self.greedy),
+            "sampled": asdict(self.sampled),
+            "smallest_lead": self.smallest_lead,
+            "seconds": self.seconds,
+            "cases": [r.to_json() for r in self.results],
+        }

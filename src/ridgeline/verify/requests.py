@@ -1,0 +1,109 @@
+"""What is asked in a case: prompts, sampling parameters, when each request arrives. All of it follows from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec.request import SamplingParams
+from ridgeline.verify.matrix import Case, Scale, lengths
+
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1, ignore_eos=True)
+# From a few tokens only, so that they come again and penalties count.
+PENALISED = SamplingParams(
+    temperature=1, top_p=0.9, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=2, ignore_eos=True
+)
+KINDS = (GREEDY, SAMPLED, PENALISED)
+NUM_ALLOWED = 16
+DISTINCT = 12  # requests of a crowd that differ: the baseline answers each once. A multiple of the kinds.
+TEXTS = (
+    "Once upon a time, there was a little girl who lived in a small house near the forest. Every morning",
+    "The capital of France is Paris. The capital of Japan is",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request, and the step at which it comes."""
+
+    step: int
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Requests that are served together, once those in `before` are complete, one after the other."""
+
+    before: Sequence[GenerationRequest]
+    arrivals: Sequence[Arrival]
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Random token ids, without those that mean something of their own, and texts."""
+
+    vocab_size: int
+    special: Collection[int]
+    seed: int
+    texts: Sequence[Sequence[int]] = ()
+    _ids: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def tokens(self, index: int, length: int) -> tuple[int, ...]:
+        """The first `length` tokens of random sequence `index`."""
+        if (index, length) not in self._ids:
+            plain = np.setdiff1d(np.arange(self.vocab_size), np.array(sorted(self.special), np.int64))
+            rng = np.random.default_rng([self.seed, 2, index])
+            self._ids[index, length] = tuple(plain[rng.integers(plain.size, size=length)].tolist())
+        return self._ids[index, length]
+
+    def text(self, index: int, room: int) -> tuple[int, ...]:
+        """A text, cut to `room` tokens."""
+        return tuple(self.texts[index % len(self.texts)][:room])
+
+
+def params_of(request: GenerationRequest) -> SamplingParams:
+    """How a request of this package samples: it searches no beams."""
+    assert isinstance(request.params, SamplingParams)
+    return request.params
+
+
+def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
+    """The requests of a case: each company in turn, until every kind of request was asked."""
+    rng = np.random.default_rng([prompts.seed, 3, case.number])
+    size = case.company + 1
+    for first in range(0, len(KINDS), size):
+        requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
+        # Those that shall meet with too few pages come together.
+        span = 1 if case.preempt else scale.new_tokens
+        steps = [0, *rng.integers(span, size=size - 1).tolist()]
+        before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
+        yield Round(before, list(map(Arrival, steps, requests)))
+
+
+def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> GenerationRequest:
+    """Request `number` of a case. Where nothing is to be found in the cache, each has a salt of its own."""
+    index, found = number % DISTINCT, lengths(case, scale)
+    length = found.prompts[index % len(found.prompts)]
+    tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
+    if case.text:
+        tokens = prompts.text(number, scale.room)
+    params = replace(KINDS[index % len(KINDS)], n=case.n, max_tokens=scale.new_tokens)
+    if params.presence_penalty:
+        params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))
+    noise = tuple(NoiseKey(prompts.seed, (index + 1) << 32 | choice) for choice in range(case.n))
+    salt = "" if case.prefix == "hit" else str(number)
+    return GenerationRequest(tokens, params, noise, cache_salt=salt)
+
+
+def _forerunners(case: Case, scale: Scale, prompts: Prompts) -> list[GenerationRequest]:
+    """Who computes the prefix that is to be found; before it, some whose prompts differ from it in one token."""
+    shared = prompts.tokens(0, lengths(case, scale).shared)
+    other = prompts.tokens(DISTINCT + 1, len(shared))
+    starts = [(*shared[:i], other[i], *shared[i + 1 :]) for i in sorted({0, len(shared) // 2, len(shared) - 1})]
+    params, noise = replace(GREEDY, max_tokens=1), (NoiseKey(prompts.seed, 0),)
+    return [GenerationRequest((*start, other[0]), params, noise) for start in (*starts, shared)]

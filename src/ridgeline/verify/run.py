@@ -1,0 +1,128 @@
+"""Runs the matrix on one model: an engine for each case over the same weights, its tokens beside the baseline's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ridgeline.engine import Engine
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec.groups import state_groups
+from ridgeline.spec.state import ALL
+from ridgeline.verify.baseline import Baseline
+from ridgeline.verify.matrix import Case, Scale, cases, lengths
+from ridgeline.verify.report import CaseResult, Observed, Report
+from ridgeline.verify.requests import TEXTS, Prompts, rounds
+from ridgeline.verify.serving import Serving
+from ridgeline.verify.soil import soiled
+
+NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
+UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
+# Parameters times tokens of a forward pass over the longest prompt: about a second on two cores, and on a GPU.
+MAX_WORK = {"cpu": 25 * 10**9, "cuda": 40 * 10**12}
+HOST_SEQUENCES = 8  # the swap space holds so many of full length
+LEAST_LONGEST = 128  # tokens of a prompt and its answer that any model must bear, if its context does
+
+OnCase = Callable[[CaseResult, int], None]  # a case is done; the number of all
+
+
+def verify(
+    loaded: LoadedModel,
+    tokenizer: Tokenizer | None = None,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    new_tokens: int | None = None,
+    on_case: OnCase = lambda result, total: None,
+) -> Report:
+    """Run the exactness matrix: is every token that of naive sampling alone, however it is served?
+
+    tokenizer: adds prompts of real text. quick: one value of each axis, three combinations, short answers. seed: of
+    prompts, noise, arrivals and combinations. new_tokens: of each answer. What goes wrong in a case is its result, and
+    never raised.
+    """
+    start = time.perf_counter()
+    scale = scale_of(loaded, tokenizer, quick, new_tokens)
+    prompts = _prompts(loaded, tokenizer, seed)
+    baseline = Baseline(loaded)
+    todo = cases(scale, seed)
+    results = []
+    for case in todo:
+        results.append(run_case(loaded, case, scale, prompts, baseline))
+        on_case(results[-1], len(todo))
+    seconds = time.perf_counter() - start
+    return Report(seed, quick, scale.longest, scale.new_tokens, tuple(results), baseline.smallest_lead(), seconds)
+
+
+def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_tokens: int | None) -> Scale:
+    """What the matrix is cut to: the model's context, and how large the model is for its device."""
+    groups = state_groups(loaded.spec, page_tokens=1, element_bytes=1)
+    windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
+    work = MAX_WORK["cpu" if loaded.table.memory.device == "cpu" else "cuda"]
+    longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
+    tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
+    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick)
+
+
+def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, baseline: Baseline) -> CaseResult:
+    """One case. Whatever it raises is its error."""
+    if case.impossible:
+        return CaseResult(case)
+    start, run = time.perf_counter(), None
+    try:
+        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case)
+        for each in rounds(case, scale, prompts):
+            run.serve(each)
+        scores, differences = run.compare(baseline)
+    except Exception as e:
+        observed = run.observed() if run else Observed()
+        error = f"{type(e).__name__}: {e}"
+        return CaseResult(case, observed=observed, error=error, seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return CaseResult(case, scores[True], scores[False], tuple(differences), run.observed(), seconds=seconds)
+
+
+def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
+    """The settings of a case; the pools of pages are cut where sequences shall be short of them."""
+    longest = max(lengths(case, scale).prompts) + scale.new_tokens
+    seqs = case.n * (case.company + 1) + 1
+    free = loaded.table.memory.free_bytes()
+    config = resolve(
+        loaded.spec,
+        min(longest, loaded.max_model_len),
+        EngineOptions(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=case.chunk or (case.company + 1) * longest,
+            block_size=case.page,
+            steps_in_flight=case.steps_in_flight,
+        ),
+        free_bytes=UNKNOWN_FREE_BYTES if free is None else free,
+        fixed_len=True,
+    )
+    if not case.preempt:
+        return config
+    host = [1 + HOST_SEQUENCES * g.most_pages(longest) if case.preempt == "swap" else 0 for g in config.groups]
+    return replace(config, num_pages=_few_pages(config, case, scale), num_host_pages=tuple(host))
+
+
+def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
+    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers."""
+    found, new = lengths(case, scale), scale.new_tokens
+    short, long = min(found.prompts), max(found.prompts)
+    return tuple(
+        1 + max(g.most_pages(long + new),
+                g.most_pages(short + 1) + g.most_pages(long + 1) - len(g.reads(found.shared)))
+        for g in config.groups
+    )  # fmt: skip
+
+
+def _prompts(loaded: LoadedModel, tokenizer: Tokenizer | None, seed: int) -> Prompts:
+    special = set(loaded.eos_token_ids)
+    texts = []
+    if tokenizer is not None:
+        special |= {i for i in tokenizer.special_ids if i < loaded.spec.vocab_size}
+        texts = [tokenizer.encode(text) for text in TEXTS]
+    return Prompts(loaded.spec.vocab_size, special, seed, texts)

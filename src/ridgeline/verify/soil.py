@@ -1,0 +1,42 @@
+"""Pages that are not clean: memory that was used before may hold just what a wrong engine fails to write."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from ridgeline.ops.api import Array, Memory
+from ridgeline.runtime.load import LoadedModel
+
+SOIL = 100.0  # far from any key or value, so that reading it shows; a number, so that what is multiplied by 0 is 0
+BLOCK = 2**22  # numbers that are written at once, unless one page has more
+
+
+def soiled(loaded: LoadedModel) -> LoadedModel:
+    """The same model and weights, on a device whose new pages are full of SOIL."""
+    table = copy.copy(loaded.table)
+    table.memory = cast(Memory, _Soiling(loaded.table.memory))
+    return replace(loaded, table=table)
+
+
+class _Soiling:
+    """A Memory that is another one but for its new pages."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def pages(self, num_pages: int, elements: int) -> Array:
+        """As Memory.pages."""
+        pages = self._memory.pages(num_pages, elements)
+        size = max(1, BLOCK // max(1, elements))
+        for first in range(0, num_pages, size):
+            index: Sequence[int] = range(first, min(first + size, num_pages))
+            self._memory.pages_in(pages, index, np.full((len(index), elements), SOIL, np.float32))
+        return pages

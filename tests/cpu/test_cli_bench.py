@@ -1,0 +1,230 @@
+"""`ridgeline bench`: what it reports, and the floors beside it against counts that were made another way."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.archs import spec_from_config
+from ridgeline.cli.main import main
+from ridgeline.measure import Cost, Costs, Roof, Spread, measure_roof
+from ridgeline.ops import open_table
+from ridgeline.spec import ModelSpec, MoE
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTURE = CONFIG | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+SMALL = ("--input-len", "20", "--output-len", "6")
+Done = CompletedProcess[str]
+Run = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Models this small only lose time to threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path) -> Run:
+    """Runs `bench` on random weights, with the roof of a made-up machine."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("ridgeline.measure.measure_roof", lambda table: Roof(1e9, 1e10))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def call(*args: object) -> Done:
+        command = ["ridgeline", "bench", *map(str, args), "-m", str(model), "--load-format", "dummy"]
+        monkeypatch.setattr(sys, "argv", command)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return Done(args, int(caught.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+def report(found: Done) -> dict[str, Any]:
+    """The one JSON line, and nothing else."""
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.count("\n") == 1
+    value: dict[str, Any] = json.loads(found.stdout)
+    keys = "benchmark model weight_dtype arguments machine roof engine reasons measured"
+    assert list(value) == keys.split()
+    assert {"cpu", "cores", "torch"} <= set(value["machine"])
+    return value
+
+
+def ordered(spread: dict[str, float]) -> bool:
+    return 0 < spread["median"] <= spread["p90"] <= spread["p99"] and spread["mean"] > 0
+
+
+def test_latency_as_json(run: Run) -> None:
+    value = report(run("latency", "--batch-size", 3, *SMALL, "--num-iters", 3, "--json"))
+    assert (value["benchmark"], value["arguments"]["batch_size"]) == ("latency", 3)
+    assert value["engine"]["max_num_seqs"] == 256
+    assert value["reasons"]["max_num_seqs"]
+    measured = value["measured"]
+    assert all(ordered(measured[name]) for name in ("latency_s", "ttft_s", "tpot_s"))
+    mean = {name: measured[name]["mean"] for name in ("latency_s", "ttft_s", "tpot_s")}
+    assert mean["ttft_s"] + 5 * mean["tpot_s"] == pytest.approx(mean["latency_s"])
+    assert measured["output_tokens_per_s"] == pytest.approx(3 * 6 / mean["latency_s"])
+    assert measured["floor_ttft_s"] + 5 * measured["floor_tpot_s"] == pytest.approx(measured["floor_latency_s"])
+
+
+def test_latency_as_text(run: Run) -> None:
+    found = run("latency", "--batch-size", 2, *SMALL, "--num-iters", 1, "--num-iters-warmup", 0)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "2 sequences at once, 20 tokens in and 6 out; 1 times" in found.stdout
+    assert "reads 1.0 GB/s, computes 10 GFLOP/s (measured)" in found.stdout
+    assert all(name in found.stdout for name in ("whole batch", "first token of all", "each token after it", "floor"))
+    assert max(map(len, found.stdout.splitlines()[1:])) <= 100
+
+
+def test_a_single_token_has_no_time_per_token(run: Run) -> None:
+    measured = report(run("latency", "--output-len", 1, "--num-iters", 1, "--input-len", 4, "--json"))["measured"]
+    assert (measured["tpot_s"], measured["floor_tpot_s"]) == (None, None)
+    assert "each token" not in run("latency", "--output-len", 1, "--num-iters", 1, "--input-len", 4).stdout
+
+
+@pytest.mark.parametrize("mode", [(), ("--batching", "static"), ("--cache", "off")], ids=" ".join)
+def test_throughput_as_json(mode: tuple[str, ...], run: Run) -> None:
+    args = ("throughput", "--num-prompts", 12, *SMALL, "--max-num-seqs", 4, "--json", *mode)
+    value = report(run(*args))
+    measured = value["measured"]
+    assert (measured["num_requests"], measured["prompt_tokens"], measured["output_tokens"]) == (12, 240, 72)
+    assert measured["requests_per_s"] == pytest.approx(12 / measured["elapsed_s"])
+    assert measured["total_tokens_per_s"] == pytest.approx(312 / measured["elapsed_s"])
+    assert ordered(measured["ttft_s"])
+    assert ordered(measured["tpot_s"])
+    if "off" in mode:
+        assert (measured["pages"], value["engine"]) == (None, {})
+        return
+    pages = measured["pages"]
+    assert 0 < pages["mean_running"] <= 4
+    assert 0 < pages["mean_used_pages"] <= pages["peak_used_pages"] == 8 <= pages["num_pages"]
+    assert 0 < pages["waste"] < 0.5
+    assert (pages["hit_rate"], pages["preemptions"]) == (0, 0)
+
+
+def test_throughput_of_a_data_set(run: Run, tmp_path: Path) -> None:
+    ids = list(range(40))
+    rows = [{"prompt_token_ids": [*ids, i]} for i in range(4)] + [
+        {"prompt_token_ids": [5], "sampling_params": {"max_tokens": 2}}
+    ]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    args = ("throughput", "--dataset", tmp_path / "d.jsonl", "--output-len", 4, "--max-num-seqs", 1)
+    measured = report(run(*args, "--json"))["measured"]
+    assert (measured["prompt_tokens"], measured["output_tokens"]) == (4 * 41 + 1, 4 * 4 + 2)
+    assert measured["pages"]["hit_rate"] == pytest.approx(3 * 32 / 165)
+    few = run(*args, "--num-prompts", 2).stdout
+    assert f"2 requests of {tmp_path}/d.jsonl" in few
+    assert all(part in few for part in ("of the roof", "requests/s", "first token", "pages in use", "prefix cache"))
+    many = run(*args, "--num-prompts", 6)
+    assert (many.returncode, "--num-prompts 6" in many.stderr, "holds 5" in many.stderr) == (2, True, True)
+
+
+def test_what_does_not_fit_is_refused(run: Run, tmp_path: Path) -> None:
+    found = run("latency", "--input-len", 90, "--output-len", 7)
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    (tmp_path / "d.jsonl").write_text('{"prompt_token_ids": [1]}\n{"prompt_token_ids": [300]}\n')
+    found = run("throughput", "--dataset", tmp_path / "d.jsonl", "--output-len", 2)
+    assert "d.jsonl:2: token id 300" in found.stderr
+
+
+# ---- floors --------------------------------------------------------------------------------------------------------
+
+
+def counted(spec: ModelSpec, lengths: list[tuple[int, int]], matrix_bytes: int, state_bytes: int) -> Cost:
+    """One pass over sequences (tokens that are there, tokens to compute), token by token, weight by weight."""
+    tokens = sum(new for _, new in lengths)
+    read = flops = 0.0
+    for weight in spec.weights():
+        share = used = 1.0
+        if "experts" in weight.name:
+            mlp = next(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE))
+            used = mlp.num_experts_per_tok / mlp.num_experts
+            share = 1 - (1 - used) ** tokens
+        rows = len(lengths) if weight.name.startswith("head") else tokens
+        if weight.name == "embed.weight":
+            read += tokens * spec.hidden_size * matrix_bytes
+            if not spec.tie_word_embeddings:
+                continue
+            rows = len(lengths)
+        read += share * np.prod(weight.shape) * (matrix_bytes if len(weight.shape) > 1 else 4)
+        flops += 2 * used * np.prod(weight.shape) * rows
+    for layer in spec.layers:
+        a = layer.mixer
+        for there, new in lengths:
+            seen = [min(p + 1, a.window or p + 1) for p in range(there, there + new)]
+            flops += 4 * a.num_heads * a.head_dim * sum(seen)
+            if there:
+                read += 2 * a.num_kv_heads * a.head_dim * min(there, (a.window or there + 1) - 1) * state_bytes
+    return Cost(read, flops)
+
+
+@pytest.mark.parametrize("name", ["dense", "tied", "mixture", "window"])
+def test_floors_count_every_weight_and_every_token(name: str) -> None:
+    window = CONFIG | {"model_type": "mistral", "sliding_window": 10}
+    config = {"dense": CONFIG, "tied": CONFIG | {"tie_word_embeddings": True}, "mixture": MIXTURE, "window": window}[
+        name
+    ]
+    spec = spec_from_config(config)
+    costs = Costs(spec, matrix_bytes=2, state_bytes=4, longest=60)
+
+    def same(cost: Cost, expected: Cost) -> None:
+        assert asdict(cost) == pytest.approx(asdict(expected), rel=1e-9)
+
+    same(costs.prefill(3, 20), counted(spec, [(0, 20)] * 3, 2, 4))
+    same(costs.step(5, 33), counted(spec, [(33, 1)] * 5, 2, 4))
+    # Two requests, one of which finds 16 tokens: three passes at the least, for the longer answer.
+    state = counted(spec, [(30, 1)], 2, 4).bytes + counted(spec, [(31, 1)], 2, 4).bytes - 2 * costs.weights(1)
+    flops = (counted(spec, [(0, 30)], 2, 4) + counted(spec, [(30, 1)], 2, 4) + counted(spec, [(31, 1)], 2, 4)).flops
+    flops += counted(spec, [(0, 20)], 2, 4).flops - counted(spec, [(0, 16)], 2, 4).flops + 2 * 300 * 64
+    found = costs.all([(0, 30, 3), (16, 20, 1)], max_seqs=8)
+    same(found, Cost(3 * costs.weights((30 + 4 + 2) / 3) + state, flops))
+    narrow = costs.all([(0, 30, 3), (16, 20, 1)], max_seqs=1)  # one at a time: four passes
+    assert narrow.bytes - state == pytest.approx(4 * costs.weights(36 / 4))
+
+
+def test_the_roof_binds_by_what_is_scarcer() -> None:
+    assert Cost(10, 30).seconds(Roof(5, 10)) == 3
+    assert Cost(20, 30).seconds(Roof(5, 10)) == 4
+    assert asdict(Cost(1, 2) + Cost(3, 4)) == {"bytes": 4, "flops": 6}
+
+
+def test_a_spread_is_numpys() -> None:
+    values = [3.0, 1.0, 2.0, 10.0]
+    assert Spread.of(values) == Spread(4.0, 2.5, float(np.percentile(values, 90)), float(np.percentile(values, 99)))
+    assert Spread.of([]) is None
+
+
+def test_the_roof_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a slow and a fast machine: enough to notice a wrong unit."""
+    monkeypatch.setattr("ridgeline.measure.machine.READ_BYTES", 1 << 26)
+    monkeypatch.setattr("ridgeline.measure.machine.BUDGET_S", 0.1)
+    roof = measure_roof(open_table("cpu"))
+    assert 1e9 < roof.read_bytes_per_s < 1e12
+    assert 1e9 < roof.flops_per_s < 1e13

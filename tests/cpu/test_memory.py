@@ -1,0 +1,238 @@
+"""What the plan counts against what a process takes: the peak of its resident memory beyond weights and pages.
+
+Each case is a fresh process. Exact: with every larger block of memory mapped on its own (mallopt(3)), so that freed
+memory is not resident, the peak is at most the count, and the count at most three times the peak. As deployed, glibc
+keeps some of what is freed: blocks below its threshold of up to 32 MiB, and twice that at the end of the heap. That is
+no part of the count; it is what the share of the memory is for that `resolve` leaves free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ridgeline
+from ridgeline.ops.reference import paged, primitives
+from ridgeline.plan import memory
+from ridgeline.runtime import arena, generator, runner, sampler
+
+MIB = 2**20
+KEPT_BY_GLIBC = 96 * MIB
+LLAMA = {
+    "model_type": "llama", "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 32000, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 8000, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "sliding_window": None,
+}  # fmt: skip
+MISTRAL = {
+    "model_type": "mistral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16000,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": 256,
+}  # fmt: skip
+GEMMA = {
+    "model_type": "gemma2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64000,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "sliding_window": 128, "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
+SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
+HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
+SHORT = {**SMALL, "max_position_embeddings": 512}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with random weights, and the options of its engine.
+
+    context, new: prompts of the sequences that decode together, and the tokens that they are given, in tokens.
+    """
+
+    shape: dict[str, Any]
+    dtype: str = "float32"
+    context: int = 32
+    new: int = 2
+    options: dict[str, int] = field(default_factory=dict)
+
+
+CASES = {
+    "small": Case(SHORT, options={"max_num_seqs": 64, "max_num_batched_tokens": 256}),
+    "llama": Case(LLAMA),
+    "llama, bfloat16": Case(LLAMA, "bfloat16"),
+    "one sequence": Case(LLAMA, context=2040, options={"max_num_seqs": 1}),
+    "large chunks": Case(LLAMA, context=512, options={"max_num_seqs": 16, "max_num_batched_tokens": 2048}),
+    "many heads": Case(HEADS, options={"max_num_seqs": 64}),
+    "one key head": Case({**SMALL, "num_key_value_heads": 1}, context=500, options={"max_num_seqs": 64}),
+    "experts": Case(MIXTRAL, "bfloat16", options={"max_num_batched_tokens": 1024}),
+    "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
+    "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
+    "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),
+    "swap": Case(
+        SMALL, context=200, new=60,
+        options={"max_num_seqs": 32, "kv_cache_memory_bytes": 8 * MIB, "swap_space_bytes": 32 * MIB},
+    ),
+}  # fmt: skip
+
+
+def can_measure() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return hasattr(ctypes.CDLL(None), "malloc_trim")
+    except OSError:
+        return False
+
+
+needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_refs, or another malloc than glibc's")
+
+
+def measure(name: str, **environ: str) -> dict[str, Any]:
+    """Run a case in a process of its own; counted and peak bytes."""
+    env = {**os.environ, "PYTHONPATH": str(Path(ridgeline.__file__).parents[1]), **environ}
+    command = [sys.executable, __file__, json.dumps(asdict(CASES[name]))]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    peaks = ", ".join(f"{phase} {size / MIB:.0f}" for phase, size in found["peaks"].items())
+    counted, peak = found["counted"], max(found["peaks"].values())
+    print(f"{name}: {counted / MIB:.0f} MiB counted, {peak / MIB:.0f} at the peak, x {counted / peak:.2f} ({peaks})")
+    return found
+
+
+def check_exact(name: str) -> None:
+    found = measure(name, MALLOC_MMAP_THRESHOLD_="65536")
+    peak = max(found["peaks"].values())
+    assert peak <= found["counted"] <= 3 * peak
+
+
+@needs_proc
+def test_a_small_model_takes_what_was_counted() -> None:
+    check_exact("small")
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name != "small"])
+def test_a_process_takes_what_was_counted(name: str) -> None:
+    check_exact(name)
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["small", "large chunks", "many heads", "long context", "capped logits", "swap"])
+def test_a_process_as_deployed_takes_little_more(name: str) -> None:
+    found = measure(name)
+    assert max(found["peaks"].values()) <= found["counted"] + KEPT_BY_GLIBC
+
+
+def test_the_plan_knows_the_bounds_that_others_keep() -> None:
+    assert (memory.CPU_BLOCK, memory.GPU_BLOCK) == (paged.CPU_BLOCK, paged.GPU_BLOCK)
+    assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK
+    assert memory.SAMPLE_BLOCK == sampler.BLOCK
+    assert memory.MOVE_BYTES == arena.MOVE_BYTES
+    assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
+    assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
+
+
+# ---- in the process that is measured ---------------------------------------------------------------------------------
+
+
+def resident(key: str) -> int:
+    """Bytes of this process: VmRSS is now, VmHWM the peak since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def reset_peak() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Driver:
+    """An engine that is made to take all that it can."""
+
+    def __init__(self, case: Case) -> None:
+        import torch
+
+        from ridgeline import LLM
+        from ridgeline.engine import Engine
+        from ridgeline.plan import EngineOptions, resolve
+
+        torch.set_grad_enabled(False)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(case.shape))
+            loaded = LLM(folder, load_format="dummy", dtype=case.dtype, cache="off").loaded
+        self.runs = 0
+        self.vocab, length = loaded.spec.vocab_size, loaded.max_model_len
+        few = EngineOptions(max_num_seqs=2, max_num_batched_tokens=16)
+        self.engine = Engine(loaded, resolve(loaded.spec, 64, few, free_bytes=MIB << 8, fixed_len=True))
+        self.run([20, 5])  # what is loaded when it is first used
+        del self.engine
+        options = EngineOptions(**case.options)
+        config = self.config = resolve(loaded.spec, length, options, free_bytes=MIB << 10, fixed_len=False)
+        reset_peak()
+        self.base = resident("VmRSS") + config.state_bytes + config.swap_bytes
+        self.engine = Engine(loaded, config)
+        for pages in (*self.engine._runner._arena._pages, *self.engine._runner._arena._host):
+            pages[:] = 0
+
+    def run(self, lengths: list[int], **params: Any) -> None:
+        """Requests with prompts of these lengths, all at once."""
+        import numpy as np
+
+        from ridgeline import SamplingParams
+        from ridgeline.runtime.generator import GenerationRequest
+        from ridgeline.runtime.sampler import NoiseKey
+
+        self.runs += 1  # other prompts each time, so that none is found in the prefix cache
+        rng = np.random.default_rng(self.runs)
+        sampling = SamplingParams(**{"max_tokens": 2, "top_p": 0.9, "logprobs": 20, "ignore_eos": True, **params})
+        for i, n in enumerate(lengths):
+            noise = tuple(NoiseKey(i, j) for j in range(sampling.n))
+            self.engine.add(i, GenerationRequest(rng.integers(3, self.vocab, n).tolist(), sampling, noise))
+        while len(self.engine):
+            self.engine.step()
+
+    def peak(self, lengths: list[int], **params: Any) -> int:
+        """Bytes beyond weights and pages."""
+        reset_peak()
+        self.run(lengths, **params)
+        return resident("VmHWM") - self.base
+
+
+def main(case: Case) -> None:
+    driver = Driver(case)
+    config = driver.config
+    seqs, tokens, room = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len - 4
+    once: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "logprobs": None}
+    if any(config.num_host_pages):
+        driver.engine._scheduler._swap_cost = lambda num_tokens, num_bytes: "swap"
+    peaks = {
+        "prefill": driver.peak([min(room, 4 * tokens)], **once),
+        "full context": driver.peak([room], **once),
+        "padded": driver.peak(([33, 64, 36, 40] * tokens)[: max(1, min(seqs, tokens // 20))], **once),
+        "decode": driver.peak([min(room, case.context)] * seqs, max_tokens=case.new, logprobs_mode="processed"),
+        "prompt logprobs": driver.peak([min(room, 2 * tokens)], prompt_logprobs=20, max_tokens=1),
+        "forks": driver.peak([min(room, 200)], n=seqs),
+    }
+    if any(config.num_host_pages):
+        assert driver.engine.stats().preempted_swap > 0
+    print(json.dumps({"counted": config.workspace_bytes, "peaks": peaks}))
+
+
+if __name__ == "__main__":
+    main(Case(**json.loads(sys.argv[1])))

@@ -1,0 +1,130 @@
+"""Swapping: a sequence whose pages went to the host and back answers as if it had never left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from oracle.build import build
+from oracle.families import CASES, VOCAB
+from ridgeline import LLM, SamplingParams
+from ridgeline.engine import Engine
+from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime import arena
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec.groups import NULL_PAGE
+from ridgeline.spec.request import RequestOutput
+
+FULL, WINDOWS = "llama_gqa", "gemma3"  # every layer sees all; some see a window only: two groups of pages
+ALWAYS, NEVER = (1.0, 0.0), (0.0, 1.0)  # seconds per token computed again, seconds per byte copied
+RNG = np.random.default_rng(1)
+PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (5, 30, 60, 43, 12)]
+REQUESTS = [
+    SamplingParams(max_tokens=24, temperature=t, seed=i, n=n, ignore_eos=True)
+    for i, (t, n) in enumerate([(0.0, 1), (1.0, 1), (1.0, 4), (0.0, 2), (1.0, 1)])
+]
+Tokens = dict[tuple[int, int], list[int]]
+
+
+@cache
+def loaded(name: str) -> LLM:
+    with TemporaryDirectory() as folder:
+        build(CASES[name], folder)
+        return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off")
+
+
+@cache
+def baseline(name: str) -> Tokens:
+    """Naive sampling."""
+    outputs: list[RequestOutput] = loaded(name).generate(PROMPTS, REQUESTS)
+    return {(i, c.index): c.token_ids for i, output in enumerate(outputs) for c in output.outputs}
+
+
+def settings(name: str, **options: int) -> EngineConfig:
+    """Pages for little more than the longest request, so that others must make room; plenty of room on the host."""
+    given = {"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 4, "swap_space_bytes": 1 << 22, **options}
+    spec, length = loaded(name).loaded.spec, CASES[name].max_model_len
+    chosen = resolve(spec, length, EngineOptions(**given), free_bytes=1 << 30, fixed_len=True)
+    return replace(chosen, num_pages=tuple(g.most_pages(90) + 3 for g in chosen.groups))
+
+
+def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
+    """All requests through one engine; books checked at every step."""
+    engine, out = Engine(loaded(name).loaded, config), {}
+    for i, (prompt, params) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
+        engine.add(i, GenerationRequest(prompt, params, tuple(NoiseKey(i, choice) for choice in range(params.n))))
+    for _ in range(5000):
+        if not len(engine):
+            return out, engine
+        for event in engine.step():
+            assert event.error is None
+            out.setdefault((event.request, event.choice), []).extend(event.tokens)
+        engine.check()
+    raise AssertionError("no progress")
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("name", [FULL, WINDOWS])
+def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled, one answer and several, whole pages moved one at a time."""
+    monkeypatch.setattr(Runner, "preemption_rates", lambda self: ALWAYS)
+    monkeypatch.setattr(arena, "MOVE_BYTES", 1)
+    out, engine = serve(name, settings(name, steps_in_flight=steps_in_flight))
+    assert out == baseline(name)
+    stats = engine.stats()
+    assert stats.preempted_swap > 0
+    assert all(group.host_pages_used == 0 for group in stats.groups)
+
+
+@pytest.mark.parametrize("name", [FULL, WINDOWS])
+def test_where_copies_are_dear_nothing_is_swapped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "preemption_rates", lambda self: NEVER)
+    out, engine = serve(name, settings(name))
+    assert out == baseline(name)
+    stats = engine.stats()
+    assert stats.preempted_swap == 0 < stats.preempted_recompute
+
+
+@pytest.mark.parametrize("name", [FULL, WINDOWS])
+def test_the_measured_cost(name: str) -> None:
+    """Whatever this machine's rates make of it."""
+    out, engine = serve(name, settings(name))
+    assert out == baseline(name)
+    stats = engine.stats()
+    assert stats.preempted_swap + stats.preempted_recompute > 0
+
+
+def test_a_host_with_little_room_takes_some_and_computes_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "preemption_rates", lambda self: ALWAYS)
+    config = settings(FULL)
+    out, engine = serve(FULL, replace(config, num_host_pages=(18,)))
+    assert out == baseline(FULL)
+    stats = engine.stats()
+    assert stats.preempted_swap > 0
+    assert stats.preempted_recompute > 0
+
+
+def test_nothing_is_measured_without_swap_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "preemption_rates", None)
+    config = settings(FULL, swap_space_bytes=0)
+    assert config.num_host_pages == (0,)
+    out, engine = serve(FULL, config)
+    assert out == baseline(FULL)
+    assert engine.stats().preempted_recompute > 0
+
+
+@pytest.mark.parametrize("name", [FULL, WINDOWS])
+def test_measuring_disturbs_no_page(name: str) -> None:
+    engine = Engine(loaded(name).loaded, settings(name))
+    pages = engine._runner._arena._pages
+    for i, group in enumerate(pages):
+        group[:] = float(i + 1)
+    assert min(engine._runner.preemption_rates()) > 0
+    for i, group in enumerate(pages):
+        assert (group[NULL_PAGE + 1 :] == i + 1).all()

@@ -1,0 +1,235 @@
+"""What the planner promises: a start fails only where nothing smaller fits, and never takes more than was counted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from published import PUBLISHED
+from test_spec import specs
+
+from ridgeline.archs import spec_from_config
+from ridgeline.errors import RequestError
+from ridgeline.plan import EngineConfig, EngineOptions, PreemptCost, resolve
+from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.groups import state_groups
+
+SPECS = {name: spec_from_config(PUBLISHED[name][0]) for name in list(PUBLISHED)[::3]}
+GIB = 1 << 30
+LLAMA = spec_from_config(PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"][0])
+
+
+def logarithmic(top: int) -> st.SearchStrategy[int]:
+    """Whole numbers from 1 to 2**top, every order of magnitude as likely."""
+    return st.integers(0, top).flatmap(lambda k: st.integers(max(1, 2**k // 2), 2**k))
+
+
+OPTIONS = st.builds(
+    EngineOptions,
+    max_num_seqs=st.none() | logarithmic(14),
+    max_num_batched_tokens=st.none() | logarithmic(16),
+    block_size=st.none() | st.sampled_from([1, 3, 16, 64, 256]),
+    kv_cache_memory_bytes=st.none() | logarithmic(42),
+    steps_in_flight=st.none() | st.integers(1, 2),
+    swap_space_bytes=st.none() | st.just(0) | logarithmic(36),
+)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of `resolve`."""
+    spec = draw(st.sampled_from(list(SPECS.values())) | specs())
+    on_host = draw(st.booleans())
+    return {
+        "spec": spec,
+        "max_model_len": draw(logarithmic(21).map(lambda n: min(n, spec.max_position_embeddings))),
+        "options": draw(OPTIONS),
+        "free_bytes": draw(st.just(-GIB) | logarithmic(46)),
+        "fixed_len": draw(st.booleans()),
+        "fraction": draw(st.sampled_from([0.5, 0.9])),
+        "device_is_host": on_host,
+        "host_free_bytes": None if on_host else draw(st.none() | logarithmic(40)),
+    }
+
+
+def limit_of(q: dict[str, Any]) -> int:
+    """Bytes for pages, workspace and, on the host, swap space."""
+    return q["free_bytes"] if q["options"].kv_cache_memory_bytes else int(q["free_bytes"] * q["fraction"])
+
+
+def anything_fits(q: dict[str, Any]) -> bool:
+    """Is there a setting, among many, that fits? Counted anew, by trying."""
+    options, spec = q["options"], q["spec"]
+    swap, kv = options.swap_space_bytes or 0, options.kv_cache_memory_bytes
+    limit = limit_of(q) - (swap if q["device_is_host"] else 0)
+    lengths = [q["max_model_len"]] if q["fixed_len"] else [1, 16, q["max_model_len"]]
+    for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
+        groups = state_groups(spec, page_tokens=size, element_bytes=4)
+        count = Workspace(spec, groups, on_cpu=q["device_is_host"])
+        for tokens, seqs, length in product(
+            [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
+            [options.max_num_seqs] if options.max_num_seqs else (1, 2, 16, 256),
+            lengths,
+        ):
+            pages = [(g.most_pages(length) + 1, g.page_bytes) for g in groups]
+            state = sum(n * b for n, b in pages)
+            workspace = count.bytes(tokens, seqs, length, swap)
+            books = PAGE_BOOK_BYTES * sum(n for n, _ in pages)
+            if (kv is None or (state <= kv and kv + workspace <= limit)) and state + books + workspace <= limit:
+                return True
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions())
+@example({
+    "spec": LLAMA, "max_model_len": 131072, "options": EngineOptions(), "free_bytes": 64 << 20, "fixed_len": False,
+    "fraction": 0.9, "device_is_host": True, "host_free_bytes": None,
+})  # fmt: skip
+def test_what_can_fit_does_and_is_counted(q: dict[str, Any]) -> None:
+    try:
+        config = resolve(**q)
+    except RequestError as error:
+        if "the host has" not in str(error):
+            assert not anything_fits(q)
+        check_remedies(q, str(error))
+    else:
+        check_config(q, config)
+
+
+def check_config(q: dict[str, Any], config: EngineConfig) -> None:
+    options, given_swap = q["options"], q["options"].swap_space_bytes
+    on_host = config.swap_bytes if q["device_is_host"] else 0
+    assert config.state_bytes + config.workspace_bytes + on_host <= limit_of(q)
+    least = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"]).bytes(
+        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0
+    )
+    assert config.workspace_bytes >= least + PAGE_BOOK_BYTES * sum(config.num_pages)
+    full = [g.most_pages(config.max_model_len) for g in config.groups]
+    assert all(n + 1 <= pages for n, pages in zip(full, config.num_pages, strict=True))
+    assert all(pages <= n * config.max_num_seqs + 1 for n, pages in zip(full, config.num_pages, strict=True))
+    assert config.max_model_len == q["max_model_len"] or (not q["fixed_len"] and config.max_model_len >= 1)
+    assert config.max_model_len <= q["max_model_len"]
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "steps_in_flight"):
+        assert getattr(options, name) in (None, getattr(config, name))
+    assert config.state_bytes <= (options.kv_cache_memory_bytes or config.state_bytes)
+    if given_swap is not None:
+        assert config.swap_bytes <= given_swap
+    elif q["host_free_bytes"] is None:
+        assert config.swap_bytes == 0
+    assert len(config.num_host_pages) == len(config.groups)
+    assert min(config.num_host_pages) > 1 or max(config.num_host_pages) == 0
+    names = {*asdict(options), "max_model_len"}
+    assert set(config.reasons) == names
+    assert all(config.reasons.values())
+    text = "\n".join(config.describe(1000, on_host=q["device_is_host"]))
+    assert all(name in text for name in names | {"weights", "workspace", "left free"})
+
+
+def check_remedies(q: dict[str, Any], message: str) -> None:
+    """Each remedy that an error names works alone."""
+    for name, value in re.findall(r"set --(\S+) to (\d+)", message):
+        changed = replace(q["options"], **{name.replace("-", "_"): int(value)})
+        resolve(**{**q, "options": changed})
+    for value in re.findall(r"lower --max-model-len to (\d+)", message):
+        resolve(**{**q, "max_model_len": int(value)})
+    if names := re.search(r"leave (.+) open", message):
+        opened = dict.fromkeys(names[1].replace(" and ", " ").split())
+        fixed_len = q["fixed_len"] and "max_model_len" not in opened
+        opened.pop("max_model_len", None)
+        resolve(**{**q, "fixed_len": fixed_len, "options": replace(q["options"], **opened)})
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs() | st.sampled_from(list(SPECS.values())), st.data())
+def test_smaller_settings_never_take_more(spec: ModelSpec, data: st.DataObject) -> None:
+    groups = state_groups(spec, page_tokens=data.draw(st.sampled_from([1, 16, 100])), element_bytes=4)
+    count = Workspace(spec, groups, on_cpu=data.draw(st.booleans()))
+    sizes = st.tuples(logarithmic(14), logarithmic(12), logarithmic(20), logarithmic(30))
+    few, more = data.draw(sizes), data.draw(sizes)
+    assert count.bytes(*map(min, few, more)) <= count.bytes(*few)  # type: ignore[arg-type]
+
+
+@settings(max_examples=100, deadline=None)
+@given(questions(), logarithmic(40))
+def test_more_memory_never_makes_a_start_fail(q: dict[str, Any], more: int) -> None:
+    try:
+        resolve(**q)
+    except RequestError:
+        return
+    resolve(**{**q, "free_bytes": q["free_bytes"] + more})
+
+
+def ask(free_bytes: int, fixed_len: bool = False, length: int = 131072, **options: int | None) -> EngineConfig:
+    return resolve(LLAMA, length, EngineOptions(**options), free_bytes=free_bytes, fixed_len=fixed_len)
+
+
+def test_the_order_in_which_settings_become_smaller() -> None:
+    """A step's tokens and sequences give way first, then the length, unless it was asked for."""
+    plenty, less, little = ask(200 * GIB), ask(2 * GIB), ask(GIB // 8)
+    assert (plenty.max_model_len, plenty.max_num_seqs, plenty.max_num_batched_tokens) == (131072, 256, 512)
+    assert plenty.reasons["max_model_len"] == "the model's"
+    assert less.max_model_len < 131072
+    assert f"{less.max_model_len} instead of the model's 131072" in less.reasons["max_model_len"]
+    assert little.max_num_batched_tokens < less.max_num_batched_tokens <= 512
+    assert "lowered from 512" in little.reasons["max_num_batched_tokens"]
+    fixed = ask(GIB // 8, fixed_len=True, length=64)
+    assert fixed.max_model_len == 64
+    assert fixed.reasons["max_model_len"] == "as given"
+
+
+@pytest.mark.parametrize(
+    ("free", "options", "message"),
+    [
+        (GIB, {"max_num_seqs": 1 << 20}, "max_num_seqs is 1048576; lower --max-model-len to"),
+        (GIB, {"max_num_seqs": 1 << 20}, "or set --max-num-seqs to"),
+        (GIB, {"max_num_batched_tokens": 1 << 16}, "max_num_batched_tokens is 65536; set --max-num-batched-tokens to"),
+        (GIB, {"kv_cache_memory_bytes": 2 * GIB}, "1 GiB are there, kv_cache_memory_bytes is 2147483648; set --kv-"),
+        (GIB, {"swap_space_bytes": GIB}, "set --swap-space-bytes to 0"),
+        (GIB, {"block_size": 1 << 14}, "set --block-size to 16"),
+        (GIB, {"max_num_seqs": 1 << 20, "max_num_batched_tokens": 1 << 16}, "leave max_num_seqs and max_num_batched"),
+        (1000, {}, "take a smaller model"),
+        (GIB, {"steps_in_flight": 3}, "from 1 to 2"),
+        (GIB, {"swap_space_bytes": -1}, "of at least 0"),
+    ],
+)
+def test_an_error_names_the_value_the_limit_and_the_remedy(free: int, options: dict[str, int], message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        ask(free, fixed_len=True, length=1024, **options)
+
+
+def test_swap_space() -> None:
+    """None where the device is the host; elsewhere a share of the host's memory, in the proportion of the pages."""
+    assert ask(8 * GIB).num_host_pages == (0,)
+    gemma = spec_from_config(PUBLISHED["google/gemma-2-2b"][0])
+
+    def on_gpu(host_free: int | None, swap: int | None = None) -> EngineConfig:
+        options = EngineOptions(swap_space_bytes=swap)
+        return resolve(
+            gemma, 8192, options, free_bytes=8 * GIB, fixed_len=False, device_is_host=False, host_free_bytes=host_free
+        )
+
+    config = on_gpu(20 * GIB)
+    assert 1.9 * GIB < config.swap_bytes <= 2 * GIB
+    shares = [h / n for h, n in zip(config.num_host_pages, config.num_pages, strict=True)]
+    assert max(shares) < 1.01 * min(shares)
+    assert on_gpu(1000 * GIB).swap_bytes <= 4 * GIB
+    assert on_gpu(None).swap_bytes == on_gpu(None, 1000).swap_bytes == 0
+    assert "do not hold a page" in on_gpu(None, 1000).reasons["swap_space_bytes"]
+    assert 2.9 * GIB < on_gpu(4 * GIB, 3 * GIB).swap_bytes <= 3 * GIB
+    with pytest.raises(RequestError, match="lower --swap-space-bytes"):
+        on_gpu(GIB, 3 * GIB)
+
+
+def test_the_cheaper_way_to_preempt() -> None:
+    """Out and in, against computing again."""
+    cost = PreemptCost(seconds_per_token=1e-3, seconds_per_byte=1e-9)
+    assert cost(100, 49_000_000) == "swap"  # 98 ms against 100
+    assert cost(100, 51_000_000) == "recompute"
+    assert cost(0, 0) == "recompute"
