@@ -22,8 +22,8 @@ import torch
 
 import ridgeline
 from oracle.data import shared_data
-from ridgeline import LLM, SamplingParams
-from ridgeline.cli.main import main
+from ridgeline import LLM, BeamSearchParams, SamplingParams
+from ridgeline.cli.main import app, main
 from ridgeline.cli.results import Results
 from ridgeline.engine import Session
 from ridgeline.errors import RequestError
@@ -443,3 +443,29 @@ def test_answers_go_to_a_file_although_a_terminal_shows_the_bar(model: Path, pro
     assert (tmp_path / "o.txt").read_text().count(">>> ") == 9
     assert b"9/9" in shown
     assert b">>> " not in shown
+
+
+def test_beam_search_from_the_shell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(shared_data() / "models/stories260K")
+    params = BeamSearchParams(beam_width=4, n=2, max_tokens=8, length_penalty=0.5, early_stopping="never")
+    (wanted,) = LLM(model).generate("Once upon", params)
+    options = ["--beam-width", "4", "--max-tokens", "8", "--length-penalty", "0.5", "--early-stopping", "never"]
+    app(["generate", "--model", model, "Once upon", "--json", "--n", "2", *options], standalone_mode=False)
+    (found, best) = json.loads(capsys.readouterr().out)["choices"], wanted.outputs
+    assert [(c["text"], c["score"]) for c in found] == [(a.text, a.score) for a in best]
+    app(["generate", "--model", model, "Once upon", *options], standalone_mode=False)
+    assert capsys.readouterr().out.strip() == best[0].text.strip()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Once upon", "sampling_params": {"beam_width": 2}}\n"The dog"\n')
+    app(["generate", "--model", model, str(rows), "-o", str(tmp_path / "out.jsonl"), *options], standalone_mode=False)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    for bad, message in (
+        (["--temperature", "0.5"], "--temperature means nothing to --beam-width"),
+        (["--n", "5"], "n is 5; it must be at most beam_width, 4"),
+        (["--early-stopping", "maybe"], "early_stopping is 'maybe'"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            app(["generate", "--model", model, "Once", *options, *bad], standalone_mode=False)
+    rows.write_text('{"prompt": "Once upon", "sampling_params": {"top_p": 0.5}}\n')
+    with pytest.raises(RequestError, match=r"rows\.jsonl:1: top_p is no parameter of BeamSearchParams"):
+        app(["generate", "--model", model, str(rows), *options], standalone_mode=False)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ridgeline.cli.results import Results
     from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
-    from ridgeline.spec.request import RequestOutput, SamplingParams
+    from ridgeline.spec.request import Params, RequestOutput
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -48,7 +48,8 @@ def generate(
     typical_p: o.TypicalP = None, repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = 0.0, frequency_penalty: o.FrequencyPenalty = 0.0,
     logit_bias: o.LogitBias = None, allowed_token_ids: o.AllowedTokenIds = None, bad_token_ids: o.BadTokenIds = None,
-    n: o.N = 1, seed: o.Seed = 0,
+    n: o.N = 1, seed: o.Seed = 0, beam_width: o.BeamWidth = None, length_penalty: o.LengthPenalty = 1.0,
+    early_stopping: o.EarlyStopping = "false",
     stop: o.Stop = None, include_stop_str_in_output: o.IncludeStop = False,
     stop_token_ids: o.StopTokenIds = None, ignore_eos: o.IgnoreEos = False,
     logprobs: o.Logprobs = None, prompt_logprobs: o.PromptLogprobs = None, logprobs_mode: o.LogprobsMode = "raw",
@@ -64,7 +65,7 @@ def generate(
 
     prompts, options = read_prompts(prompt), o.llm_options(given)
     folder, patterns = find(model, revision, load_format)
-    params = _params(prompts.rows, folder, o.sampling_fields(given))
+    params = _params(prompts.rows, folder, *o.answer_fields(given))
     run = _Run(model, options, prompts.rows, params, verbose)
     if output is not None:
         _to_file(run, output, folder, patterns)
@@ -74,7 +75,7 @@ def generate(
         _stream(run)
 
 
-def _params(rows: Sequence[Row], folder: Path, fields: Mapping[str, Any]) -> list[SamplingParams]:
+def _params(rows: Sequence[Row], folder: Path, kind: type[Params], given: Mapping[str, Any]) -> list[Params]:
     """How to answer each row: the model's defaults, the command's fields, the row's own; later ones win.
 
     Raises RequestError, with the row's place, before the model is loaded.
@@ -83,13 +84,16 @@ def _params(rows: Sequence[Row], folder: Path, fields: Mapping[str, Any]) -> lis
     from ridgeline.load.checkpoint import open_checkpoint
     from ridgeline.spec.request import SamplingParams
 
-    params = []
-    common = {"max_tokens": None, **fields}
-    SamplingParams(**common)
-    common = {**open_checkpoint(folder).sampling_defaults, **common}
+    params, known = [], {f.name for f in fields(kind)}
+    common = {"max_tokens": None, **given}
+    kind(**common)
+    if kind is SamplingParams:
+        common = {**open_checkpoint(folder).sampling_defaults, **common}
     for row in rows:
         try:
-            params.append(SamplingParams(**{**common, **row.sampling_params}))
+            if other := sorted(set(row.sampling_params) - known):
+                raise RequestError(f"{other[0]} is no parameter of {kind.__name__}")
+            params.append(kind(**{**common, **row.sampling_params}))
         except RequestError as e:
             raise RequestError(row.say(e)) from None
     return params
@@ -102,7 +106,7 @@ class _Run:
     model: str
     options: dict[str, Any]
     rows: Sequence[Row]
-    params: Sequence[SamplingParams]
+    params: Sequence[Params]
     verbose: bool
 
     def start(self, places: Sequence[int], *, quiet: bool) -> tuple[LLM, dict[str, Any]]:
@@ -139,12 +143,15 @@ class _Run:
         }  # fmt: skip
 
 
-def _fit(llm: LLM, num_prompt: int, params: SamplingParams) -> SamplingParams:
+def _fit(llm: LLM, num_prompt: int, params: Params) -> Params:
     """The default length of an answer: 128 tokens, or what the context has left."""
+    from ridgeline.spec.request import SamplingParams
+
     if params.max_tokens is not None:
         return params
-    wanted = max(DEFAULT_MAX_TOKENS, params.min_tokens)
-    return replace(params, max_tokens=max(1, params.min_tokens, min(wanted, llm.max_model_len - num_prompt)))
+    least = params.min_tokens if isinstance(params, SamplingParams) else 0
+    wanted = max(DEFAULT_MAX_TOKENS, least)
+    return replace(params, max_tokens=max(1, least, min(wanted, llm.max_model_len - num_prompt)))
 
 
 def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgeline.errors import RequestError
+
+if TYPE_CHECKING:
+    from ridgeline.spec.request import Params
 
 _MODEL = "Model"
 _SAMPLING = "Sampling"
@@ -90,6 +93,12 @@ LogitBias = Annotated[list[str] | None, _sampling("--logit-bias", help="ID=BIAS,
 AllowedTokenIds = Annotated[list[int] | None, _sampling("--allowed-token-ids", help="Nothing else; repeatable.")]
 BadTokenIds = Annotated[list[int] | None, _sampling("--bad-token-ids", help="Never produce this; repeatable.")]
 N = Annotated[int, _sampling("-n", "--n", help="Answers per prompt.")]
+BeamWidth = Annotated[
+    int | None,
+    _sampling("--beam-width", help="Search for the likeliest answers, with so many beams, instead of drawing."),
+]
+LengthPenalty = Annotated[float, _sampling("--length-penalty", help="Of a search: above 0 favours longer answers.")]
+EarlyStopping = Annotated[str, _sampling("--early-stopping", help="Of a search: true, false or never.")]
 Seed = Annotated[int, _sampling("--seed", help="Of the noise, and of dummy weights.")]
 StopTokenIds = Annotated[list[int] | None, _sampling("--stop-token-ids", help="End an answer here; repeatable.")]
 Stop = Annotated[list[str] | None, _sampling("--stop", help="A text that ends an answer; repeatable.")]
@@ -117,16 +126,29 @@ def llm_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in _OF_LLM if name in given} | {"ops": parse_ops(given["ops"]), "engine": engine}
 
 
-def sampling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams among a command's parameters, but for those that were left open; not its seed."""
-    from ridgeline.spec.request import SamplingParams
+def answer_fields(given: Mapping[str, Any]) -> tuple[type[Params], dict[str, Any]]:
+    """SamplingParams or BeamSearchParams, and its fields among a command's parameters that were not left open.
 
+    The seed is not among them: the one of a command is the model's. Raises RequestError for an option of sampling in
+    a search.
+    """
+    from ridgeline.spec.request import BeamSearchParams, SamplingParams
+
+    early = str(given["early_stopping"]).lower()
     values = dict(given) | {
         "logit_bias": parse_logit_bias(given["logit_bias"]),
         "skip_special_tokens": not given["no_skip_special_tokens"],
-        "seed": None,  # the one of the command is the model's
+        "early_stopping": {"true": True, "false": False}.get(early, early),
+        "seed": None,
     }
-    return {f.name: values[f.name] for f in fields(SamplingParams) if values[f.name] not in (None, [])}
+    sampling, search = ({f.name for f in fields(kind)} for kind in (SamplingParams, BeamSearchParams))
+    if given["beam_width"] is None:
+        return SamplingParams, {name: values[name] for name in sampling if values[name] not in (None, [], {})}
+    default = SamplingParams()
+    for name in sorted(sampling - search):
+        if values[name] not in (None, [], {}, getattr(default, name)):
+            raise RequestError(f"--{name.replace('_', '-')} means nothing to --beam-width: a search draws no tokens")
+    return BeamSearchParams, {name: values[name] for name in search if values[name] not in (None, [])}
 
 
 def parse_ops(ops: list[str] | None) -> dict[str, str]:

@@ -126,9 +126,9 @@ def _row(line: str, where: str) -> Row:
 
 def _sampling_params(params: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields, if their names are known. JSON has no numbers for keys: those of logit_bias are texts."""
-    from ridgeline.spec.request import SamplingParams
+    from ridgeline.spec.request import BeamSearchParams, SamplingParams
 
-    known = [f.name for f in fields(SamplingParams)]
+    known = {f.name: None for kind in (SamplingParams, BeamSearchParams) for f in fields(kind)}
     for name in params:
         if name not in known:
             raise RequestError(f"{where}: unknown key {name!r} in {SAMPLING_PARAMS}; known are {', '.join(known)}")

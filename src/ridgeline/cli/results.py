@@ -27,7 +27,7 @@ from ridgeline.errors import RequestError
 
 if TYPE_CHECKING:
     from ridgeline.frontend import Prompt
-    from ridgeline.spec.request import RequestOutput, SamplingParams
+    from ridgeline.spec.request import Params, RequestOutput
 
 START = b'{"index": '  # of every line
 OTHER_FILE = "give another -o, or remove the file"
@@ -162,12 +162,14 @@ def model_fingerprint(folder: Path, patterns: Sequence[str], **options: object) 
     return digest.hexdigest()
 
 
-def prompt_fingerprint(prompt: Prompt, params: SamplingParams, seed: int) -> str:
+def prompt_fingerprint(prompt: Prompt, params: Params, seed: int) -> str:
     """Of how to pick tokens, and of a prompt. seed: the model's, for requests without one."""
     from ridgeline.spec.request import SamplingParams
 
     default = SamplingParams(max_tokens=None)
-    given = {f.name: value for f in fields(params) if (value := getattr(params, f.name)) != getattr(default, f.name)}
+    given = {
+        f.name: value for f in fields(params) if (value := getattr(params, f.name)) != getattr(default, f.name, None)
+    }
     return f"{_hash({'seed': seed} | given)}-{_hash(prompt)}"
 
 

@@ -25,7 +25,9 @@ MAX_SHOWN = 5  # differences of one case
 
 def verify(
     model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face hub id.")],
-    quick: Annotated[bool, typer.Option("--quick", help="One value of each axis, three combinations.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few values of each axis, short answers: for large models.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     seed: Annotated[int, typer.Option(help="Of prompts, noise, arrivals, combinations, dummy weights.")] = 0,
     device: o.Device = "auto",

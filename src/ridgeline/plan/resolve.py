@@ -109,7 +109,7 @@ def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
         if found.seqs == seqs else lowered.format(seqs),
         "max_num_batched_tokens": "a chunk of prefill beside the decodes"
         if found.tokens == tokens else lowered.format(tokens),
-        "block_size": "half a page of waste per sequence and layer"
+        "block_size": "half a page of waste per sequence"
         if found.groups[0].page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
         f"workspace; at most {found.seqs} sequences of {found.length} tokens",

@@ -127,19 +127,22 @@ def lengths(case: Case, scale: Scale) -> Lengths:
     shared = max(longest - 4, 0) // case.page * case.page if case.prefix == "hit" else 0
     # One of each kind at full length; the rest of a crowd are shorter, down to a single token of their own.
     rest = min(longest - shared, PROMPT)
-    return Lengths((longest,) * 3 + tuple(shared + 1 + (rest - 1) * i % rest for i in range(1, 10)), shared)
+    return Lengths((longest,) * 3 + tuple(shared + 1 + (rest - 1) * i // 9 for i in range(9)), shared)
 
 
 def _crowding(case: Case, scale: Scale) -> Lengths:
-    """A short and a long prompt, in turn. When the answer to the short one reaches a new page, no page is left, and the
-    long one has just begun one: were its pages full, their order would not matter to what it computes next."""
+    """A short and a long prompt, in turn.
+
+    When the answer to the short one reaches a new page, no page is left. The long one has just begun a page then: were
+    all its pages full, their order would not matter to what it computes next.
+    """
     page, before = case.page, min(CROSSING, scale.new_tokens - 1)
     shared = _pages(SHARED, page) if case.prefix == "hit" else 0
     short = _pages(shared + 4 + before, page) - before
     most = scale.room
     if case.chunk:  # by then the long prompt must be computed, beside the tokens of the short one's answer
         most = min(most, shared + (case.chunk - 1) * before)
-    long = min(_pages(short + LONGER, page), max(most - 1, 0) // page * page) + 1
+    long = min(_pages(short + LONGER, page), max(most - 2, 0) // page * page) + 2
     return Lengths((short, long if long > shared + 2 else short), shared)
 
 
@@ -213,7 +216,7 @@ def _describe(case: Case, scale: Scale) -> str:
     parts = [
         f"chunks {case.chunk}" if case.chunk else "",
         "hit" if case.prefix == "hit" else "",
-        f"{case.company} others" if case.company else "",
+        f"{case.company} other{'s' if case.company > 1 else ''}" if case.company else "",
         case.preempt or "",
         f"n {case.n}" if case.n > 1 else "",
         f"pages {case.page}" if case.page != DEFAULT.page else "",

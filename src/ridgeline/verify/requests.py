@@ -61,9 +61,9 @@ class Prompts:
             self._ids[index, length] = tuple(plain[rng.integers(plain.size, size=length)].tolist())
         return self._ids[index, length]
 
-    def text(self, index: int, room: int) -> tuple[int, ...]:
-        """A text, cut to `room` tokens."""
-        return tuple(self.texts[index % len(self.texts)][:room])
+    def text(self, index: int, length: int) -> tuple[int, ...]:
+        """A text, cut to `length` tokens."""
+        return tuple(self.texts[index % len(self.texts)][:length])
 
 
 def params_of(request: GenerationRequest) -> SamplingParams:
@@ -91,7 +91,7 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     length = found.prompts[index % len(found.prompts)]
     tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
     if case.text:
-        tokens = prompts.text(number, scale.room)
+        tokens = prompts.text(number, length)
     params = replace(KINDS[index % len(KINDS)], n=case.n, max_tokens=scale.new_tokens)
     if params.presence_penalty:
         params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))

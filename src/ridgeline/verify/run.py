@@ -21,8 +21,8 @@ from ridgeline.verify.soil import soiled
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
 UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
-# Parameters times tokens of a forward pass over the longest prompt: about a second on two cores, and on a GPU.
-MAX_WORK = {"cpu": 25 * 10**9, "cuda": 40 * 10**12}
+# Parameters times tokens of a forward pass over the longest prompt: about a second of two cores, some of a GPU.
+CPU_WORK, GPU_WORK = 25 * 10**9, 40 * 10**12
 HOST_SEQUENCES = 8  # the swap space holds so many of full length
 LEAST_LONGEST = 128  # tokens of a prompt and its answer that any model must bear, if its context does
 
@@ -40,7 +40,7 @@ def verify(
 ) -> Report:
     """Run the exactness matrix: is every token that of naive sampling alone, however it is served?
 
-    tokenizer: adds prompts of real text. quick: one value of each axis, three combinations, short answers. seed: of
+    tokenizer: adds prompts of real text. quick: few values of each axis, few combinations, short answers. seed: of
     prompts, noise, arrivals and combinations. new_tokens: of each answer. What goes wrong in a case is its result, and
     never raised.
     """
@@ -61,7 +61,7 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     """What the matrix is cut to: the model's context, and how large the model is for its device."""
     groups = state_groups(loaded.spec, page_tokens=1, element_bytes=1)
     windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
-    work = MAX_WORK["cpu" if loaded.table.memory.device == "cpu" else "cuda"]
+    work = CPU_WORK if loaded.table.memory.device == "cpu" else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
     return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick)
@@ -99,7 +99,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             block_size=case.page,
             steps_in_flight=case.steps_in_flight,
         ),
-        free_bytes=UNKNOWN_FREE_BYTES if free is None else free,
+        free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
     )
     if not case.preempt:
