@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "frontend": frozenset({"spec", "load", "runtime"}),
     "verify": frozenset({"spec", "ops", "sched", "plan", "runtime", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
+    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime"}),
     "llm": None,
     "measure": frozenset({"spec", "ops", "sched", "runtime", "llm"}),
     "async_llm": None,
@@ -54,6 +55,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),
+    "train": frozenset({"numpy", "tokenizers"}),
     "llm": frozenset({"numpy"}),
     "measure": frozenset({"numpy"}),
     "cli": frozenset({"typer", "rich"}),
@@ -63,6 +65,7 @@ TORCH: dict[str, str] = {
     "ops/reference/": "the definition of every op is written in torch",
     "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
     "cli/doctor.py": "reports torch's version and build",
+    "train/": "gradients, optimisers and data parallelism are torch's",
 }
 # Longer than the limits, and why.
 LONG_FILES: dict[str, str] = {}

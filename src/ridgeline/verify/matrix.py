@@ -177,17 +177,16 @@ def _window_values(scale: Scale) -> Sequence[Value]:
 
 
 def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
-    """Values of all axes, drawn at random; those that cannot go together are drawn again."""
+    """Values of about half of the axes, drawn at random; those that cannot go together are drawn again."""
     rng = np.random.default_rng([seed, 1])
     axes = (*AXES.values(), _window_values(scale))
     wanted = NUM_QUICK_COMBINATIONS if scale.quick else NUM_COMBINATIONS
     for _ in range(1000):
-        drawn = [int(rng.integers(-1, len(values))) for values in axes]
-        changes = [values[i].change for values, i in zip(axes, drawn, strict=True) if i >= 0]
+        drawn = [values[int(rng.integers(len(values)))] for values in axes if rng.integers(2)]
         case = replace(DEFAULT, axis="combined")
-        for change in changes:
-            case = replace(case, **change)
-        if len(changes) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
+        for value in drawn:
+            case = replace(case, **value.change)
+        if len(drawn) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
             yield replace(case, value=_describe(case, scale))
             wanted -= 1
         if not wanted:

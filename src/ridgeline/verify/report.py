@@ -98,7 +98,7 @@ class Observed:
             f"first token after {self.first_token}" if case.chunk or case.steps_in_flight > 1 else "",
             f"{self.most_running} at once" if case.company else "",
             f"{self.hits} hits ({self.cached_tokens} tokens)" if case.prefix == "hit" else "",
-            f"{self.preempted_swap} swaps" if self.preempted_swap else "",
+            f"{self.preempted_swap} swapped" if self.preempted_swap else "",
             f"{self.preempted_recompute} recomputed" if self.preempted_recompute else "",
             f"{self.shared_pages} shared pages" if case.n > 1 else "",
         ]
