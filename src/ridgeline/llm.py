@@ -14,6 +14,7 @@ from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.ops.devices import host_free_bytes
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
@@ -90,6 +91,8 @@ class LLM:
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
             fixed_len=self.options.max_model_len is not None,
             fraction=0.5 if on_cpu else 0.9,  # a CPU's memory is also everybody else's
+            device_is_host=on_cpu,
+            host_free_bytes=host_free_bytes(),
         )
 
     @property

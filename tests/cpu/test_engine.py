@@ -195,6 +195,15 @@ def test_a_request_that_can_never_fit_fails_alone() -> None:
     assert tokens == baseline(name)[0, 0]
 
 
+def test_what_is_longer_than_the_context_is_refused() -> None:
+    engine = Engine(loaded("llama_gqa").loaded, config("llama_gqa"))
+    longest = engine.config.max_model_len
+    for prompt, params in (([5] * longest, SamplingParams(max_tokens=None)), ([5] * (longest - 9), REQUESTS[0])):
+        with pytest.raises(RequestError, match=f"exceed the context of {longest}"):
+            engine.add(0, request(prompt, params, 0))
+    assert len(engine) == 0
+
+
 def test_penalties_survive_preemption() -> None:
     """What the sampler counts is rebuilt when a sequence is computed again."""
     name = "qwen3"

@@ -222,8 +222,7 @@ def main(case: Case) -> None:
     if any(config.num_host_pages):
         driver.engine._scheduler._swap_cost = lambda num_tokens, num_bytes: "swap"
     peaks = {
-        "prefill": driver.peak([min(room, 4 * tokens)], **once),
-        "full context": driver.peak([room], **once),
+        "prefill": driver.peak([room], **once),
         "padded": driver.peak(([33, 64, 36, 40] * tokens)[: max(1, min(seqs, tokens // 20))], **once),
         "decode": driver.peak([min(room, case.context)] * seqs, max_tokens=case.new, logprobs_mode="processed"),
         "prompt logprobs": driver.peak([min(room, 2 * tokens)], prompt_logprobs=20, max_tokens=1),

@@ -115,7 +115,12 @@ class Engine:
         """Queue a request under an id of the caller's. Raises RequestError, and queues nothing, if it can never fit."""
         prompt, params = list(request.prompt_token_ids), request.params
         room = self.config.max_model_len - len(prompt)
-        max_tokens = room if params.max_tokens is None else params.max_tokens
+        max_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
+        if max_tokens > room:
+            raise RequestError(
+                f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} exceed the context of "
+                f"{self.config.max_model_len}"
+            )
         if isinstance(params, BeamSearchParams):
             self._beams.add(request_id, request, max_tokens, self._root(request.cache_salt))
             return

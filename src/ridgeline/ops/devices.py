@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops.table import OpsTable
@@ -41,3 +42,11 @@ def open_table(device: str, overrides: Mapping[str, str] | None = None) -> OpsTa
 
     memory, backends = open_reference(device)
     return OpsTable(memory, backends, overrides)
+
+
+def host_free_bytes() -> int | None:
+    """Memory of this machine that programs can take without swapping, None where the system does not say."""
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None

@@ -186,6 +186,8 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
         case = replace(DEFAULT, axis="combined")
         for value in drawn:
             case = replace(case, **value.change)
+        if case.n > 1:  # a crowd as it is
+            case = replace(case, company=min(case.company, 1))
         if len(drawn) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
             yield replace(case, value=_describe(case, scale))
             wanted -= 1

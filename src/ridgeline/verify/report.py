@@ -92,7 +92,6 @@ class Observed:
 
     def describe(self, case: Case) -> str:
         """What matters in a case, in a few words."""
-        preempted = self.preempted_recompute + self.preempted_swap
         parts = [
             f"{self.steps} steps",
             f"first token after {self.first_token}" if case.chunk or case.steps_in_flight > 1 else "",
@@ -102,7 +101,7 @@ class Observed:
             f"{self.preempted_recompute} recomputed" if self.preempted_recompute else "",
             f"{self.shared_pages} shared pages" if case.n > 1 else "",
         ]
-        return ", ".join(filter(None, parts)) if self.steps or preempted else ""
+        return ", ".join(filter(None, parts)) if self.steps else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
+from ridgeline.ops.devices import host_free_bytes
 from ridgeline.ops.reference import paged
 from ridgeline.ops.reference import primitives as p
 from ridgeline.spec import Attention
@@ -108,10 +108,7 @@ class TorchMemory:
     def free_bytes(self) -> int | None:
         if self.device != "cpu":
             return torch.cuda.mem_get_info(self.device)[0]
-        path = Path("/proc/meminfo")
-        lines = path.read_text().splitlines() if path.exists() else []
-        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-        return found[0] if found else None
+        return host_free_bytes()
 
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()
