@@ -388,11 +388,11 @@ def test_a_limit_of_tokens() -> None:
         assert sum(len(d.token_ids) for d in found) <= limit
     assert [d.num_bytes for d in encode_texts(texts, bytes_tokenizer(None), 3)] == [2]
 
-    def endless() -> Iterator[Text]:
-        while True:
-            yield Text("", "abc")
+    def eleven() -> Iterator[Text]:
+        yield from [Text("", "abc")] * 11
+        raise AssertionError("more is read than is needed")
 
-    assert len(encode_texts(endless(), tokenizer, 41)) == 10  # no more is read than is needed; a BOS alone is nothing
+    assert len(encode_texts(eleven(), tokenizer, 41)) == 10  # of the last one a BOS is left, which is not scored
 
 
 def test_files_folders_and_rows(tmp_path: Path) -> None:
@@ -520,6 +520,7 @@ def test_the_command_against_the_original(run: Run, words: Path, tiny: dict[str,
         ("a.txt", b"ab\xff", (), "a.txt is not a text: byte 2 is not UTF-8"),
         ("b.txt", b"x", (), "cannot read {}/a.txt: No such file or directory"),
         ("a.txt", b"abc", ("--context", 20, "--stride", 30), "stride (--stride) is 30; it must be from 1 to 19"),
+        ("a.txt", b"abc", ("--context", 20, "--stride", 20), "stride (--stride) is 20; it must be from 1 to 19"),
         ("a.txt", b"abc", ("--stride", 0), "stride (--stride) is 0; it must be from 1 to 255"),
         ("a.txt", b"abc", ("--context", 257), "context (--context) is 257; it must be from 2 to 256"),
         ("a.txt", b"abc", ("--context", 1), "context (--context) is 1; it must be from 2 to 256"),

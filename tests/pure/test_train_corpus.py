@@ -72,6 +72,7 @@ def test_names_do_not_depend_on_where_the_files_lie(tmp_path: Path) -> None:
     assert (
         Corpus.from_paths([one / "a", one / "b.md", one / "b.md"]).documents == Corpus.from_paths([one]).documents[:2]
     )
+    assert Corpus.from_paths([one / "b.md", one / "a"]).documents == Corpus.from_paths([one]).documents[:2]
     assert [d.name for d in Corpus.from_paths([one / "a" / "x.py"]).documents] == ["x.py"]
 
 
@@ -122,7 +123,8 @@ def test_of_a_library_what_is_the_same_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_library_without_its_tests_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    write(tmp_path, os_dot_py="x = 1\n", test____init___dot_py="", test__test_support_dot_py="x = 2\n")  # as Debian's
+    write(tmp_path, os_dot_py="x = 1\n", test__test_support_dot_py="x = 2\n")  # as Debian's
+    write(tmp_path, **{f"test__support__part{i}_dot_py": f"x = {i}\n" for i in range(150)})
     with pytest.raises(DataError, match=r"without its tests.*libpython3\.\d+-testsuite.*python3-test.*pyenv"):
         Corpus.stdlib(tmp_path)
 
@@ -331,6 +333,7 @@ def test_a_manifest_is_verified_against_a_pinned_one() -> None:
         assert phrase in str(error.value)
     assert f"{third.name} is new" in str(error.value)
     assert "new.py is missing" in str(error.value)
+    assert len({m.hash for m in (manifest, *(replace(manifest, entries=(e,)) for e in (first, *changed[:2])))}) == 4
     with pytest.raises(DataError, match="35 more"):
         manifest.verify(replace(manifest, entries=()))
 

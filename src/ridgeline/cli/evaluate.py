@@ -30,8 +30,12 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option("--against", help="The original, as stored: adds divergence from it and agreement.")
     ] = None,
-    context: Annotated[int | None, typer.Option("--context", help="Of a window; default: up to 2048.")] = None,
-    stride: Annotated[int | None, typer.Option("--stride", help="Between windows; default: half a context.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a window; default: the model's, up to 2048.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", help="Tokens from one window to the next; default: half the context.")
+    ] = None,
     limit_tokens: Annotated[
         int | None, typer.Option("--limit-tokens", min=2, help="Read the first so many tokens only.")
     ] = None,

@@ -1,0 +1,192 @@
+"""The training loop. A step is a function of its number (batch, rate, noise), so a run resumes exactly where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.errors import DataError
+from ridgeline.train.batches import Batch, Batches
+from ridgeline.train.module import LanguageModel
+from ridgeline.train.optimiser import Optimiser, OptimiserName, learning_rate
+from ridgeline.train.saves import Saves
+
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How to train.
+
+    steps: updates. batch_tokens: tokens of an update; micro_tokens: of one forward and backward pass. learning_rate:
+    at its peak, after warmup_steps; over the last decay_share of all steps it falls to final_rate times the peak.
+    eval_every, save_every: in steps. patience: evaluations without a better held-out loss before the run ends; 0 is
+    never.
+    """
+
+    steps: int = 1000
+    batch_tokens: int = 8192
+    micro_tokens: int = 8192
+    context: int = 1024
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.3
+    final_rate: float = 0.0
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    optimiser: OptimiserName = "adamw"
+    dropout: float = 0.0
+    seed: int = 0
+    eval_every: int = 100
+    save_every: int = 100
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "micro_tokens", "context", "eval_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.batch_tokens % self.micro_tokens or self.micro_tokens % self.context:
+            raise DataError(
+                f"batch_tokens {self.batch_tokens} must be a multiple of micro_tokens {self.micro_tokens}, and that of "
+                f"context {self.context}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a run, as logged. loss: nats per token. held_out: the same on held-out text, where measured."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens_per_s: float
+    held_out: float | None = None
+
+
+class Trainer:
+    """One run, in a folder: log.jsonl, checkpoints/."""
+
+    def __init__(
+        self, model: LanguageModel, train: Batches, held_out: list[Batch], options: TrainOptions, folder: Path,
+        run: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """held_out: batches that measure, never train. run: what else must be equal for the run to be resumed."""
+        self._model, self._train, self._held_out, self.options = model, train, held_out, options
+        self._folder = folder
+        self._optimiser = Optimiser(model.weights(), options.optimiser, options.weight_decay)
+        given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be prolonged
+        self._saves = Saves(folder / "checkpoints", {**run, "options": given})
+        self._best: tuple[float, int] = (math.inf, -1)
+        self._device = next(model.parameters()).device
+
+    def run(self, on_step: Callable[[Progress], None] = lambda progress: None) -> int:
+        """Train to the end, from the newest checkpoint if there is one; the step whose weights are best.
+
+        Raises DataError for a loss that is not finite, with the last good checkpoint in place.
+        """
+        start = self._resume()
+        with (self._folder / LOG).open("a", encoding="utf-8") as log:
+            for progress in self._steps(start):
+                log.write(json.dumps(asdict(progress)) + "\n")
+                log.flush()
+                on_step(progress)
+        return self._best[1] if self._held_out else self._saves.steps()[-1]
+
+    def weights_of(self, step: int) -> dict[str, torch.Tensor]:
+        """The weights that a checkpoint holds, by the spec's names."""
+        tensors, _ = self._saves.read(step)
+        return {k.removeprefix("weight:"): v for k, v in tensors.items() if k.startswith("weight:")}
+
+    def _steps(self, start: int) -> Iterator[Progress]:
+        o = self.options
+        for step in range(start, o.steps):
+            began = time.perf_counter()
+            rate = learning_rate(
+                step, o.steps, o.learning_rate, o.warmup_steps, math.ceil(o.decay_share * o.steps), o.final_rate
+            )
+            loss = self._gradients(step)
+            norm = self._optimiser.step(rate, o.clip)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise DataError(
+                    f"the loss of step {step + 1} is {loss}, the gradient's norm {norm}; the last good checkpoint is "
+                    f"of step {(self._saves.steps() or [0])[-1]}; lower --learning-rate"
+                )
+            pace = o.batch_tokens / (time.perf_counter() - began)
+            done = step + 1
+            held_out = self.evaluate() if self._held_out and (done % o.eval_every == 0 or done == o.steps) else None
+            over = held_out is not None and self._is_over(done, held_out)
+            if done % o.save_every == 0 or done == o.steps or over or self._best[1] == done:
+                self._save(done)
+            yield Progress(done, loss, norm, rate, pace, held_out)
+            if over:
+                return
+
+    def _gradients(self, step: int) -> float:
+        """Gradients of the mean loss over the step's batch; that loss."""
+        # Dropout's noise, too, is a function of the step.
+        torch.manual_seed(self.options.seed * 1_000_003 + step)
+        self._model.train()
+        parts = self._train.micro_batches(step, self.options.micro_tokens)
+        count = sum(int((part.targets >= 0).sum()) for part in parts)
+        total = 0.0
+        for part in parts:
+            loss = self._model(*self._inputs(part)) / count
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Nats per token on the held-out batches."""
+        self._model.eval()
+        total = sum(float(self._model(*self._inputs(batch))) for batch in self._held_out)
+        return total / sum(int((batch.targets >= 0).sum()) for batch in self._held_out)
+
+    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], torch.Tensor]:
+        ids, positions, targets = (
+            torch.from_numpy(x).to(self._device) for x in (batch.token_ids, batch.positions, batch.targets)
+        )
+        return ids, positions, batch.lengths, targets
+
+    def _is_over(self, step: int, held_out: float) -> bool:
+        if held_out < self._best[0]:
+            self._best = held_out, step
+        return 0 < self.options.patience <= (step - self._best[1]) // self.options.eval_every
+
+    def _save(self, step: int) -> None:
+        tensors: dict[str, torch.Tensor] = {f"weight:{name}": p for name, p in self._model.weights().items()}
+        tensors |= {f"optimiser:{name}": t for name, t in self._optimiser.state().items()}
+        best = self._best if self._best[1] >= 0 else None
+        self._saves.write(step, tensors, {"best": best}, self._best[1])
+
+    def _resume(self) -> int:
+        """The step to go on from, 0 for a new run; the log is cut back to it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        steps = self._saves.steps()
+        if not steps:
+            (self._folder / LOG).unlink(missing_ok=True)
+            return 0
+        tensors, facts = self._saves.read(steps[-1])
+        with torch.no_grad():
+            for name, parameter in self._model.weights().items():
+                parameter.copy_(tensors[f"weight:{name}"])
+        prefix = "optimiser:"
+        self._optimiser.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        self._best = tuple(facts["best"]) if facts["best"] else (math.inf, -1)
+        _cut_log(self._folder / LOG, steps[-1])
+        return steps[-1]
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Keep the lines up to a step; what came after it, or was torn, comes again."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.write_text("".join(f"{line}\n" for line in lines[:step]), encoding="utf-8")

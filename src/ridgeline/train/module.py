@@ -1,0 +1,107 @@
+"""A ModelSpec as a torch module: the modules that serve it, over parameters, with a loss at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ridgeline.nn import Model
+from ridgeline.nn.model import Stream
+from ridgeline.ops import OpsTable
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
+
+INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
+RESIDUAL = ("mixer.o.weight", "mlp.down.weight")
+LOSS_ELEMENTS = 2**26  # logits held at once; more are computed block by block, and again in the backward pass
+
+
+class LanguageModel(nn.Module):
+    """Parameters by our names, trained through `ridgeline.nn.Model` and the reference ops, in float32.
+
+    dropout: of the embedding and of what each layer's last branch adds, while training. checkpointing: keep only the
+    stream between layers for the backward pass, and compute the rest again.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, table: OpsTable, max_len: int, *, seed: int = 0, dropout: float = 0.0,
+        checkpointing: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.spec, self.dropout = spec, dropout
+        generator = torch.Generator().manual_seed(seed)
+        self._by_name: dict[str, nn.Parameter] = {}
+        for weight in spec.weights():
+            parameter = nn.Parameter(_initial(weight, spec, generator).to(table.memory.device))
+            self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch allows no dot in a name
+            self._by_name[weight.name] = parameter
+        self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        """All parameters by the spec's names."""
+        return self._by_name
+
+    def forward(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], targets: Tensor) -> Tensor:
+        """The sum of -log p over targets [T] (below 0: none), in nats, of sequences of `lengths`, end to end."""
+        stream = self._model.forward(DenseStep(token_ids, positions, lengths))
+        rows = (targets >= 0).nonzero().squeeze(1)
+        block = max(1, LOSS_ELEMENTS // self.spec.vocab_size)
+        if len(rows) <= block:
+            return self._nll(stream, rows, targets)
+        parts = [checkpoint(self._nll, stream, r, targets, use_reentrant=False) for r in torch.split(rows, block)]
+        return torch.stack(parts).sum()
+
+    def logits(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], rows: Tensor) -> Tensor:
+        """Logits [n, vocabulary] of the given rows of the T tokens."""
+        out: Any = self._model.logits(self._model.forward(DenseStep(token_ids, positions, lengths)), rows)
+        return cast("Tensor", out)
+
+    def _nll(self, stream: Stream, rows: Tensor, targets: Tensor) -> Tensor:
+        logits: Any = self._model.logits(stream, rows)
+        return F.cross_entropy(logits.float(), targets[rows], reduction="sum")
+
+
+class _TrainedModel(Model):
+    """The served Model, with dropout between its layers and, where asked for, recomputation."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Any], table: OpsTable, max_len: int, owner: LanguageModel,
+        checkpointing: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(spec, weights, table, max_len)
+        self._mode = [owner]  # in a list: torch must not take the owner for a child
+        self._checkpointing = checkpointing
+
+    def embed(self, step: Any) -> Any:
+        return self._drop(super().embed(step))
+
+    def run_block(self, block: Any, stream: Stream, step: Any, rotaries: Any) -> Stream:
+        if self._checkpointing and torch.is_grad_enabled():
+            found = checkpoint(super().run_block, block, stream, step, rotaries, use_reentrant=False)
+        else:
+            found = super().run_block(block, stream, step, rotaries)
+        return Stream(found.residual, None if found.delta is None else self._drop(found.delta))
+
+    def _drop(self, x: Any) -> Any:
+        owner = self._mode[0]
+        return F.dropout(x, owner.dropout, owner.training) if owner.dropout else x
+
+
+def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Tensor:
+    if weight.is_matrix:
+        std = INIT_STD / math.sqrt(2 * len(spec.layers)) if weight.name.endswith(RESIDUAL) else INIT_STD
+        return torch.randn(weight.shape, generator=generator) * std
+    if weight.name.endswith(".bias"):
+        return torch.zeros(weight.shape)
+    return torch.full(weight.shape, 1.0 - _offset(spec.norm))
+
+
+def _offset(norm: Norm) -> float:
+    """What a norm adds to its weight: one that adds 1 begins at 0."""
+    return norm.offset if isinstance(norm, RMSNorm) else 0.0
