@@ -92,6 +92,10 @@ def anything_fits(q: dict[str, Any]) -> bool:
     "spec": LLAMA, "max_model_len": 131072, "options": EngineOptions(), "free_bytes": 64 << 20, "fixed_len": False,
     "fraction": 0.9, "device_is_host": True, "host_free_bytes": None,
 })  # fmt: skip
+@example({
+    "spec": replace(LLAMA, vocab_size=600_000), "max_model_len": 1, "options": EngineOptions(),
+    "free_bytes": 50_000_000, "fixed_len": False, "fraction": 0.9, "device_is_host": False, "host_free_bytes": 10**9,
+})  # fmt: skip
 def test_what_can_fit_does_and_is_counted(q: dict[str, Any]) -> None:
     try:
         config = resolve(**q)

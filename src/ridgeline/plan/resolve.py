@@ -48,11 +48,14 @@ def resolve(
         spec, STATE_ELEMENT_BYTES, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host
     )
     found = problem.solve()
+    if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
+        problem, why_swap = replace(problem, swap=0), "none: there is no room on the device to make use of it"
+        found = problem.solve()
     if found is None:
         raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
     pages, host_pages = found.pages(), found.host_pages()
-    if swap and not any(host_pages):
-        why_swap = f"none: {num_bytes(swap)} do not hold a page of each state group"
+    if problem.swap and not any(host_pages):
+        why_swap = f"none: {num_bytes(problem.swap)} do not hold a page of each state group"
     books = PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0))
     return EngineConfig(
         max_model_len=found.length,
