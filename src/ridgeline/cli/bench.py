@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,7 +195,9 @@ def _report(
         return
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    # Into a file or a pipe, tables are as wide as they need to be.
+    width = None if sys.stdout.isatty() else 100
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{given['batching'].value} batching" if config else "naive sampling"
     console.print(f"{given['model']}: {dtype} weights, {mode}")
@@ -209,7 +212,7 @@ def _report(
 
 
 def _latency_tables(found: Latency) -> list[RenderableType]:
-    times = _table("", "mean", "median", "p90", "p99", "floor", "of the roof")
+    times = _table("", "mean", "median", "p90", "p99", "floor", "of roof")
     rows: list[tuple[str, Spread | None, float | None]] = [
         ("whole batch", found.latency_s, found.floor_latency_s),
         ("first token of all", found.ttft_s, found.floor_ttft_s),
@@ -251,7 +254,7 @@ def _throughput_tables(found: Throughput) -> list[RenderableType]:
 def _table(*columns: str) -> Table:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=True)
     return table
