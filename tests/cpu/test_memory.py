@@ -27,7 +27,9 @@ from ridgeline.plan import memory
 from ridgeline.runtime import arena, generator, runner, sampler
 
 MIB = 2**20
-KEPT_BY_GLIBC = 96 * MIB
+# Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another run
+# of the same case: 26). The share of memory that is left alone is there for them.
+KEPT_BY_GLIBC = 256 * MIB
 LLAMA = {
     "model_type": "llama", "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
     "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 32000, "max_position_embeddings": 2048,
