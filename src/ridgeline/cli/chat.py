@@ -27,6 +27,7 @@ Ctrl-C   stop an answer"""
 def chat(
     model: o.Model,
     system: Annotated[str | None, typer.Option("--system", help="What the model is told before all else.")] = None,
+    verbose: o.Verbose = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto", revision: o.Revision = None,
     ops: o.Ops = None, max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
@@ -43,6 +44,8 @@ def chat(
     generation_config.json. From a pipe, every line is a turn.
     """
     from ridgeline.cli.loading import load
+    from ridgeline.cli.report import chosen as engine_lines
+    from ridgeline.cli.report import say
     from ridgeline.spec.request import SamplingParams
 
     given: dict[str, Any] = {
@@ -53,6 +56,8 @@ def chat(
     chosen = {name: value for name, value in given.items() if value is not None}
     SamplingParams(max_tokens=max_tokens, **chosen)  # a bad value fails before the model is loaded
     llm = load(model, o.llm_options(locals()))
+    if verbose or sys.stdin.isatty():
+        say(*engine_lines(llm, verbose))
     params = SamplingParams(**{**llm.default_sampling_fields(), **chosen, "max_tokens": max_tokens})
     _Chat(llm, system, params, seed).run()
 

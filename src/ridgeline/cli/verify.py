@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ STYLES = {
     "not run": "dim",
 }  # fmt: skip
 MAX_SHOWN = 5  # differences of one case
+SMALL = 10**7  # parameters: with fewer, a step is so short that threads only wait for each other
 
 
 def verify(
@@ -42,6 +44,7 @@ def verify(
     """
     from ridgeline.cli.loading import load
 
+    _spare_threads(model, revision)
     options = {
         "cache": "off", "device": device, "dtype": dtype, "max_model_len": max_model_len, "load_format": load_format,
         "revision": revision, "seed": seed,
@@ -61,6 +64,21 @@ def verify(
         print_report(report, Console(highlight=False))
     if not report.equal:
         raise typer.Exit(1)
+
+
+def _spare_threads(model: str, revision: str | None) -> None:
+    """One thread for a small model, unless OMP_NUM_THREADS says otherwise; to be called before torch is imported.
+
+    Where others use the machine too, threads that spin cost it ten times as long and more: its steps are shorter than the
+    time for which the system lets a thread wait for its core.
+    """
+    from ridgeline.archs import spec_from_config
+    from ridgeline.load.checkpoint import read_json
+    from ridgeline.load.hub import CONFIG_FILES, find_model
+
+    config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
+    if spec_from_config(config).num_params() < SMALL:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @contextmanager
