@@ -69,8 +69,8 @@ def verify(
 def _spare_threads(model: str, revision: str | None) -> None:
     """One thread for a small model, unless OMP_NUM_THREADS says otherwise; to be called before torch is imported.
 
-    Where others use the machine too, threads that spin cost it ten times as long and more: its steps are shorter than the
-    time for which the system lets a thread wait for its core.
+    Where others use the machine too, threads cost it ten times as long and more: its steps are shorter than the time
+    for which the system lets a thread wait for its core.
     """
     from ridgeline.archs import spec_from_config
     from ridgeline.load.checkpoint import read_json
