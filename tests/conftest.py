@@ -1,5 +1,12 @@
 """One thread per test process: the models are tiny, and spinning threads of two test runs starve each other."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and so would be all that the tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
