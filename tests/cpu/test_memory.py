@@ -27,8 +27,8 @@ from ridgeline.plan import memory
 from ridgeline.runtime import arena, generator, runner, sampler
 
 MIB = 2**20
-# Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another run
-# of the same case: 26). The share of memory that is left alone is there for them.
+# Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another
+# run of the same case: 26). The share of memory that is left alone is there for them.
 KEPT_BY_GLIBC = 256 * MIB
 LLAMA = {
     "model_type": "llama", "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
