@@ -20,6 +20,7 @@ from ridgeline.train.batches import Batches
 from ridgeline.train.loop import Progress, Trainer, TrainOptions
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.optimiser import learning_rate
+from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 from ridgeline.train.shards import Shard
 
@@ -49,7 +50,7 @@ def trainer(folder: Path, options: TrainOptions = OPTIONS, **model: Any) -> Trai
     batches = Batches(shard(), CONTEXT, options.batch_tokens, seed=1)
     held_out = [Batches(shard(), CONTEXT, 64, seed=2).batch(i) for i in range(2)]
     module = LanguageModel(SPEC, open_table("cpu"), 64, seed=3, dropout=options.dropout, **model)
-    return Trainer(module, batches, held_out, options, folder, {"spec": "tiny"})
+    return Trainer(module, batches, held_out, options, folder, {"spec": "tiny"}, Ranks("cpu"))
 
 
 def run(folder: Path, options: TrainOptions = OPTIONS, until: int | None = None, **model: Any) -> list[Progress]:
@@ -83,7 +84,7 @@ def test_a_run_learns_and_resumes_to_the_bit(tmp_path: Path, optimiser: str) -> 
         folder = tmp_path / f"killed {kill}"
         before = run(folder, options, until=kill)
         after = run(folder, options)
-        assert after[0].step == kill // 6 * 6 + 1
+        assert after[0].step == (kill - 1) // 6 * 6 + 1
         assert losses(before) | losses(after) == losses(whole)
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         assert [line["step"] for line in log] == list(range(1, 25))
@@ -174,7 +175,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: py
         raise OSError("no space left on device")
 
     monkeypatch.setattr("ridgeline.train.saves._write_json", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(DataError, match="no space left on device; step 1 is the newest"):
         saves.write(2, {"w": torch.zeros(3)}, {}, best=-1)
     assert saves.steps() == [1]
     assert saves.read(1)[0]["w"].tolist() == [1, 1, 1]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, verify
+from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, train, verify
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -29,6 +29,7 @@ app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
+app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,5 +1,7 @@
-"""What a model makes of a text: its loss, and how far it is from another model."""
+"""What a model makes of a text: its loss, how far it is from another model, how well it drafts, whether it parses."""
 
+from ridgeline.evals.acceptance import Acceptance, measure_acceptance
+from ridgeline.evals.completions import Verdict, function_headers, judge
 from ridgeline.evals.divergence import Divergence, measure_divergence
 from ridgeline.evals.documents import Document, check_same_tokens, encode_texts, read_texts
 from ridgeline.evals.estimates import Estimate, Proportion
@@ -7,14 +9,19 @@ from ridgeline.evals.perplexity import Perplexity, measure_perplexity
 from ridgeline.evals.windows import SlidingContext
 
 __all__ = [
+    "Acceptance",
     "Divergence",
     "Document",
     "Estimate",
     "Perplexity",
     "Proportion",
     "SlidingContext",
+    "Verdict",
     "check_same_tokens",
     "encode_texts",
+    "function_headers",
+    "judge",
+    "measure_acceptance",
     "measure_divergence",
     "measure_perplexity",
     "read_texts",

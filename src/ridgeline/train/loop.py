@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -16,9 +18,11 @@ from ridgeline.errors import DataError
 from ridgeline.train.batches import Batch, Batches
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.optimiser import Optimiser, OptimiserName, learning_rate
+from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 
 LOG = "log.jsonl"
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,9 @@ class TrainOptions:
     steps: updates. batch_tokens: tokens of an update; micro_tokens: of one forward and backward pass. learning_rate:
     at its peak, after warmup_steps; over the last decay_share of all steps it falls to final_rate times the peak.
     eval_every, save_every: in steps. patience: evaluations without a better held-out loss before the run ends; 0 is
-    never.
+    never. precision: of matrix products and attention (torch's autocast); weights, their sums and the optimiser stay in
+    float32. activation_checkpointing: keep only the stream between layers for the backward pass, compute the rest
+    again.
     """
 
     steps: int = 1000
@@ -47,8 +53,12 @@ class TrainOptions:
     eval_every: int = 100
     save_every: int = 100
     patience: int = 0
+    precision: Precision = "float32"
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise DataError(f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}")
         for name in ("steps", "batch_tokens", "micro_tokens", "context", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -76,11 +86,14 @@ class Trainer:
 
     def __init__(
         self, model: LanguageModel, train: Batches, held_out: list[Batch], options: TrainOptions, folder: Path,
-        run: dict[str, Any],
+        run: dict[str, Any], ranks: Ranks,
     ) -> None:  # fmt: skip
-        """held_out: batches that measure, never train. run: what else must be equal for the run to be resumed."""
+        """train: this rank's batches. held_out: batches that measure, never train, the same for all ranks. run: what
+        else must be equal for the run to be resumed.
+        """
         self._model, self._train, self._held_out, self.options = model, train, held_out, options
-        self._folder = folder
+        self._folder, self._ranks = folder, ranks
+        self._replica = ranks.replicate(model)
         self._optimiser = Optimiser(model.weights(), options.optimiser, options.weight_decay)
         given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be prolonged
         self._saves = Saves(folder / "checkpoints", {**run, "options": given})
@@ -93,10 +106,11 @@ class Trainer:
         Raises DataError for a loss that is not finite, with the last good checkpoint in place.
         """
         start = self._resume()
-        with (self._folder / LOG).open("a", encoding="utf-8") as log:
+        log = self._folder / LOG if self._ranks.is_first else Path(os.devnull)
+        with log.open("a", encoding="utf-8") as file:
             for progress in self._steps(start):
-                log.write(json.dumps(asdict(progress)) + "\n")
-                log.flush()
+                file.write(json.dumps(asdict(progress)) + "\n")
+                file.flush()
                 on_step(progress)
         return self._best[1] if self._held_out else self._saves.steps()[-1]
 
@@ -123,9 +137,9 @@ class Trainer:
             done = step + 1
             held_out = self.evaluate() if self._held_out and (done % o.eval_every == 0 or done == o.steps) else None
             over = held_out is not None and self._is_over(done, held_out)
+            yield Progress(done, loss, norm, rate, pace, held_out)  # logged first: no checkpoint is ahead of the log
             if done % o.save_every == 0 or done == o.steps or over or self._best[1] == done:
                 self._save(done)
-            yield Progress(done, loss, norm, rate, pace, held_out)
             if over:
                 return
 
@@ -135,26 +149,30 @@ class Trainer:
         torch.manual_seed(self.options.seed * 1_000_003 + step)
         self._model.train()
         parts = self._train.micro_batches(step, self.options.micro_tokens)
-        count = sum(int((part.targets >= 0).sum()) for part in parts)
+        count = self._ranks.total(_num_targets(parts))
         total = 0.0
-        for part in parts:
-            loss = self._model(*self._inputs(part)) / count
-            loss.backward()
+        for i, part in enumerate(parts, 1):
+            with self._ranks.local(self._replica) if i < len(parts) else nullcontext():
+                loss = self._loss(part) / count
+                torch.autograd.backward(loss * self._ranks.world_size)  # the ranks' gradients are averaged
             total += float(loss.detach())
-        return total
+        return self._ranks.total(total)
 
     @torch.no_grad()
     def evaluate(self) -> float:
         """Nats per token on the held-out batches."""
         self._model.eval()
-        total = sum(float(self._model(*self._inputs(batch))) for batch in self._held_out)
-        return total / sum(int((batch.targets >= 0).sum()) for batch in self._held_out)
+        mine = self._held_out[self._ranks.rank :: self._ranks.world_size]
+        return self._ranks.total(sum(float(self._loss(batch)) for batch in mine)) / _num_targets(self._held_out)
 
-    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], torch.Tensor]:
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The sum over a batch's targets, in nats."""
         ids, positions, targets = (
             torch.from_numpy(x).to(self._device) for x in (batch.token_ids, batch.positions, batch.targets)
         )
-        return ids, positions, batch.lengths, targets
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
+            loss: torch.Tensor = self._replica(ids, positions, batch.lengths, targets)
+        return loss
 
     def _is_over(self, step: int, held_out: float) -> bool:
         if held_out < self._best[0]:
@@ -165,7 +183,9 @@ class Trainer:
         tensors: dict[str, torch.Tensor] = {f"weight:{name}": p for name, p in self._model.weights().items()}
         tensors |= {f"optimiser:{name}": t for name, t in self._optimiser.state().items()}
         best = self._best if self._best[1] >= 0 else None
-        self._saves.write(step, tensors, {"best": best}, self._best[1])
+        if self._ranks.is_first:
+            self._saves.write(step, tensors, {"best": best}, self._best[1])
+        self._ranks.wait()
 
     def _resume(self) -> int:
         """The step to go on from, 0 for a new run; the log is cut back to it."""
@@ -173,6 +193,7 @@ class Trainer:
         steps = self._saves.steps()
         if not steps:
             (self._folder / LOG).unlink(missing_ok=True)
+            self._ranks.wait()  # the first steps are logged and saved after all have seen that there are none
             return 0
         tensors, facts = self._saves.read(steps[-1])
         with torch.no_grad():
@@ -181,8 +202,14 @@ class Trainer:
         prefix = "optimiser:"
         self._optimiser.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         self._best = tuple(facts["best"]) if facts["best"] else (math.inf, -1)
-        _cut_log(self._folder / LOG, steps[-1])
+        if self._ranks.is_first:
+            _cut_log(self._folder / LOG, steps[-1])
+        self._ranks.wait()
         return steps[-1]
+
+
+def _num_targets(batches: list[Batch]) -> int:
+    return sum(int((batch.targets >= 0).sum()) for batch in batches)
 
 
 def _cut_log(path: Path, step: int) -> None:

@@ -27,18 +27,24 @@ class Saves:
         self._folder, self._run = folder, json.loads(json.dumps(run))
 
     def write(self, step: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], best: int) -> None:
-        """Save a step. best: the step whose checkpoint is kept besides the newest ones."""
+        """Save a step. best: the step whose checkpoint is kept besides the newest ones.
+
+        Raises DataError where the disk does not take it; what was saved before stays.
+        """
         final = self._path(step)
         partial = self._folder / f".{final.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         try:
+            partial.mkdir(parents=True)
             hosts = {k: HostTensor(_numpy(v), "float32") for k, v in tensors.items()}
             write_safetensors(partial / SINGLE, hosts)
             _write_json(partial / STATE, {"step": step, "run": self._run, **facts})
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
             _sync(self._folder)
+        except OSError as e:
+            kept = f"step {steps[-1]} is the newest there" if (steps := self.steps()) else "there is none yet"
+            raise DataError(f"the checkpoint of step {step} cannot be written to {self._folder}: {e}; {kept}") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         for old in self.steps()[:-KEEP]:

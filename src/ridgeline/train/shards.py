@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -94,33 +94,45 @@ def write_shard(
 ) -> Shard:
     """Encode documents into a new folder, in their order, and open it.
 
-    progress: told now and then how many documents are done, of how many. Until all is written, the files are in a
-    folder of another name beside it, and nothing is left of them after an error. Raises DataError where the folder
-    exists, there is no document, or the tokenizer has no <|endoftext|>.
+    progress: told now and then how many documents are done, of how many. Raises as `write_tokens` does.
     """
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    if end is None:
-        raise DataError(f"the tokenizer has no {END_OF_TEXT}, which stands between documents; train one that does")
-    if not documents:
-        raise DataError("there is no document to write")
+    num_bytes = sum(len(d.text.encode()) for d in documents)
+    return write_tokens(folder, _encoded(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
+
+
+def write_tokens(
+    folder: Path,
+    documents: Iterable[np.ndarray[Any, Any]],
+    tokenizer: tokenizers.Tokenizer,
+    corpus_hash: str,
+    num_bytes: int,
+) -> Shard:
+    """Write documents that are token ids already, with what begins and ends them, into a new folder, and open it.
+
+    num_bytes: of their text. Until all is written, the files are in a folder of another name beside it, and nothing is
+    left of them after an error. Raises DataError where the folder exists, there is no document, or the tokenizer has no
+    <|endoftext|>.
+    """
+    end = _end_of(tokenizer)
     if folder.exists():
         raise DataError(f"{folder} exists; remove it, or give another folder")
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
-    plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    plain.encode_special_tokens = True  # <|endoftext|> in a text is text
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        lengths = [0]
         with (draft / _TOKENS).open("wb") as file:
-            lengths = list(_write_tokens(file, documents, plain, end, _TYPES[dtype], progress))
-        np.save(draft / _OFFSETS, np.cumsum([0, *lengths], dtype=np.int64))
+            for tokens in documents:
+                file.write(tokens.astype(_TYPES[dtype]).tobytes())
+                lengths.append(len(tokens))
+        if len(lengths) == 1:
+            raise DataError("there is no document to write")
+        np.save(draft / _OFFSETS, np.cumsum(lengths, dtype=np.int64))
         info = ShardInfo(
-            num_documents=len(documents),
+            num_documents=len(lengths) - 1,
             num_tokens=sum(lengths),
-            num_bytes=sum(len(d.text.encode()) for d in documents),
+            num_bytes=num_bytes,
             vocab_size=vocab_size,
             dtype=dtype,
             end_of_text_id=end,
@@ -135,21 +147,26 @@ def write_shard(
     return Shard.open(folder)
 
 
-def _write_tokens(
-    file: BinaryIO,
-    documents: Sequence[Document],
-    tokenizer: tokenizers.Tokenizer,
-    end: int,
-    dtype: np.dtype[Any],
-    progress: Progress,
-) -> Iterator[int]:
-    """Write each document's tokens and yield how many they are."""
+def _end_of(tokenizer: tokenizers.Tokenizer) -> int:
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    if end is None:
+        raise DataError(f"the tokenizer has no {END_OF_TEXT}, which stands between documents; train one that does")
+    return int(end)
+
+
+def _encoded(
+    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Each document's tokens, with <|endoftext|> on both sides."""
+    end = _end_of(tokenizer)
+    plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True  # <|endoftext|> in a text is text
     done = 0
     for texts in _together(documents):
-        for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            tokens = np.array([end, *encoding.ids, end], dtype)
-            file.write(tokens.tobytes())
-            yield len(tokens)
+        for encoding in plain.encode_batch_fast(texts, add_special_tokens=False):
+            yield np.array([end, *encoding.ids, end], np.int64)
         done += len(texts)
         progress(done, len(documents))
 

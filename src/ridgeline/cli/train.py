@@ -1,0 +1,249 @@
+"""`ridgeline train`: a model from a spec and texts, or a recipe that ships."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from ridgeline.train.corpus import Corpus
+    from ridgeline.train.loop import Progress, TrainOptions
+    from ridgeline.train.ranks import Ranks
+    from ridgeline.train.run import OnStep, Run
+
+STDLIB = "stdlib"
+DEFAULT_CONTEXT, DEFAULT_BATCH = 1024, 8192
+
+
+def _run_option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Run")
+
+
+def train(
+    spec: Annotated[
+        str | None, typer.Argument(help="A model's description: Ridgeline's own JSON, or a config.json.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="A text file, a .jsonl, a folder; or stdlib, Python's own library; repeatable."),
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The folder to write; run again, it goes on there.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Make what ships with Ridgeline again: pocket.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="A folder with a tokenizer.json; default: learnt from the data.")
+    ] = None,
+    held_out: Annotated[float, typer.Option("--held-out", help="The share of documents that only measure.")] = 0.05,
+    licence: Annotated[str, typer.Option("--licence", help="Of the data, for the model card.")] = "not stated",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
+    epochs: Annotated[float, _run_option("--epochs", help="How often to go through the data.")] = 1.0,
+    context: Annotated[int | None, _run_option("--context", help="Tokens of a row; default: up to 1024.")] = None,
+    batch_tokens: Annotated[int, _run_option("--batch-tokens", help="Tokens of an update.")] = DEFAULT_BATCH,
+    micro_tokens: Annotated[
+        int | None, _run_option("--micro-tokens", help="Tokens of one pass; default: those of an update, up to 8192.")
+    ] = None,
+    learning_rate: Annotated[float, _run_option("--learning-rate", help="At its peak.")] = 4e-3,
+    warmup_steps: Annotated[int, _run_option("--warmup-steps", help="Until the peak.")] = 50,
+    decay_share: Annotated[float, _run_option("--decay-share", help="Of the run, in which the rate falls to 0.")] = 0.4,
+    weight_decay: Annotated[float, _run_option("--weight-decay", help="Of matrices.")] = 0.1,
+    clip: Annotated[float, _run_option("--clip", help="The largest norm of a gradient; 0: any.")] = 1.0,
+    dropout: Annotated[float, _run_option("--dropout", help="For data that is seen many times.")] = 0.0,
+    patience: Annotated[
+        int, _run_option("--patience", help="Evaluations without a better held-out loss that end a run; 0: never.")
+    ] = 0,
+    eval_every: Annotated[int, _run_option("--eval-every", help="Updates.")] = 100,
+    save_every: Annotated[int, _run_option("--save-every", help="Updates.")] = 100,
+    seed: Annotated[int, _run_option("--seed", help="Of weights, order and dropout.")] = 0,
+    precision: Annotated[
+        str, _run_option("--precision", help="auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or float32.")
+    ] = "auto",
+    activation_checkpointing: Annotated[
+        bool, _run_option("--activation-checkpointing", help="Compute activations again rather than keep them.")
+    ] = False,
+    device: o.Device = "auto",
+) -> None:  # fmt: skip
+    """Train a model from nothing, on the modules that serve it; or repeat the built-in pair with --recipe pocket.
+
+    The folder that comes out loads in Ridgeline and, where it knows the architecture, in transformers.
+    """
+    given = locals()
+    if recipe is not None:
+        _recipe(recipe, given)
+        return
+    _spec(given)
+
+
+def _recipe(name: str, given: Mapping[str, Any]) -> None:
+    from ridgeline.errors import RequestError
+    from ridgeline.ops import resolve_device
+    from ridgeline.train.produce import produce_pair
+    from ridgeline.train.ranks import open_ranks
+    from ridgeline.train.recipe import Recipe
+
+    for other in ("spec", "data", "tokenizer"):
+        if given[other]:
+            raise RequestError(f"--recipe {name} says what to train, and on what: leave out {other}")
+    wanted, out = Recipe.read(name), Path(given["out"] or f"{name}-recipe")
+    with open_ranks(resolve_device(given["device"])) as ranks, _bars(ranks) as watch:
+        produce_pair(wanted, out, ranks, watch)
+
+
+def _spec(given: Mapping[str, Any]) -> None:
+    from ridgeline.archs import spec_from_config
+    from ridgeline.errors import RequestError
+    from ridgeline.ops import resolve_device
+    from ridgeline.train.data import check_room, prepare
+    from ridgeline.train.produce import DATA, TRAINING, Place, job_of, produce
+    from ridgeline.train.ranks import open_ranks
+    from ridgeline.train.spec_file import read_config
+
+    for needed, remedy in (("spec", "a SPEC.json, or --recipe pocket"), ("data", "--data"), ("out", "--out FOLDER")):
+        if not given[needed]:
+            raise RequestError(f"there is no {needed}: give {remedy}")
+    if given["dtype"] not in ("bfloat16", "float32"):
+        raise RequestError(f"--dtype {given['dtype']} is neither bfloat16 nor float32")
+    config, out = read_config(Path(given["spec"])), Path(given["out"])
+    corpus, tokenizer = _corpus(given["data"], given["licence"]), _tokenizer(given["tokenizer"])
+    with open_ranks(resolve_device(given["device"])) as ranks, _bars(ranks) as watch:
+        place = Place(folder=out, ranks=ranks, licence=given["licence"], dtype=given["dtype"])
+        data = prepare(
+            corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
+            held_out_share=given["held_out"], tokenizer=tokenizer, say=watch.say,
+        )  # fmt: skip
+        job = job_of(config, _options(given, config, data.train.info.num_tokens, ranks), data)
+        check_room(data, job.options.batch_tokens)
+        produce(out.resolve().name, job, data, place, watch, "Trained with `ridgeline train`.")
+
+
+def _corpus(data: list[str], licence: str) -> Corpus:
+    from ridgeline.errors import RequestError
+    from ridgeline.train.corpus import Corpus
+
+    if data == [STDLIB]:
+        return Corpus.stdlib()
+    if STDLIB in data:
+        raise RequestError("--data stdlib stands alone; a folder of that name is ./stdlib")
+    return Corpus.from_paths(data, licence)
+
+
+def _tokenizer(folder: str | None) -> Any:
+    from ridgeline.load.tokenizer_files import read_folder
+
+    return None if folder is None else read_folder(Path(folder)).backend
+
+
+def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: int, ranks: Ranks) -> TrainOptions:
+    """How to train; what was left open follows from the model, the data and the device."""
+    from ridgeline.archs import spec_from_config
+    from ridgeline.errors import RequestError
+    from ridgeline.train.loop import TrainOptions
+
+    spec, batch = spec_from_config(config), given["batch_tokens"]
+    context = given["context"] or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
+    if context > spec.max_position_embeddings:
+        raise RequestError(f"--context {context} is more than the model's {spec.max_position_embeddings} positions")
+    if not given["epochs"] > 0:
+        raise RequestError(f"--epochs {given['epochs']} must be more than 0")
+    precision = given["precision"]
+    if precision == "auto":
+        precision = "float32" if ranks.device == "cpu" else "bfloat16"
+    names = {f.name for f in fields(TrainOptions)}
+    return TrainOptions(
+        **{name: value for name, value in given.items() if name in names}
+        | {
+            "steps": max(1, round(given["epochs"] * num_tokens / batch)),
+            "context": context,
+            "micro_tokens": given["micro_tokens"] or _micro_tokens(batch // ranks.world_size, context),
+            "precision": precision,
+        }
+    )
+
+
+def _micro_tokens(batch: int, context: int) -> int:
+    """The largest part of a rank's batch, in whole rows, that is at most DEFAULT_BATCH tokens."""
+    rows = batch // context
+    fits = [n for n in range(1, rows + 1) if rows % n == 0 and n * context <= max(DEFAULT_BATCH, context)]
+    return max(fits, default=1) * context
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+class _Bars:
+    """Lines and bars on stderr; without a terminal, a line for every evaluation."""
+
+    def __init__(self, bar: Bar, speaks: bool) -> None:
+        self._bar, self._speaks = bar, speaks
+
+    def say(self, line: str) -> None:
+        if self._speaks:
+            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def run(self, name: str, run: Run) -> OnStep:
+        options = run.options
+        tokens = options.steps * options.batch_tokens
+        self.say(
+            f"{name}: {run.spec.num_params() / 1e6:,.2f} M parameters, {options.steps:,} updates of "
+            f"{options.batch_tokens:,} tokens, {tokens * run.flops_per_token:.2e} operations; {run.machine}: "
+            f"{run.peak_flops_per_s / 1e9:,.0f} GFLOP/s in {options.precision} at best"
+        )
+        task = self._bar.add_task(name, total=options.steps, facts="")
+        pace: list[float] = []
+
+        def on_step(p: Progress) -> None:
+            pace.append(p.tokens_per_s)
+            recent = statistics.median(pace[-20:])
+            share = recent * run.flops_per_token / run.peak_flops_per_s
+            facts = f"loss {p.loss:.3f}, {recent:,.0f} tokens/s, {share:.0%} of peak"
+            self._bar.update(task, completed=p.step, facts=facts)
+            if p.held_out is not None:
+                left = (options.steps - p.step) * options.batch_tokens / recent
+                self.say(f"{name} {p.step:,}/{options.steps:,}: {facts}{_held_out(p, run)}; {left / 60:,.1f} min left")
+
+        return on_step
+
+    def tokens(self, name: str, total: int) -> Callable[[int], None]:
+        task = self._bar.add_task(name, total=total, facts="")
+
+        def done(tokens: int) -> None:
+            self._bar.advance(task, tokens)
+
+        return done
+
+
+def _held_out(p: Progress, run: Run) -> str:
+    text = f"; held out {p.held_out:.3f}"
+    if p.held_out is not None and run.bytes_per_token:
+        text += f", {p.held_out / math.log(2) / run.bytes_per_token:.3f} bits per byte"
+    return text
+
+
+@contextmanager
+def _bars(ranks: Ranks) -> Iterator[_Bars]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ridgeline.cli.progress import error_console
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    bar = Progress(
+        *columns, console=error_console(), disable=not (ranks.is_first and sys.stderr.isatty()), redirect_stdout=False
+    )
+    with bar:
+        yield _Bars(bar, ranks.is_first)

@@ -1,0 +1,259 @@
+"""The README.md of a trained model, as the Hugging Face hub shows it: what it is and is made of, how good, its limits.
+
+The front matter follows github.com/huggingface/hub-docs, modelcard.md. What is not known has no row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ridgeline.spec import Attention, ModelSpec, MoE
+from ridgeline.train.loop import TrainOptions
+from ridgeline.train.manifest import HELD_OUT, TRAIN, Manifest
+from ridgeline.train.optimiser import BETAS
+
+Row = tuple[str, str]
+# Of those that the hub knows, the ones that models and texts have; any other is "other", with its name beside it.
+HUB_LICENCES = frozenset(
+    (
+        "apache-2.0 mit bsd-2-clause bsd-3-clause cc0-1.0 cc-by-4.0 cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 gpl-2.0 "
+        "gpl-3.0 agpl-3.0 lgpl-2.1 lgpl-3.0 mpl-2.0 isc unlicense openrail odbl postgresql zlib"
+    ).split()
+)
+_OPTIMISERS = {"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for everything else"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """What a card says. Texts become one line each; none may name a place on this machine, for cards are published.
+
+    name: of the model, and of its folder or hub repository. summary: what it is, in a sentence. licence: of the
+    weights, as SPDX or the hub call it. language: "code", or ISO 639. in_transformers: whether transformers loads it.
+    dtype: of the stored weights. prompt: of the usage examples.
+    train_tokens, held_out_tokens: in the shards. held_out_share: 0 to 1, of the documents; split_seed: of their choice.
+    steps: that were run; kept_step: whose weights these are, if not the last one's; tokens_seen: repetitions included.
+    start: what the weights were before, where not random. flops: in all; seconds: of the steps; peak_flops_per_s:
+    measured; utilisation: 0 to 1, of that peak (MFU).
+    Errors are standard errors; evaluated_tokens: scored, on the held-out side; eval_context, eval_stride: in tokens.
+    training_rows, evaluation_rows: more of (name, value). curve: a file beside the card, such as "loss.png".
+    """
+
+    name: str
+    summary: str
+    spec: ModelSpec
+    manifest: Manifest
+    train_tokens: int
+    options: TrainOptions
+    steps: int
+    tokens_seen: int
+    licence: str | None = None
+    language: str | None = None
+    tags: tuple[str, ...] = ()
+    in_transformers: bool = False
+    dtype: str | None = None
+    prompt: str = "def "
+    held_out_tokens: int | None = None
+    held_out_share: float | None = None
+    split_seed: int | None = None
+    start: str | None = None
+    kept_step: int | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    machine: str | None = None
+    peak_flops_per_s: float | None = None
+    utilisation: float | None = None
+    training_rows: tuple[Row, ...] = ()
+    bits_per_byte: float | None = None
+    bits_per_byte_error: float | None = None
+    perplexity: float | None = None
+    perplexity_error: float | None = None
+    evaluated_tokens: int | None = None
+    eval_context: int | None = None
+    eval_stride: int | None = None
+    evaluation_rows: tuple[Row, ...] = ()
+    curve: str | None = None
+    limits: tuple[str, ...] = ()
+
+
+def model_card(facts: CardFacts) -> str:
+    """The card as Markdown with YAML front matter."""
+    parts = [
+        f"{_front_matter(facts)}\n\n# {_line(facts.name)}\n\n{_line(facts.summary)}",
+        _usage(facts),
+        _table("Architecture", _architecture(facts)),
+        _table("Data", _data(facts)),
+        _table("Training", [*_training(facts), *_cost(facts), *facts.training_rows]),
+        f"![loss]({_line(facts.curve)})" if facts.curve else "",
+        _table("Evaluation", [*_evaluation(facts), *facts.evaluation_rows]),
+        "\n".join(["## Limits\n", *(f"- {_line(limit)}" for limit in facts.limits)]) if facts.limits else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(facts: CardFacts) -> str:
+    lines = []
+    if facts.licence:
+        name = re.sub(r"[^a-z0-9.-]+", "-", facts.licence.lower()).strip("-")
+        lines += [f'license: "{name}"'] if name in HUB_LICENCES else ['license: "other"', f'license_name: "{name}"']
+    if facts.language:
+        lines.append(f"language: {_yaml(facts.language)}")
+    lines.append(f'library_name: "{"transformers" if facts.in_transformers else "ridgeline"}"')
+    lines.append('pipeline_tag: "text-generation"')
+    lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys(("ridgeline", *facts.tags)))]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _usage(facts: CardFacts) -> str:
+    name, prompt = _yaml(facts.name), json.dumps(facts.prompt, ensure_ascii=False)  # of Python they are strings, too
+    ours = (
+        "from ridgeline import LLM, SamplingParams\n\n"
+        f"llm = LLM({name})\n"
+        f"print(llm.generate({prompt}, SamplingParams(max_tokens=64, temperature=0))[0].outputs[0].text)"
+    )
+    theirs = (
+        "from transformers import pipeline\n\n"
+        f'generate = pipeline("text-generation", model={name})\n'
+        f'print(generate({prompt}, max_new_tokens=64, do_sample=False)[0]["generated_text"])'
+    )
+    blocks = [ours, theirs] if facts.in_transformers else [ours]
+    return "\n\n".join(["## Usage", *(f"```python\n{block}\n```" for block in blocks)])
+
+
+def _architecture(facts: CardFacts) -> Iterator[Row]:
+    spec = facts.spec
+    yield "Family", spec.family
+    yield "Parameters", f"{spec.num_params():,}"
+    if spec.num_active_params() != spec.num_params():
+        yield "Parameters for each token", f"{spec.num_active_params():,}"
+    yield "Layers", f"{len(spec.layers):,}"
+    yield "Hidden size", f"{spec.hidden_size:,}"
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    heads = _distinct(f"{m.num_heads} / {m.num_kv_heads} of {m.head_dim}" for m in mixers)
+    if heads:
+        yield "Heads / key-value heads", heads
+    widths = _distinct(
+        f"{m.intermediate_size:,}"
+        + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if isinstance(m, MoE) else "")
+        for m in (layer.mlp for layer in spec.layers)
+    )
+    yield "MLP size", widths
+    tied = ", one table for input and output" if spec.tie_word_embeddings else ""
+    yield "Vocabulary", f"{spec.vocab_size:,} tokens{tied}"
+    yield "Context", f"{spec.max_position_embeddings:,} tokens"
+    if facts.dtype:
+        yield "Weights stored as", facts.dtype
+
+
+def _data(facts: CardFacts) -> Iterator[Row]:
+    manifest, totals = facts.manifest, facts.manifest.totals()
+    yield "Source", manifest.source
+    yield "Licence of the texts", manifest.licence
+    for side, name, tokens in (
+        (TRAIN, "Training side", facts.train_tokens),
+        (HELD_OUT, "Held-out side", facts.held_out_tokens),
+    ):
+        documents, num_bytes = totals[side]["documents"], totals[side]["bytes"]
+        if documents:
+            counted = f", {tokens:,} tokens" if tokens is not None else ""
+            yield name, f"{documents:,} document{'s' * (documents != 1)}, {num_bytes:,} bytes{counted}"
+    if totals[HELD_OUT]["documents"]:
+        yield "Split", _split(facts)
+    if manifest.skipped:
+        yield "Left out", "; ".join(f"{count:,} ({reason})" for reason, count in manifest.skipped.items())
+    yield "Manifest", f"SHA-256 {manifest.hash}, read by Python {manifest.python}"
+
+
+def _split(facts: CardFacts) -> str:
+    about = f"about {100 * facts.held_out_share:.4g} % of the documents " if facts.held_out_share else ""
+    seed = f" and the seed {facts.split_seed}" if facts.split_seed is not None else ""
+    text = f"{about}held out, whole, chosen by a hash of the name{seed}"
+    cut = facts.manifest.num_cut
+    return f"{text}; functions that also stand in a training document were cut out of them: {cut:,}" if cut else text
+
+
+def _training(facts: CardFacts) -> Iterator[Row]:
+    o = facts.options
+    if facts.start:
+        yield "Start", facts.start
+    clipped = f"gradients clipped to a norm of {o.clip:g}" if o.clip else "gradients not clipped"
+    betas = f"AdamW's betas {BETAS[0]:g}, {BETAS[1]:g}"
+    yield "Optimiser", f"{_OPTIMISERS[o.optimiser]}; {betas}; weight decay {o.weight_decay:g} on matrices; {clipped}"
+    yield "Learning rate", _schedule(o)
+    yield "Batch", f"{o.batch_tokens:,} tokens in rows of {o.context:,}; no attention from one document to another"
+    planned = f" of {o.steps:,} planned" if facts.steps != o.steps else ""
+    kept = facts.kept_step
+    better = f"; the weights are of step {kept:,}, the best on held-out text" if kept and kept != facts.steps else ""
+    yield "Steps", f"{facts.steps:,}{planned}{better}"
+    yield "Tokens seen", f"{facts.tokens_seen:,}, {facts.tokens_seen / facts.train_tokens:.3g} epochs"
+    whole = "" if o.precision == "float32" else " products, float32 weights, sums and optimiser state"
+    yield "Precision", o.precision + whole
+    yield "Dropout", f"{o.dropout:g}"
+    yield "Seed", str(o.seed)
+
+
+def _schedule(o: TrainOptions) -> str:
+    decay, last = math.ceil(o.decay_share * o.steps), o.final_rate * o.learning_rate
+    warm_up = f", after a linear warm-up over {o.warmup_steps:,} steps" if o.warmup_steps else ""
+    fall = f"; linear to {last:g} over the last {decay:,} of {o.steps:,}" if decay else ""
+    return f"{o.learning_rate:g} at its peak{warm_up}{fall}"
+
+
+def _cost(facts: CardFacts) -> Iterator[Row]:
+    if facts.flops is not None:
+        yield "FLOPs", f"{facts.flops:.3g}, counted: 6 for each weight that a token is multiplied with, and attention"
+    if facts.seconds is not None:
+        yield "Hours", f"{facts.seconds / 3600:.3g}"
+    if facts.machine:
+        yield "Machine", facts.machine
+    if facts.utilisation is not None:
+        peak = facts.peak_flops_per_s
+        of = f" of {peak / 1e9:,.4g} GFLOP/s, what a large product reached there" if peak else ""
+        yield "Model FLOPs utilisation", f"{100 * facts.utilisation:.1f} %{of}"
+
+
+def _evaluation(facts: CardFacts) -> Iterator[Row]:
+    if facts.bits_per_byte is not None:
+        yield "Bits per byte", _measured(facts.bits_per_byte, facts.bits_per_byte_error)
+    if facts.perplexity is not None:
+        yield "Perplexity per token", _measured(facts.perplexity, facts.perplexity_error)
+    if facts.evaluated_tokens is not None:
+        yield "Scored", f"{facts.evaluated_tokens:,} held-out tokens"
+    if facts.eval_context is not None:
+        stride = f", moved by {facts.eval_stride:,}" if facts.eval_stride is not None else ""
+        yield "Context and stride", f"windows of {facts.eval_context:,} tokens{stride}"
+
+
+def _measured(value: float, error: float | None) -> str:
+    """With as many decimals as show two digits of the error."""
+    if error is None or not 0 < error < math.inf:
+        return f"{value:.5g}"
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:,.{decimals}f} ± {error:,.{decimals}f} (standard error)"
+
+
+def _table(title: str, rows: Iterable[Row]) -> str:
+    """Empty where there are no rows."""
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]) if lines else ""
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", r"\|")
+
+
+def _yaml(text: str) -> str:
+    """A JSON string of printable characters means the same in YAML."""
+    return json.dumps(_line(text), ensure_ascii=False)
+
+
+def _line(text: str) -> str:
+    """On one line, without what cannot be printed."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,0 +1,83 @@
+"""What training costs: operations by count, the machine's peak by measurement."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ridgeline.spec import ModelSpec
+from ridgeline.train.loop import Precision, Progress
+
+SQUARE = 2048
+PEAK_BUDGET_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """tokens: trained on, repetitions included. flops: counted, see `flops_per_token`. seconds: of the steps alone.
+
+    peak_flops_per_s: of a large product in the run's precision, measured; machine: in words.
+    """
+
+    tokens: int
+    flops: float
+    seconds: float
+    peak_flops_per_s: float
+    machine: str
+
+    @property
+    def utilisation(self) -> float:
+        """Counted operations over what the peak could have done in that time (MFU, arXiv:2204.02311)."""
+        return self.flops / (self.seconds * self.peak_flops_per_s)
+
+
+def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> Cost:
+    """Of all steps in a log, those of earlier parts of the run included."""
+    tokens = batch_tokens * len(log)
+    return Cost(tokens, tokens * per_token, sum(batch_tokens / p.tokens_per_s for p in log), peak, machine)
+
+
+def flops_per_token(spec: ModelSpec, context: int) -> float:
+    """Operations to train on one token, where rows of `context` tokens hold one document each.
+
+    A product and its sum are two; the backward pass is twice the forward one; what activation checkpointing computes
+    again does not count.
+    """
+    multiplied = spec.num_active_params()
+    if not spec.tie_word_embeddings:  # a tied table is multiplied once, as the head; another one is only looked up
+        multiplied -= spec.vocab_size * spec.hidden_size
+    multiplied -= spec.num_position_embeddings * spec.hidden_size
+    attention = sum(layer.mixer.work(1, (context + 1) // 2) for layer in spec.layers)
+    return 6.0 * (multiplied + attention)
+
+
+def measure_peak(device: torch.device, precision: Precision) -> float:
+    """Operations per second of the best of several large products, in half a second or a little more."""
+    x = torch.ones((SQUARE, SQUARE), device=device, dtype=getattr(torch, precision))
+    best, begin = float("inf"), time.perf_counter()
+    while time.perf_counter() - begin < PEAK_BUDGET_S or best == float("inf"):
+        start = time.perf_counter()
+        y = x @ x
+        y[0, 0].item()  # a device works behind the host's back until something is asked of it
+        best = min(best, time.perf_counter() - start)
+    return 2 * SQUARE**3 / best
+
+
+def machine_name(device: torch.device) -> str:
+    """The device in words: a GPU's name, or the processor's and how many threads are used."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,120 @@
+"""A trained model as a folder that Ridgeline and, where it knows the architecture, transformers load.
+
+Written beside its place and read back first: nobody sees a folder that was not compared with what was trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ridgeline.archs import OUR_MODEL_TYPE, family_of, spec_from_config
+from ridgeline.errors import CheckpointError
+from ridgeline.load.export import checkpoint_tensors, write_safetensors
+from ridgeline.load.safetensors import SINGLE, HostTensor
+from ridgeline.ops import open_table
+from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.runtime.step import DenseStep
+from ridgeline.train.module import LanguageModel
+
+StoredType = Literal["float32", "bfloat16"]
+TOLERANCE = 1e-4  # of logits, as everywhere between two float32 implementations; of the largest one, where that is more
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def write_model(
+    folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], tokenizer: Path, end_id: int,
+    dtype: StoredType, sample: Sequence[int],
+) -> dict[str, float]:  # fmt: skip
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into a folder.
+
+    weights: by the spec's names; stored in `dtype`. tokenizer: the folder of its files; end_id: its <|endoftext|>.
+    sample: token ids that the written folder is compared on. Gives the largest difference of a logit to what was
+    trained, as stored, by the program that read the folder: "ridgeline" and, where it is installed and knows the
+    architecture, "transformers". Raises CheckpointError for a folder that reads back as something else.
+    """
+    spec = spec_from_config(config)
+    stored = {name: tensor.detach().to("cpu", getattr(torch, dtype)) for name, tensor in weights.items()}
+    draft = folder / ".unfinished"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        ids = {"bos_token_id": end_id, "eos_token_id": end_id}
+        _write_json(draft / "config.json", {**config, **ids, "dtype": dtype})
+        _write_json(draft / "generation_config.json", ids)
+        hosts = {name: _host(tensor, dtype) for name, tensor in stored.items()}
+        write_safetensors(draft / SINGLE, checkpoint_tensors(spec, family_of(config).names, hosts))
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(tokenizer / name, draft / name)
+        errors = _compare(draft, config, stored, list(sample))
+        for path in sorted(draft.iterdir(), key=lambda p: p.name == "config.json"):  # a folder with a config is whole
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return errors
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _host(tensor: torch.Tensor, dtype: StoredType) -> HostTensor:
+    """bfloat16 as its bits, as files hold it."""
+    data = tensor.contiguous()
+    return HostTensor(data.view(torch.uint16).numpy() if dtype == "bfloat16" else data.numpy(), dtype)
+
+
+def _compare(
+    folder: Path, config: Mapping[str, Any], stored: Mapping[str, torch.Tensor], sample: list[int]
+) -> dict[str, float]:  # fmt: skip
+    wanted = _trained_logits(spec_from_config(config), stored, sample)
+    found = {"ridgeline": _our_logits(folder, sample)}
+    if config.get("model_type") != OUR_MODEL_TYPE and (theirs := _transformers_logits(folder, sample)) is not None:
+        found["transformers"] = theirs
+    limit = TOLERANCE * max(1.0, float(np.abs(wanted).max()))
+    errors = {program: float(np.abs(logits - wanted).max()) for program, logits in found.items()}
+    for program, error in errors.items():
+        if not error <= limit:
+            raise CheckpointError(
+                f"{folder.parent}: {program} reads the written model as another one: its logits differ by {error:.2e} "
+                f"from those of what was trained, more than {limit:.1e}"
+            )
+    return errors
+
+
+def _trained_logits(spec: Any, stored: Mapping[str, torch.Tensor], sample: list[int]) -> np.ndarray[Any, Any]:
+    """Of the module that was trained, with its weights rounded as they are stored."""
+    module: Any = LanguageModel(spec, open_table("cpu"), len(sample))
+    with torch.no_grad():
+        for name, parameter in module.weights().items():
+            parameter.copy_(stored[name])
+        ids, rows = torch.tensor(sample), torch.arange(len(sample))
+        logits = module.eval().logits(ids, rows, (len(sample),), rows)
+    out: np.ndarray[Any, Any] = logits.float().numpy()
+    return out
+
+
+def _our_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any]:
+    loaded = load_model(str(folder), LoadOptions(device="cpu", dtype="float32"))
+    memory = loaded.table.memory
+    out: np.ndarray[Any, Any] = memory.get(loaded.model(DenseStep.build([sample], memory)))
+    return out
+
+
+def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any] | None:
+    """None where transformers is not installed."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        return None
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([sample])).logits[0]
+    out: np.ndarray[Any, Any] = logits.float().numpy()
+    return out

@@ -1,0 +1,66 @@
+"""The processes of a run: one, or those that torchrun started, each with its part of every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """rank: of this process, from 0, among world_size. device: its own."""
+
+    device: str
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        """The model with torch's DistributedDataParallel around it, which averages gradients over the ranks."""
+        if self.world_size == 1:
+            return model
+        places = [torch.device(self.device)] if self.device != "cpu" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=places)
+
+    def local(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Gradients that are computed in here stay on their rank until a pass outside."""
+        return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
+        if self.world_size == 1:
+            return value
+        sum_ = torch.tensor(value, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(sum_)
+        return float(sum_)
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.world_size > 1:
+            distributed.barrier()
+
+
+@contextmanager
+def open_ranks(device: str) -> Iterator[Ranks]:
+    """The ranks that torchrun's environment describes, connected (NCCL on GPUs, Gloo on CPUs); one without it."""
+    if not distributed.is_torchelastic_launched():
+        yield Ranks(device)
+        return
+    local = int(os.environ["LOCAL_RANK"])
+    if device.startswith("cuda"):
+        device = f"cuda:{local}"
+        torch.cuda.set_device(local)
+    distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield Ranks(device, distributed.get_rank(), distributed.get_world_size())
+    finally:
+        distributed.destroy_process_group()

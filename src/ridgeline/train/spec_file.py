@@ -1,0 +1,27 @@
+"""What the user wants to train: a JSON file, as the config.json that the trained model will have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ridgeline.archs import spec_from_config
+from ridgeline.archs.write import config_of
+from ridgeline.errors import ConfigError
+from ridgeline.load.checkpoint import read_json
+from ridgeline.spec import from_json
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of a file that holds a config.json (it names a model_type) or a ModelSpec as `spec.to_json` writes it.
+
+    Raises CheckpointError for a file that cannot be read, ConfigError for one that describes no model.
+    """
+    value = read_json(path)
+    try:
+        if "model_type" not in value:
+            return config_of(from_json(value))
+        spec_from_config(value)
+    except ConfigError as e:
+        raise ConfigError(f"{path.name}: {str(e).removeprefix('config.json: ')}") from None
+    return value
