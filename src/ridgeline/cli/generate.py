@@ -27,7 +27,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 def generate(
-    model: o.Model,
+    model: o.Model = o.DEFAULT_MODEL,
     prompt: Annotated[
         str | None, typer.Argument(help="A text, a .txt file (a prompt per line), a .jsonl file, or - for stdin.")
     ] = None,

@@ -14,6 +14,7 @@ from ridgeline.errors import RequestError
 if TYPE_CHECKING:
     from ridgeline.spec.request import Params
 
+DEFAULT_MODEL = "pocket"  # of `generate`
 _MODEL = "Model"
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
@@ -45,7 +46,9 @@ def _sampling(*names: str, help: str) -> object:
     return typer.Option(*names, help=help, rich_help_panel=_SAMPLING)
 
 
-Model = Annotated[str, _model("--model", "-m", help="A folder, or a Hugging Face hub id.")]
+Model = Annotated[
+    str, _model("--model", "-m", help="A folder, a Hugging Face hub id, or pocket, which ships with Ridgeline.")
+]
 TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
 Device = Annotated[str, _model("--device", help="auto, cpu, cuda or cuda:N.")]

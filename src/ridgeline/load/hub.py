@@ -1,4 +1,4 @@
-"""A model's folder: a local one, or one from the Hugging Face hub through its own cache."""
+"""A model's folder: a local one, a built-in one, or one from the Hugging Face hub through its own cache."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ SMALL_FILES = (
     "additional_chat_templates/*",
 )
 MODEL_FILES = (*SMALL_FILES, "model*.safetensors", "model.safetensors.index.json")
+# What ships with Ridgeline, by name.
+BUILT_IN = {name: Path(__file__).parents[1] / "models" / name for name in ("pocket", "pocket-draft")}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...] = MODEL_FILES) -> Path:
-    """The local folder of a model: `model` itself if it is a folder, else a download of that hub id.
+    """The local folder of a model: one that ships with Ridgeline, else `model` itself if it is a folder, else a download
+    of that hub id. A folder of one's own with a built-in model's name is ./NAME.
 
     Downloads show progress, resume, and land in the hub's cache; HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as
     everywhere. files: what to fetch, by pattern. Raises CheckpointError if there is no such model.
     """
     model = str(model)
+    if model in BUILT_IN:
+        if revision is not None:
+            raise CheckpointError(f"{model} ships with Ridgeline: --revision {revision} is for hub ids")
+        return BUILT_IN[model]
     try:
         path = Path(model).expanduser()
         is_dir, exists = path.is_dir(), path.exists()
