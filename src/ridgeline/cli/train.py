@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ridgeline.train.ranks import Ranks
     from ridgeline.train.run import OnStep, Run
 
-STDLIB = "stdlib"
+STDLIB, NOT_STATED = "stdlib", "not stated"
 DEFAULT_CONTEXT, DEFAULT_BATCH = 1024, 8192
 
 
@@ -47,7 +47,7 @@ def train(
         str | None, typer.Option("--tokenizer", help="A folder with a tokenizer.json; default: learnt from the data.")
     ] = None,
     held_out: Annotated[float, typer.Option("--held-out", help="The share of documents that only measure.")] = 0.05,
-    licence: Annotated[str, typer.Option("--licence", help="Of the data, for the model card.")] = "not stated",
+    licence: Annotated[str | None, typer.Option("--licence", help="Of the data, for the model card.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
     epochs: Annotated[float, _run_option("--epochs", help="How often to go through the data.")] = 1.0,
     context: Annotated[int | None, _run_option("--context", help="Tokens of a row; default: up to 1024.")] = None,
@@ -128,7 +128,7 @@ def _spec(given: Mapping[str, Any]) -> None:
         produce(out.resolve().name, job, data, place, watch, "Trained with `ridgeline train`.")
 
 
-def _corpus(data: list[str], licence: str) -> Corpus:
+def _corpus(data: list[str], licence: str | None) -> Corpus:
     from ridgeline.errors import RequestError
     from ridgeline.train.corpus import Corpus
 
@@ -136,7 +136,7 @@ def _corpus(data: list[str], licence: str) -> Corpus:
         return Corpus.stdlib()
     if STDLIB in data:
         raise RequestError("--data stdlib stands alone; a folder of that name is ./stdlib")
-    return Corpus.from_paths(data, licence)
+    return Corpus.from_paths(data, licence or NOT_STATED)
 
 
 def _tokenizer(folder: str | None) -> Any:

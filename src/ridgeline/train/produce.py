@@ -5,6 +5,7 @@ A folder holds the model's own files at its top, and beside them `training/`: da
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import numpy as np
 
 from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.archs.write import CLASSES
+from ridgeline.errors import DataError
 from ridgeline.evals import Document, Perplexity, measure_perplexity
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.train.card import CardFacts, model_card
@@ -51,11 +53,11 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how a model is made. licence: of what comes out. dtype: of the stored weights."""
+    """Where and how a model is made. licence: of what comes out, if known. dtype: of the stored weights."""
 
     folder: Path
     ranks: Ranks
-    licence: str
+    licence: str | None
     dtype: StoredType
 
 
@@ -67,7 +69,12 @@ def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch,
 
 
 def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
-    """The recipe's target in `out/NAME` and its draft in `out/NAME-draft`."""
+    """The recipe's target in `out/NAME` and its draft in `out/NAME-draft`. Raises DataError for another Python's library."""
+    if (version := platform.python_version()) != recipe.python:
+        raise DataError(
+            f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "
+            "that one, or train on this one's with --data stdlib"
+        )
     data = prepare(
         Corpus.stdlib(), out / recipe.name / TRAINING / DATA, recipe.vocab_size, ranks=ranks,
         held_out_share=recipe.held_out_share, seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
