@@ -61,7 +61,9 @@ def redraw(model: nn.Module, seed: int) -> None:
 
 def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generator: torch.Generator) -> None:
     """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
-    if name == "bias":
+    if name == "A_log":  # decays from fast to slow
+        value.uniform_(-2.0, 1.5, generator=generator)
+    elif name == "bias":
         value.normal_(0.0, 0.5, generator=generator)
     elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
         low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5

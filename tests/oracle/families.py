@@ -140,6 +140,10 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 PLAIN = _rope()
 OWN = _rope(3000.0)  # a base of the rotation that is nobody's default
 
+_mamba = _family("mamba", "MambaConfig")
+_falcon_mamba = _family("falcon_mamba", "FalconMambaConfig")
+_mamba2 = _family("mamba2", "Mamba2Config")
+
 # llama ------------------------------------------------------------------------------------------------
 
 _LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -496,3 +500,41 @@ if __name__ == "__main__":
     from oracle.build import print_table
 
     print_table(CASES)
+
+# state space models -----------------------------------------------------------------------------------
+
+_SSM = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "layer_norm_epsilon": 1e-2, "state_size": 8,
+    "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_HEADS = {"num_heads": 6, "head_dim": 16, "n_groups": 2, "expand": 2}
+_FINER = {"layer_norm_epsilon": 1e-6}
+
+_mamba("mamba", 1, "a filter of 3 tokens; steps of rank 5", _SSM | {"conv_kernel": 3, "time_step_rank": 5}, _FINER)
+_mamba(
+    "mamba_biases",
+    1,
+    "biases on the projections, none on the filter; three channels to one; gelu",
+    _SSM | {"use_bias": True, "use_conv_bias": False, "expand": 3, "hidden_act": "gelu"},
+    {"hidden_act": "silu"},
+)
+_mamba("mamba_tied", 1, "tied, as published; the default rank", _SSM | TIED, greedy_tokens=0)
+_falcon_mamba(
+    "falcon_mamba", 1, "norms of dt, B and C", _SSM | {"mixer_rms_eps": 1e-1}, {"mixer_rms_eps": 1e-6}, _FINER
+)
+_mamba2(
+    "mamba2",
+    1,
+    "two groups of three heads; a filter of 3 tokens; steps between two limits",
+    _SSM | _HEADS | {"conv_kernel": 3, "time_step_limit": [0.3, 1.5], "chunk_size": 32},
+    {"time_step_limit": [0.0, 1.5]},
+    {"time_step_limit": [0.3, 1e6]},
+    _FINER,
+)
+_mamba2(
+    "mamba2_biases",
+    1,
+    "biases on the projections, none on the filter; one group; relu",
+    _SSM | _HEADS | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "hidden_act": "relu", "chunk_size": 32},
+    {"hidden_act": "silu"},
+)

@@ -293,10 +293,11 @@ def test_state_of_published_models() -> None:
 
 
 def test_state_of_parts() -> None:
-    assert Attention(6, 2, 24, 1.0).state() == State(96, ALL, snapshot=False)
-    assert Attention(6, 2, 24, 1.0, window=24).state() == State(96, 23)
+    assert Attention(6, 2, 24, 1.0).state() == State(((2, 24), (2, 24)), ALL, snapshot=False)
+    assert Attention(6, 2, 24, 1.0, window=24).state() == State(((2, 24), (2, 24)), 23)
     assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # it sees itself alone
-    assert State(96, 1, snapshot=True).elements_at(1) == State(96, 1, snapshot=True).elements_at(10**6) == 96
+    summary = State(((4, 16), (32,)), 1, snapshot=True)
+    assert summary.elements_at(1) == summary.elements_at(10**6) == 96
 
 
 def test_mixed_layers_add_up() -> None:

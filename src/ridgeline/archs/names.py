@@ -92,7 +92,7 @@ class Names:
         if match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
             prefix, ours = self.layer.format(i=match[1]), f"layers.{match[1]}."
             source = self.parts.get(match[2])
-            head_dim = spec.layers[int(match[1])].mixer.head_dim
+            head_dim = getattr(spec.layers[int(match[1])].mixer, "head_dim", 0)
         if source is None:
             raise KeyError(f"no checkpoint name for {name}")
         if isinstance(source, Each):

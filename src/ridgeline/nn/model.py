@@ -9,7 +9,7 @@ from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
 from ridgeline.quant import PlainLinear
 from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
 
@@ -75,40 +75,62 @@ class Model:
         return x
 
 
+class _Attention:
+    """A token mixer that reads rows of earlier tokens."""
+
+    def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
+        mixer = layer.mixer
+        self._index, self._rope = index, mixer.rope
+        self._input = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, layer.pre_norm, scale), weights)
+        self._dense, self._paged = table.primitive(api.ATTENTION, mixer), table.primitive(api.PAGED_ATTENTION, mixer)
+        self._output = table.stage(api.ATTENTION_OUTPUT, mixer, weights)
+
+    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
+        residual, q, k, v = self._input(*stream, rotaries[self._rope] if self._rope else None)
+        state = step.extend(self._index, k, v)
+        return residual, self._output((self._dense if isinstance(state, DenseKeyValues) else self._paged)(q, state))
+
+
+class _Recurrent:
+    """A token mixer that carries a summary along each sequence."""
+
+    def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
+        self._index, self._shapes = index, layer.mixer.state().shapes
+        self._stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(layer.mixer, layer.pre_norm, scale), weights)
+
+    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
+        states = step.recall(self._index, self._shapes)
+        residual, delta, states = self._stage(*stream, states, step.segments)
+        step.remember(self._index, states)
+        return residual, delta
+
+
 class _Block:
     """One layer."""
 
     def __init__(
         self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
-        self._index = index
-        self._rope = layer.mixer.rope
         self._parallel = isinstance(layer, ParallelLayer)
         scale = residual_scale(layer)
         at = f"layers.{index}."
+        kind = _Recurrent if layer.mixer.state().snapshot else _Attention
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._input = table.stage(
-            api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
-        )
-        self._dense = table.primitive(api.ATTENTION, layer.mixer)
-        self._paged = table.primitive(api.PAGED_ATTENTION, layer.mixer)
-        self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
-        self._mlp = table.stage(
-            api.MLP_BLOCK,
-            MLPBlock(layer.mlp, layer.pre_norm, scale),
-            bind(weights, table, f"{at}mlp", f"{at}mlp_norm"),
-        )
+        self._mixer = kind(index, layer, previous_scale, mixer, table)
+        self._mlp: Callable[..., tuple[Array, Array]] | None = None
+        if layer.mlp:
+            mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
+            self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _PostNorm(post, f"{at}mixer_post_norm", weights, table)
         self._mlp_post = _PostNorm(post, f"{at}mlp_post_norm", weights, table)
         self._add = table.primitive(api.ADD)
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
-        rotary = rotaries[self._rope] if self._rope else None
-        residual, q, k, v = self._input(*stream, rotary)
-        state = step.extend(self._index, k, v)
-        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
-        delta = self._mixer_post(self._output(attended))
+        residual, delta = self._mixer(stream, step, rotaries)
+        delta = self._mixer_post(delta)
+        if self._mlp is None:
+            return Stream(residual, delta)
         if self._parallel:
             _, other = self._mlp(residual, None)
             return Stream(residual, self._add(delta, other, 1.0))
@@ -145,7 +167,7 @@ def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str) 
                 bias = weights.get(f"{prefix}.{module}.bias")
                 linears[module] = PlainLinear.build(array, bias, table)
             else:
-                arrays[f"{module}.{kind}"] = array
+                arrays[f"{module}.{kind}" if module else kind] = array
     return Weights(linears, arrays)
 
 

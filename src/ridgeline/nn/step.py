@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ridgeline.ops.api import Array, DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import Array, DenseKeyValues, PagedKeyValues, Segments, States
 
 
 class Step(Protocol):
@@ -18,6 +19,19 @@ class Step(Protocol):
     @property
     def positions(self) -> Array:
         """[T], each token's place in its own sequence."""
+        ...
+
+    @property
+    def segments(self) -> Segments:
+        """Which tokens belong to which sequence."""
+        ...
+
+    def recall(self, layer: int, shapes: Sequence[tuple[int, ...]]) -> States:
+        """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on."""
+        ...
+
+    def remember(self, layer: int, states: States) -> None:
+        """Record the states that the step leaves."""
         ...
 
     def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues | PagedKeyValues:

@@ -81,6 +81,35 @@ class PagedKeyValues(NamedTuple):
     layout: PagedLayout
 
 
+class SequenceBucket(NamedTuple):
+    """Sequences of a step with numbers of tokens alike, padded to one: n sequences, at most m tokens each. A sequence
+    with fewer repeats its last token.
+    """
+
+    members: Array  # [n], of the step's sequences
+    rows: Array  # [n, m], of the step's T tokens
+    lengths: Array  # [n], tokens
+
+
+class Segments(NamedTuple):
+    """How a step's T tokens fall into its N sequences, for what runs along each of them."""
+
+    buckets: tuple[SequenceBucket, ...]
+    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
+    sequence_order: Array  # [N], the same for the buckets' [n] sequences
+
+
+class SnapshotLayout(NamedTuple):
+    """Where one step finds and leaves the states of its N sequences, in the pages of one snapshot group."""
+
+    read: Array  # [N], pages; of a sequence that begins, page 0
+    fresh: Array  # [N], 1 where a sequence begins and there is nothing to read, else 0
+    write: Array  # [N]
+
+
+States = Sequence[Array]  # of a layer: [N, *shape] for each shape of its mixer's state
+
+
 @dataclass(frozen=True, slots=True)
 class Op(Generic[F]):
     """The name of an operation; `F` is its signature."""
@@ -124,6 +153,30 @@ ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
 # (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
 EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
 
+# (pages [pages, *shape], read [N], fresh [N]) -> [N, *shape]: a copy, zeros where a sequence begins [no case]
+READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
+# (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
+WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
+# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [len(order), *shape] [no case]
+GATHER: Op[Callable[[Sequence[Array], int, Array], Array]] = Op("gather", "primitive")
+# (x [..., sum of sizes], sizes) -> a part [..., size] for each [no case]
+SPLIT: Op[Callable[[Array, Sequence[int]], Sequence[Array]]] = Op("split", "primitive")
+# (x [n, m, C], before [n, k - 1, C], weight [C, 1, k], bias [C] or None, lengths [n]) -> y [n, m, C], the k - 1 tokens
+# before what comes next: each channel's own filter over a token and the k - 1 before it [no case]
+SHORT_CONV: Op[Callable[[Array, Array, Array, Array | None, Array], tuple[Array, Array]]] = Op(
+    "short_conv", "primitive"
+)
+# (x [n, m, D], dt [n, m, D], A_log [D, S], B and C [n, m, S], D [D], h [n, D, S], lengths [n]) -> y [n, m, D], h
+# [Mamba]
+SELECTIVE_SCAN: Op[Callable[..., tuple[Array, Array]]] = Op("selective_scan", "primitive")
+# (x [n, m, inner], dt [n, m, H], dt_bias, A_log [H], B and C [n, m, G * S], D [H], h [n, H, P, S], lengths [n]) ->
+# y [n, m, inner], h [Mamba2]
+SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
+# (y, z) -> y act(z) [Mamba]
+GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
+# (y [..., inner], z [..., inner], weight [inner]) -> norm(y act(z)) by groups [Mamba2]
+GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
+
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
 
@@ -133,6 +186,10 @@ ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, 
 )
 # (attended [T, H * D]) -> delta [T, width] [Attention]
 ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
+# (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
+RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
+    "recurrent_block", "stage"
+)
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
 MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
 # (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
@@ -143,8 +200,9 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
     ROUTE, EXPERTS,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, SHORT_CONV, SELECTIVE_SCAN, SSD, GATE, GATED_NORM,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD)
 
 
 class Weights(NamedTuple):
@@ -189,6 +247,10 @@ class Memory(Protocol):
 
     def page_view(self, pages: Array, offset: int, shape: tuple[int, ...]) -> Array:
         """The elements from `offset` of every page as [num_pages, *shape], sharing memory."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """A new float32 array of zeros."""
         ...
 
     def copy_pages(self, pages: Array, source: Sequence[int], target: Sequence[int]) -> None:

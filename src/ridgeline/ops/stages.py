@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Op, Rotary, Weights
-from ridgeline.spec import Attention, ChannelMixer, GatedMLP, MoE, Norm
-
-F = TypeVar("F", bound=Callable[..., Any])
+from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
+from ridgeline.ops.recurrent import Primitives, bind_mixer
+from ridgeline.spec import Attention, ChannelMixer, GatedMLP, Mamba, Mamba2, MoE, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +17,15 @@ class AttentionInput:
     """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual))))."""
 
     mixer: Attention
+    norm: Norm | None
+    residual_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentBlock:
+    """residual += scale * delta; delta, states = mixer(norm(residual), states), along each sequence."""
+
+    mixer: Mamba | Mamba2
     norm: Norm | None
     residual_scale: float
 
@@ -39,12 +47,6 @@ class Head:
     residual_scale: float
     logit_scale: float
     logit_softcap: float | None
-
-
-class Primitives(Protocol):
-    """What a composition needs of the table."""
-
-    def primitive(self, op: Op[F], case: object = None) -> F: ...
 
 
 def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -90,6 +92,29 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
 
 def _attention_output(case: Attention, weights: Weights, table: Primitives) -> Callable[..., Any]:
     return weights.linears["o"].apply
+
+
+def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    take, gather = table.primitive(api.TAKE), table.primitive(api.GATHER)
+    before, along, after = bind_mixer(case.mixer, weights, table)
+
+    def run(
+        residual: Array, delta: Array | None, states: States, segments: Segments
+    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        residual = accumulate(residual, delta)
+        inputs, gate = before(norm(residual))
+        outputs, left = [], []
+        for bucket in segments.buckets:
+            given = [take(state, bucket.members) for state in states]
+            y, new = along([take(x, bucket.rows) for x in inputs], given, bucket.lengths)
+            outputs.append(y)
+            left.append(new)
+        y = gather(outputs, 2, segments.order)
+        return residual, after(y, gate), tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+
+    return run
 
 
 def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -146,6 +171,7 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
 _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
+    api.RECURRENT_BLOCK.name: _recurrent_block,
     api.MLP_BLOCK.name: _mlp_block,
     api.HEAD.name: _head,
 }

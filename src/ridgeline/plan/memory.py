@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec import GatedMLP, ModelSpec, MoE
+from ridgeline.plan.recurrent import recurrent_bytes
+from ridgeline.spec import Attention, GatedMLP, Mamba, Mamba2, ModelSpec, MoE
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -79,9 +80,12 @@ class Workspace:
         return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
 
 
-def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer, group: StateGroup) -> int:
+def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
     """The largest phase of a layer, beside the stream that it was given."""
     width = FLOAT * size.tokens * hidden_size
+    if isinstance(mixer, Mamba | Mamba2):
+        before = 3 * width + recurrent_bytes(mixer, size.tokens, size.queries, size.seqs)
+        return max(before, 4 * width + _channel(size.tokens, hidden_size, mlp)) + FLOAT * max(WIDEN_BLOCK, hidden_size)
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
     # The new residual, its norm, and q, k and v, each with up to two copies while it is normalised and turned.
@@ -92,7 +96,7 @@ def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixe
     return max(before, attention, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
 
 
-def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
+def _attention(size: StepSize, mixer: Attention, group: StateGroup) -> int:
     """Attention over pages: gathered keys and values, a block of scores, queries and results."""
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
     one, every = _keys_read(size, group)
@@ -116,8 +120,10 @@ def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
     return one * page, max(one, every) * page
 
 
-def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer) -> int:
+def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
     """A channel mixer's intermediates. A narrow matrix gives its result twice: in blocks, and joined."""
+    if mlp is None:
+        return 0
     width, inner = FLOAT * tokens * hidden_size, FLOAT * tokens * mlp.intermediate_size
     if not isinstance(mlp, MoE):
         return max((4 if isinstance(mlp, GatedMLP) else 2) * inner, inner + 2 * width)

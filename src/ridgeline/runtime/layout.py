@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.api import Bucket, Memory, PagedLayout
+from ridgeline.ops.api import Bucket, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
+from ridgeline.spec.groups import NULL_PAGE
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -57,6 +58,39 @@ def build_layout(slices: Slices, page_table: Ints, page_tokens: int, lookback: i
         tuple(buckets),
         memory.integers(order),
     )
+
+
+def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, memory: Memory) -> SnapshotLayout:
+    """The layout of a snapshot group: each sequence goes on from the state that its last token left.
+
+    page_table: as in build_layout; page i holds the newest state that was left inside or at the end of its tokens.
+    """
+    fresh = slices.starts == 0
+    before = np.maximum(slices.starts - 1, 0) // page_tokens
+    last = (slices.starts + slices.lengths - 1) // page_tokens
+    return SnapshotLayout(
+        memory.integers(np.where(fresh, NULL_PAGE, page_table[slices.rows, before])),
+        memory.integers(fresh),
+        memory.integers(page_table[slices.rows, last]),
+    )
+
+
+def build_segments(lengths: Ints, memory: Memory) -> Segments:
+    """Sequences of `lengths` tokens, laid end to end, padded together where they are alike in length."""
+    offsets = np.cumsum(lengths) - lengths
+    order, sequence_order = np.empty(int(lengths.sum()), np.int64), np.empty(lengths.size, np.int64)
+    kind = np.ceil(np.log2(lengths)).astype(np.int64)
+    buckets, tokens, sequences = [], 0, 0
+    for value in np.unique(kind):
+        members = np.flatnonzero(kind == value)
+        own, longest = lengths[members], int(lengths[members].max())
+        rows = offsets[members][:, None] + np.minimum(np.arange(longest), own[:, None] - 1)
+        buckets.append(SequenceBucket(*(memory.integers(x) for x in (members, rows, own))))
+        index, place = np.repeat(np.arange(members.size), own), _ranges(own)
+        order[offsets[members][index] + place] = tokens + index * longest + place
+        sequence_order[members] = sequences + np.arange(members.size)
+        tokens, sequences = tokens + members.size * longest, sequences + members.size
+    return Segments(tuple(buckets), memory.integers(order), memory.integers(sequence_order))
 
 
 def _ranges(lengths: Ints) -> Ints:

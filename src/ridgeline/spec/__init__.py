@@ -1,9 +1,11 @@
 """Facts about models, as data. Standard library only: importing this never imports a tensor library."""
 
+from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.mixers import MLP, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+from ridgeline.spec.recurrent import Mamba, Mamba2
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -30,6 +32,8 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mamba",
+    "Mamba2",
     "MoE",
     "ModelSpec",
     "Norm",

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.norm import Norm
+from ridgeline.spec.recurrent import Mamba, Mamba2
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
-
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 def _require(ok: bool, message: str) -> None:
@@ -73,7 +73,8 @@ class Attention:
 
     def state(self) -> State:
         lookback = ALL if self.window is None else self.window - 1
-        return State(2 * self.num_kv_heads * self.head_dim, lookback)
+        rows = (self.num_kv_heads, self.head_dim)
+        return State((rows, rows), lookback)
 
     def work(self, tokens: int, context: int) -> int:
         return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
@@ -155,8 +156,8 @@ class MoE:
 
 def _check_mlp(intermediate_size: int, activation: str) -> None:
     _require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
-    _require(activation in get_args(Activation), f"activation {activation!r} is none of {get_args(Activation)}")
+    check_activation(activation)
 
 
-TokenMixer = Attention
+TokenMixer = Attention | Mamba | Mamba2
 ChannelMixer = MLP | GatedMLP | MoE

@@ -14,20 +14,21 @@ from ridgeline.spec.weight import Weight, linear
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += scale * post(mixer(pre(x))), then the same with the channel mixer.
+    """x += scale * post(mixer(pre(x))), then the same with the channel mixer, if there is one (Mamba has none).
 
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
     """
 
     mixer: TokenMixer
-    mlp: ChannelMixer
+    mlp: ChannelMixer | None
     pre_norm: Norm | None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
 
     def weights(self, width: int) -> Iterator[Weight]:
         yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
-        yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
+        if self.mlp:
+            yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class ModelSpec:
         idle = sum(
             sum(w.num_params for w in layer.mlp.weights(self.hidden_size)) - layer.mlp.active_params(self.hidden_size)
             for layer in self.layers
+            if layer.mlp
         )
         return self.num_params() - idle
 

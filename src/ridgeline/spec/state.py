@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 ALL = 1 << 60  # a lookback that no sequence reaches
 
@@ -11,14 +12,19 @@ ALL = 1 << 60  # a lookback that no sequence reaches
 class State:
     """State of one layer for one sequence.
 
-    elements: numbers kept per token, or per sequence where `snapshot` is set.
+    shapes: of the arrays that are kept per token, or per sequence where `snapshot` is set.
     lookback: how many already computed tokens the next token reads.
     snapshot: the state is one summary of everything before it (recurrent layers), not a row per token.
     """
 
-    elements: int
+    shapes: tuple[tuple[int, ...], ...]
     lookback: int = ALL
     snapshot: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Numbers kept per token, or per sequence."""
+        return sum(map(prod, self.shapes))
 
     def elements_at(self, num_tokens: int) -> int:
         """Numbers kept for a sequence of `num_tokens` tokens."""

@@ -24,8 +24,8 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) stay in float32."""
-        return len(self.shape) > 1
+        """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) and decays stay in float32."""
+        return len(self.shape) > 1 and self.name.endswith(".weight")
 
 
 def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:

@@ -139,8 +139,10 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
         f"{m.intermediate_size:,}"
         + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if isinstance(m, MoE) else "")
         for m in (layer.mlp for layer in spec.layers)
+        if m
     )
-    yield "MLP size", widths
+    if widths:
+        yield "MLP size", widths
     tied = ", one table for input and output" if spec.tie_word_embeddings else ""
     yield "Vocabulary", f"{spec.vocab_size:,} tokens{tied}"
     yield "Context", f"{spec.max_position_embeddings:,} tokens"

@@ -69,7 +69,7 @@ def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch,
 
 
 def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
-    """The recipe's target in `out/NAME` and its draft in `out/NAME-draft`. Raises DataError for another Python's library."""
+    """The recipe's target in `out/NAME`, its draft in `out/NAME-draft`. Raises DataError for another Python's texts."""
     if (version := platform.python_version()) != recipe.python:
         raise DataError(
             f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "

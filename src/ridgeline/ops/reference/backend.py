@@ -16,6 +16,7 @@ from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import host_free_bytes
 from ridgeline.ops.reference import paged
 from ridgeline.ops.reference import primitives as p
+from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -24,11 +25,14 @@ _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take,
     api.WRITE_PAGES: paged.write_pages,
+    api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
+    api.SHORT_CONV: r.short_conv,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
+    api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.GATE: r.gate, api.GATED_NORM: r.gated_norm,
 }  # fmt: skip
 
 
@@ -118,6 +122,9 @@ class TorchMemory:
 
     def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         return pages[:, offset : offset + math.prod(shape)].unflatten(1, shape)
+
+    def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(shape, device=self.device)
 
     def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         pages[list(target)] = pages[list(source)]
