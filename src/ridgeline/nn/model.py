@@ -11,7 +11,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
 from ridgeline.quant import PlainLinear
-from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
+from ridgeline.spec import AnyLayer, Attention, ModelSpec, Norm, ParallelLayer, Rope
 
 
 class Stream(NamedTuple):
@@ -80,6 +80,7 @@ class _Attention:
 
     def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
         mixer = layer.mixer
+        assert isinstance(mixer, Attention)
         self._index, self._rope = index, mixer.rope
         self._input = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, layer.pre_norm, scale), weights)
         self._dense, self._paged = table.primitive(api.ATTENTION, mixer), table.primitive(api.PAGED_ATTENTION, mixer)
@@ -88,15 +89,18 @@ class _Attention:
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
         residual, q, k, v = self._input(*stream, rotaries[self._rope] if self._rope else None)
         state = step.extend(self._index, k, v)
-        return residual, self._output((self._dense if isinstance(state, DenseKeyValues) else self._paged)(q, state))
+        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
+        return residual, self._output(attended)
 
 
 class _Recurrent:
     """A token mixer that carries a summary along each sequence."""
 
     def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
-        self._index, self._shapes = index, layer.mixer.state().shapes
-        self._stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(layer.mixer, layer.pre_norm, scale), weights)
+        mixer = layer.mixer
+        assert not isinstance(mixer, Attention)
+        self._index, self._shapes = index, mixer.state().shapes
+        self._stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, layer.pre_norm, scale), weights)
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
         states = step.recall(self._index, self._shapes)
