@@ -61,6 +61,15 @@ SHAPED = {
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
+    "Mamba.inner_size": "rows of in",
+    "Mamba.state_size": "columns of A_log",
+    "Mamba.conv_size": "columns of the filters",
+    "Mamba.dt_rank": "rows of x",
+    "Mamba2.num_heads": "length of D",
+    "Mamba2.head_dim": "rows of in",
+    "Mamba2.state_size": "rows of in",
+    "Mamba2.num_groups": "rows of in",
+    "Mamba2.conv_size": "columns of the filters",
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
 }
@@ -70,7 +79,7 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
-ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm"}
+ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm", "conv_bias", "inner_norm_weights", "mlp"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, and why.
@@ -94,10 +103,15 @@ def changed(part: Any, field: str) -> Any:
     if value is None and field == "rope":
         return Rope(part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
-        return {"window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0)}[field]
+        return {
+            "window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0), "dt_most": 0.5,
+            "inner_norm": RMSNorm(1e-2),
+        }[field]  # fmt: skip
     match field:
         case "eps":
             return 100 * value  # to 1: the stream's own mean square is some units in the last layers
+        case "dt_least":
+            return value + 0.5
         case "offset":
             return 1.0 - value
         case "activation":
@@ -111,6 +125,8 @@ def changed(part: Any, field: str) -> Any:
         case "family":
             return value + "?"
         case "num_kv_heads":
+            return 1 if value > 1 else part.num_heads
+        case "num_groups":
             return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
             return 0 if value else 256
@@ -171,7 +187,7 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """The other arrangement of the two branches, which has the same weights."""
     if isinstance(layer, ParallelLayer):
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
-    elif layer.pre_norm and not layer.post_norm:
+    elif layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 
 

@@ -144,6 +144,8 @@ _mamba = _family("mamba", "MambaConfig")
 _falcon_mamba = _family("falcon_mamba", "FalconMambaConfig")
 _mamba2 = _family("mamba2", "Mamba2Config")
 
+_jamba = _family("jamba", "JambaConfig")
+
 # llama ------------------------------------------------------------------------------------------------
 
 _LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -510,7 +512,13 @@ _SSM = {
 _HEADS = {"num_heads": 6, "head_dim": 16, "n_groups": 2, "expand": 2}
 _FINER = {"layer_norm_epsilon": 1e-6}
 
-_mamba("mamba", 1, "a filter of 3 tokens; steps of rank 5", _SSM | {"conv_kernel": 3, "time_step_rank": 5}, _FINER)
+_mamba(
+    "mamba",
+    1,
+    "a filter of 3 tokens; steps of rank 5",
+    _SSM | {"conv_kernel": 3, "time_step_rank": 5, "layer_norm_epsilon": 3e-2},
+    _FINER,
+)
 _mamba(
     "mamba_biases",
     1,
@@ -537,4 +545,27 @@ _mamba2(
     "biases on the projections, none on the filter; one group; relu",
     _SSM | _HEADS | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "hidden_act": "relu", "chunk_size": 32},
     {"hidden_act": "silu"},
+)
+
+# jamba ------------------------------------------------------------------------------------------------
+
+_PERIODS = {
+    "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 0,
+    "num_experts": 5,
+}  # fmt: skip
+_STATES = {"mamba_d_state": 8, "mamba_d_conv": 3, "mamba_dt_rank": 5, "mamba_expand": 2}
+
+_jamba(
+    "jamba",
+    1,
+    "attention in layers 1 and 4 of 5, five experts, three per token, in layers 0, 2 and 4",
+    _dims(48, layers=5, num_experts_per_tok=3, **_PERIODS, **_STATES),
+    {"num_experts_per_tok": 1},
+    EPS,
+)
+_jamba(
+    "jamba_biases",
+    1,
+    "biases on the projections, none on the filter; one expert, which is an MLP",
+    _dims(48, kv=4, mamba_proj_bias=True, mamba_conv_bias=False, **(_PERIODS | {"num_experts": 1})),
 )

@@ -484,3 +484,64 @@ _add(
     f"""{{{_NEOX}, "hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32,
     "num_hidden_layers": 32, "vocab_size": 50432}}""",
 )
+
+# state space models -----------------------------------------------------------------------------------
+
+# Memory.
+_add(
+    "state-spaces/mamba-130m-hf",
+    129135360,
+    """{"architectures": ["MambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "d_inner": 1536, "d_model": 768,
+    "eos_token_id": 0, "expand": 2, "fused_add_norm": true, "hidden_act": "silu", "hidden_size": 768,
+    "initializer_range": 0.1, "intermediate_size": 1536, "layer_norm_epsilon": 1e-05, "model_type": "mamba",
+    "n_layer": 24, "num_hidden_layers": 24, "pad_token_id": 0, "pad_vocab_size_multiple": 8,
+    "rescale_prenorm_residual": false, "residual_in_fp32": true, "rms_norm": true, "ssm_cfg": {}, "state_size": 16,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 48, "time_step_scale": 1.0, "torch_dtype": "float32", "transformers_version": "4.39.0.dev0",
+    "use_bias": false, "use_cache": true, "use_conv_bias": true, "vocab_size": 50280}""",
+)
+_add(
+    "state-spaces/mamba-2.8b-hf",
+    2768345600,
+    """{"architectures": ["MambaForCausalLM"], "conv_kernel": 4, "d_inner": 5120, "d_model": 2560, "expand": 2,
+    "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 5120, "layer_norm_epsilon": 1e-05,
+    "model_type": "mamba", "n_layer": 64, "num_hidden_layers": 64, "rms_norm": true, "ssm_cfg": {}, "state_size": 16,
+    "time_step_rank": 160, "use_bias": false, "use_conv_bias": true, "vocab_size": 50280}""",
+)
+# Config seen; its expand says something else than its intermediate_size, which is what the weights have.
+_add(
+    "tiiuae/falcon-mamba-7b",
+    7272665088,
+    """{"_name_or_path": "./", "architectures": ["FalconMambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4,
+    "eos_token_id": 11, "expand": 16, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1,
+    "intermediate_size": 8192, "layer_norm_epsilon": 1e-05, "model_type": "falcon_mamba", "num_hidden_layers": 64,
+    "pad_token_id": 11, "rescale_prenorm_residual": false, "residual_in_fp32": true, "state_size": 16,
+    "tie_word_embeddings": false, "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1,
+    "time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0", "use_bias": false, "use_cache": true, "use_conv_bias": true,
+    "vocab_size": 65024}""",
+)
+# Memory.
+_add(
+    "mistralai/Mamba-Codestral-7B-v0.1",
+    7285403648,
+    """{"architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4,
+    "eos_token_id": 0, "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 8, "norm_before_gate": true, "num_heads": 128,
+    "num_hidden_layers": 64, "residual_in_fp32": false, "rms_norm": true, "state_size": 128, "tie_word_embeddings": false,
+    "time_step_limit": [0.0, Infinity], "time_step_rank": 256, "use_bias": false, "use_conv_bias": true,
+    "vocab_size": 32768}""",
+)
+_add(
+    "ai21labs/Jamba-v0.1",
+    51570323328,
+    """{"architectures": ["JambaForCausalLM"], "attention_dropout": 0.0, "attn_layer_offset": 4, "attn_layer_period": 8,
+    "bos_token_id": 1, "calc_logits_for_entire_prompt": false, "eos_token_id": 2, "expert_layer_offset": 1,
+    "expert_layer_period": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256,
+    "mamba_expand": 2, "mamba_inner_layernorms": true, "mamba_proj_bias": false, "model_type": "jamba", "n_ctx": 262144,
+    "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0", "use_cache": true, "use_mamba_kernels": true, "vocab_size": 65536}""",
+)

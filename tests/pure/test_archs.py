@@ -38,11 +38,14 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 GPT2: dict[str, Any] = {"vocab_size": 32, "n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 128}
 EXPERTS = {"num_experts_per_tok": 2}
+RECURRENT: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4}
 # The fields that a family cannot do without.
 REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
     "gpt2": GPT2,
+    "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), RECURRENT),
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
 }
@@ -51,6 +54,8 @@ HEADS = {"num_key_value_heads": 4, "head_dim": 16}
 KV_HEADS = {"num_key_value_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
+    "jamba": {"num_key_value_heads": 4, "num_experts": 4},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
     **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
@@ -435,7 +440,7 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     totals: dict[str, int] = {}
     for weight in spec.weights():
         r = reads[weight.name]
-        assert len(r.keys) == (weight.shape[0] if len(weight.shape) == 3 else 1)
+        assert len(r.keys) == (weight.shape[0] if ".experts." in weight.name else 1)
         for key in r.keys:
             assert key not in whole
             if r.total_rows is None:

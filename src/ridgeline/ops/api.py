@@ -172,9 +172,9 @@ SELECTIVE_SCAN: Op[Callable[..., tuple[Array, Array]]] = Op("selective_scan", "p
 # (x [n, m, inner], dt [n, m, H], dt_bias, A_log [H], B and C [n, m, G * S], D [H], h [n, H, P, S], lengths [n]) ->
 # y [n, m, inner], h [Mamba2]
 SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
-# (y, z) -> y act(z) [Mamba]
+# (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
-# (y [..., inner], z [..., inner], weight [inner]) -> norm(y act(z)) by groups [Mamba2]
+# (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a

@@ -35,7 +35,7 @@ def bind_mixer(case: Mamba | Mamba2, weights: Weights, table: Primitives) -> tup
 
 def _mamba(case: Mamba, weights: Weights, table: Primitives) -> tuple[Before, Along, After]:
     split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
-    act, gate = table.primitive(api.ACTIVATION, case), table.primitive(api.GATE, case)
+    act, gate = table.primitive(api.ACTIVATION, case), table.primitive(api.GATE)
     scan = table.primitive(api.SELECTIVE_SCAN, case)
     sizes = (case.dt_rank, case.state_size, case.state_size)
     norms = [_inner_norm(case, name, size, weights, table) for name, size in zip(("dt", "b", "c"), sizes, strict=True)]

@@ -23,7 +23,7 @@ class Mamba:
     """A selective state space (arXiv:2312.00752), as its authors' code discretises it: B by Euler, not by ZOH.
 
     x, z = in(input); x = act(conv(x)); dt, B, C = x_proj(x); dt = softplus(dt_proj(dt));
-    h = exp(dt A) h + dt B x; y = C h + D x; out(y act(z)). A = -exp(A_log).
+    h = exp(dt A) h + dt B x; y = C h + D x; out(y silu(z)). A = -exp(A_log).
     inner_size: channels; each has state_size numbers h. conv_size: tokens that the convolution sees. dt_rank: of dt
     before dt_proj. inner_norm: of dt, B and C before they are used (FalconMamba, Jamba), with weights or without.
     """
@@ -71,7 +71,7 @@ class Mamba2:
     """State space duality (arXiv:2405.21060): one decay per head, so that a chunk is a few matrix products.
 
     z, xBC, dt = in(input); x, B, C = act(conv(xBC)); dt = softplus(dt + dt.bias), clamped to dt_limit;
-    h = exp(dt A) h + dt x B; y = C h + D x; out(norm(y act(z))). A = -exp(A_log), a number per head.
+    h = exp(dt A) h + dt x B; y = C h + D x; out(norm(y silu(z))). A = -exp(A_log), a number per head.
     num_groups: of B and C, each for num_heads / num_groups heads, and of the norm.
     """
 

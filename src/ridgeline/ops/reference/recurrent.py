@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.ops.reference.primitives import ACTIVATIONS
 from ridgeline.spec import Mamba, Mamba2
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
@@ -38,17 +37,14 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     return x.split(list(sizes), -1)
 
 
-def gate(case: Mamba):
-    act = ACTIVATIONS[case.activation]
-    return lambda y, z: y * act(z)
+def gate(y: Tensor, z: Tensor) -> Tensor:
+    return y * F.silu(z)
 
 
 def gated_norm(case: Mamba2):
-    act, eps = ACTIVATIONS[case.activation], case.norm.eps
-
     def normalise(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        x = (y * act(z)).unflatten(-1, (case.num_groups, -1))
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        x = gate(y, z).unflatten(-1, (case.num_groups, -1))
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + case.norm.eps)
         return x.flatten(-2) * (case.norm.offset + weight)
 
     return normalise
