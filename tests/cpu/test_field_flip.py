@@ -70,6 +70,11 @@ SHAPED = {
     "Mamba2.state_size": "rows of in",
     "Mamba2.num_groups": "rows of in",
     "Mamba2.conv_size": "columns of the filters",
+    "ShortConvolution.channels": "rows of in",
+    "ShortConvolution.conv_size": "columns of the filters",
+    "TaylorAttention.num_heads": "rows of q",
+    "TaylorAttention.head_dim": "rows of v",
+    "TaylorAttention.feature_dim": "rows of q and k",
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
 }

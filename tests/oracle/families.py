@@ -145,6 +145,7 @@ _falcon_mamba = _family("falcon_mamba", "FalconMambaConfig")
 _mamba2 = _family("mamba2", "Mamba2Config")
 
 _jamba = _family("jamba", "JambaConfig")
+_lfm2 = _family("lfm2", "Lfm2Config")
 
 # llama ------------------------------------------------------------------------------------------------
 
@@ -568,4 +569,19 @@ _jamba(
     1,
     "biases on the projections, none on the filter; one expert, which is an MLP",
     _dims(48, kv=4, mamba_proj_bias=True, mamba_conv_bias=False, **(_PERIODS | {"num_experts": 1})),
+)
+
+# lfm2 -------------------------------------------------------------------------------------------------
+
+_LFM2 = {name: size for name, size in _dims(layers=5).items() if name != "rms_norm_eps"} | {
+    "norm_eps": 1e-2, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+    "block_multiple_of": 8,
+}  # fmt: skip
+
+_lfm2("lfm2", 1, "attention in layers 2 and 4 of 5", _LFM2 | OWN | {"conv_L_cache": 4}, {"norm_eps": 1e-6}, PLAIN)
+_lfm2(
+    "lfm2_biases",
+    1,
+    "biases in the convolutions; an MLP of just the given size",
+    _LFM2 | {"conv_bias": True, "block_auto_adjust_ff_dim": False},
 )

@@ -528,8 +528,9 @@ _add(
     """{"architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4,
     "eos_token_id": 0, "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096,
     "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 8, "norm_before_gate": true, "num_heads": 128,
-    "num_hidden_layers": 64, "residual_in_fp32": false, "rms_norm": true, "state_size": 128, "tie_word_embeddings": false,
-    "time_step_limit": [0.0, Infinity], "time_step_rank": 256, "use_bias": false, "use_conv_bias": true,
+    "num_hidden_layers": 64, "residual_in_fp32": false, "rms_norm": true, "state_size": 128,
+    "tie_word_embeddings": false, "time_step_limit": [0.0, Infinity], "time_step_rank": 256,
+    "use_bias": false, "use_conv_bias": true,
     "vocab_size": 32768}""",
 )
 _add(
@@ -544,4 +545,17 @@ _add(
     "num_key_value_heads": 8, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-06,
     "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
     "transformers_version": "4.40.0.dev0", "use_cache": true, "use_mamba_kernels": true, "vocab_size": 65536}""",
+)
+_add(
+    "LiquidAI/LFM2-1.2B",
+    1170340608,
+    """{"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048, "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
+    "block_out_init_scale": 1.0, "block_use_swiglu": true, "block_use_xavier_init": true, "bos_token_id": 1,
+    "conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": true,
+    "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "initializer_range": 0.02,
+    "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32,
+    "num_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": true, "use_pos_enc": true,
+    "vocab_size": 65536}""",
 )

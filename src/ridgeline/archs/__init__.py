@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.archs import gemma, glm, gpt, jamba, llama, mamba, moe, olmo
+from ridgeline.archs import gemma, glm, gpt, jamba, lfm2, llama, mamba, moe, olmo
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
@@ -17,7 +17,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
-    for module in (llama, gemma, olmo, glm, gpt, moe, mamba, jamba)
+    for module in (llama, gemma, olmo, glm, gpt, moe, mamba, jamba, lfm2)
     for family in module.FAMILIES
 }
 OUR_MODEL_TYPE = "ridgeline"

@@ -172,6 +172,13 @@ SELECTIVE_SCAN: Op[Callable[..., tuple[Array, Array]]] = Op("selective_scan", "p
 # (x [n, m, inner], dt [n, m, H], dt_bias, A_log [H], B and C [n, m, G * S], D [H], h [n, H, P, S], lengths [n]) ->
 # y [n, m, inner], h [Mamba2]
 SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
+# (x [n, m, H * D], the same of k, v [n, m, H * P], sums h [n, H, P + 1, features], lengths [n]) -> y [n, m, H * P], h
+# [TaylorAttention]
+TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
+    "taylor_attention", "primitive"
+)
+# (a, b) -> a * b [no case]
+MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
@@ -200,7 +207,8 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
     ROUTE, EXPERTS,
-    READ_STATE, WRITE_STATE, GATHER, SPLIT, SHORT_CONV, SELECTIVE_SCAN, SSD, GATE, GATED_NORM,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
+    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD)
 

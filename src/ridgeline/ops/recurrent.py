@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
-from ridgeline.spec import Mamba, Mamba2
+from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arrays = Sequence[Array]
@@ -28,12 +28,15 @@ class Primitives(Protocol):
     def primitive(self, op: api.Op[F], case: object = None) -> F: ...
 
 
-def bind_mixer(case: Mamba | Mamba2, weights: Weights, table: Primitives) -> tuple[Before, Along, After]:
+Parts = tuple[Before, Along, After]
+
+
+def bind_mixer(case: RecurrentMixer, weights: Weights, table: Primitives) -> Parts:
     """A mixer's three parts, with its weights."""
-    return _mamba(case, weights, table) if isinstance(case, Mamba) else _mamba2(case, weights, table)
+    return _PARTS[type(case)](case, weights, table)
 
 
-def _mamba(case: Mamba, weights: Weights, table: Primitives) -> tuple[Before, Along, After]:
+def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
     split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
     act, gate = table.primitive(api.ACTIVATION, case), table.primitive(api.GATE)
     scan = table.primitive(api.SELECTIVE_SCAN, case)
@@ -65,7 +68,7 @@ def _inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Prim
     return lambda x: kernel(x, weight, None)
 
 
-def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> tuple[Before, Along, After]:
+def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> Parts:
     split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
     act, norm = table.primitive(api.ACTIVATION, case), table.primitive(api.GATED_NORM, case)
     ssd = table.primitive(api.SSD, case)
@@ -84,3 +87,40 @@ def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> tuple[Before, 
         return y, (seen, h)
 
     return before, along, lambda y, z: linears["out"].apply(norm(y, z, arrays["gate_norm.weight"]))
+
+
+def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    multiply, sizes = table.primitive(api.MULTIPLY), (case.channels,) * 3
+    linears, arrays = weights.linears, weights.arrays
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        b, c, x = split(linears["in"].apply(x), sizes)
+        return (multiply(b, x),), c
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        return y, (seen,)
+
+    return before, along, lambda y, c: linears["out"].apply(multiply(c, y))
+
+
+def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives) -> Parts:
+    attend, linears = table.primitive(api.TAYLOR_ATTENTION, case), weights.linears
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        return tuple(linears[name].apply(x) for name in "qkv"), x
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, sums = attend(*inputs, states[0], lengths)
+        return y, (sums,)
+
+    return before, along, lambda y, x: linears["o"].apply(y)
+
+
+_PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
+    Mamba: _mamba,
+    Mamba2: _mamba2,
+    ShortConvolution: _short_convolution,
+    TaylorAttention: _taylor_attention,
+}

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
 from ridgeline.ops.recurrent import Primitives, bind_mixer
-from ridgeline.spec import Attention, ChannelMixer, GatedMLP, Mamba, Mamba2, MoE, Norm
+from ridgeline.spec import Attention, ChannelMixer, GatedMLP, MoE, Norm, RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class AttentionInput:
 class RecurrentBlock:
     """residual += scale * delta; delta, states = mixer(norm(residual), states), along each sequence."""
 
-    mixer: Mamba | Mamba2
+    mixer: RecurrentMixer
     norm: Norm | None
     residual_scale: float
 

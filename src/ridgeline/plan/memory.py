@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.plan.recurrent import recurrent_bytes
-from ridgeline.spec import Attention, GatedMLP, Mamba, Mamba2, ModelSpec, MoE
+from ridgeline.spec import Attention, GatedMLP, ModelSpec, MoE
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -83,7 +83,7 @@ class Workspace:
 def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
     """The largest phase of a layer, beside the stream that it was given."""
     width = FLOAT * size.tokens * hidden_size
-    if isinstance(mixer, Mamba | Mamba2):
+    if not isinstance(mixer, Attention):
         before = 3 * width + recurrent_bytes(mixer, size.tokens, size.queries, size.seqs)
         return max(before, 4 * width + _channel(size.tokens, hidden_size, mlp)) + FLOAT * max(WIDEN_BLOCK, hidden_size)
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim

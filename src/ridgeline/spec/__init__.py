@@ -5,7 +5,7 @@ from ridgeline.spec.codec import from_json, to_json
 from ridgeline.spec.mixers import MLP, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
-from ridgeline.spec.recurrent import Mamba, Mamba2
+from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -39,9 +39,12 @@ __all__ = [
     "Norm",
     "ParallelLayer",
     "RMSNorm",
+    "RecurrentMixer",
     "Rope",
     "RopeScaling",
+    "ShortConvolution",
     "State",
+    "TaylorAttention",
     "TokenMixer",
     "Weight",
     "YarnScaling",

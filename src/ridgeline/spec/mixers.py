@@ -16,7 +16,7 @@ from typing import Literal
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.norm import Norm
-from ridgeline.spec.recurrent import Mamba, Mamba2
+from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
@@ -159,5 +159,5 @@ def _check_mlp(intermediate_size: int, activation: str) -> None:
     check_activation(activation)
 
 
-TokenMixer = Attention | Mamba | Mamba2
+TokenMixer = Attention | RecurrentMixer
 ChannelMixer = MLP | GatedMLP | MoE

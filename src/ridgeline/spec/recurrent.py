@@ -125,6 +125,74 @@ class Mamba2:
         return tokens * 3 * self.inner_size * self.state_size
 
 
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A gated convolution over a few tokens (LFM2): b, c, x = in(input); out(c conv(b x)).
+
+    channels: of b, c and x. conv_size: tokens that the convolution sees.
+    """
+
+    channels: int
+    conv_size: int
+    bias: bool = False
+
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _positive(channels=self.channels, conv_size=self.conv_size)
+        if self.conv_size == 1:
+            raise ValueError("a convolution over one token remembers nothing: conv_size must be at least 2")
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("in", width, 3 * self.channels, bias=self.bias)
+        yield from _convolution(self.channels, self.conv_size, self.bias)
+        yield from linear("out", self.channels, width, bias=self.bias, split="in")
+
+    def state(self) -> State:
+        return State(((self.conv_size - 1, self.channels),), lookback=1, snapshot=True)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * 2 * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class TaylorAttention:
+    """Linear attention that is softmax attention to the second order of its scores: BASED (arXiv:2402.18668).
+
+    A weight is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim), a product of features of q and of k: so the keys and
+    values seen so far are one matrix. feature_dim: of queries and keys of a head; head_dim: of its values.
+    """
+
+    num_heads: int
+    head_dim: int
+    feature_dim: int
+
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _positive(num_heads=self.num_heads, head_dim=self.head_dim, feature_dim=self.feature_dim)
+
+    @property
+    def num_features(self) -> int:
+        return 1 + self.feature_dim + self.feature_dim**2
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("q", width, self.num_heads * self.feature_dim)
+        yield from linear("k", width, self.num_heads * self.feature_dim)
+        yield from linear("v", width, self.num_heads * self.head_dim)
+        yield from linear("o", self.num_heads * self.head_dim, width, split="in")
+
+    def state(self) -> State:
+        # Sums of values and, in a last row, of weights, over the features.
+        return State(((self.num_heads, self.head_dim + 1, self.num_features),), lookback=1, snapshot=True)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
+
+
+RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention
+
+
 def _convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:
     """A filter per channel, as torch's Conv1d stores them."""
     yield Weight("conv.weight", (channels, 1, size), "out")

@@ -26,13 +26,14 @@ _PLAIN = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take,
     api.WRITE_PAGES: paged.write_pages,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
-    api.SHORT_CONV: r.short_conv, api.GATE: r.gate,
+    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.MULTIPLY: r.multiply,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
-    api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.GATED_NORM: r.gated_norm,
+    api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
+    api.GATED_NORM: r.gated_norm,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.spec import Mamba, Mamba2
+from ridgeline.spec import Mamba, Mamba2, TaylorAttention
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
 SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
@@ -39,6 +39,10 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 def gate(y: Tensor, z: Tensor) -> Tensor:
     return y * F.silu(z)
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    return a * b
 
 
 def gated_norm(case: Mamba2):
@@ -133,6 +137,29 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     missing = -x.shape[1] % size
     x = torch.cat((x, x.new_zeros(x.shape[0], missing, *x.shape[2:])), 1) if missing else x
     return x.unflatten(1, (-1, size))
+
+
+# ---- linear attention ------------------------------------------------------------------------------------------------
+
+
+def taylor_attention(case: TaylorAttention):
+    @_in_full
+    def attend(q: Tensor, k: Tensor, v: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (t.to(h.dtype).unflatten(-1, (case.num_heads, -1)) for t in (q, k, v))
+        ones = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # a value of one sums the weights
+        logs = torch.zeros_like(v[..., 0])
+        linear = _ssd_token if v.shape[1] == 1 else _ssd_chunks
+        y, h = linear(_steps(ones, lengths), logs, _taylor_features(k), _taylor_features(q), h)
+        return (y[..., :-1] / y[..., -1:]).flatten(2), h
+
+    return attend
+
+
+def _taylor_features(x: Tensor) -> Tensor:
+    """Features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(D)."""
+    x = x * x.shape[-1] ** -0.25
+    squares = (x[..., :, None] * x[..., None, :]).flatten(-2) * 0.5**0.5
+    return torch.cat((torch.ones_like(x[..., :1]), x, squares), -1)
 
 
 # ---- Mamba-2 ---------------------------------------------------------------------------------------------------------
