@@ -1,8 +1,8 @@
-"""Recurrent layers: a prompt in chunks beside the same prompt token by token: python bench/recurrent.py [--tokens 4096]
+"""Recurrent layers: a prompt in chunks beside the same prompt token by token: python bench/recurrent.py [--tokens N]
 
-Both through the engine, one layer 512 wide with random weights, one thread or as many as torch is given. The floor is by
-arithmetic: operations of the matrices and of the recurrence over the machine's measured products. The gate: the token
-after the prompt is the same both ways.
+Both through the engine, one layer 512 wide with random weights, one thread or as many as torch is given. The floor is
+by arithmetic: operations of the matrices and of the recurrence over the machine's measured products. The gate: the
+token after the prompt is the same both ways.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from common import emit
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
 from ridgeline.plan import EngineOptions
-from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm, to_json
+from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention, to_json
 
 WIDTH, VOCAB = 512, 256
 NORM = RMSNorm(1e-5)
 MIXERS = {
     "mamba": Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16),
     "mamba2": Mamba2(num_heads=2 * WIDTH // 64, head_dim=64, state_size=64, num_groups=1, conv_size=4, norm=NORM),
+    "based": TaylorAttention(num_heads=WIDTH // 64, head_dim=64, feature_dim=16),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.reference import recurrent as r
-from ridgeline.spec import Mamba, Mamba2, RMSNorm
+from ridgeline.spec import Mamba, Mamba2, RMSNorm, TaylorAttention
 
 SIZES = (1, 63, 100, 257)
 D, S, H, P, G = 6, 5, 4, 3, 2
@@ -143,6 +143,58 @@ def test_gradients_are_those_of_the_recurrence(scan: Scan, definition: Any, stat
     assert found[0].keys() == found[1].keys() and len(found[0]) == 5
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-8, atol=1e-8)
+
+
+BASED = TaylorAttention(num_heads=2, head_dim=3, feature_dim=4)
+
+
+def based(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    sizes = (8, 8, 6)
+    q, k, v = (torch.randn((n, m, size), generator=generator, dtype=torch.float64) for size in sizes)
+    return q, k, v, torch.zeros((n, 2, 4, 21), dtype=torch.float64)
+
+
+def quadratic(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """arXiv:2402.18668, section 4: softmax attention with exp(s) replaced by 1 + s + s^2 / 2."""
+    q, k, v = (t.unflatten(-1, (2, -1)) for t in (q, k, v))
+    s = torch.einsum("nthd,nshd->nhts", q, k) / 4**0.5
+    weights = (1 + s + s.square() / 2).tril()
+    return torch.einsum("nhts,nshp->nthp", weights / weights.sum(-1, keepdim=True), v).flatten(2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_taylor_attention_is_its_quadratic_form(size: int) -> None:
+    q, k, v, h = based(2, size)
+    run = r.taylor_attention(BASED)
+    y, sums = run(q, k, v, h, torch.full((2,), size))
+    torch.testing.assert_close(y, quadratic(q, k, v), rtol=1e-10, atol=1e-10)
+    at, parts = h, []
+    for n in (1, size // 2, size - 1 - size // 2):
+        if n > 0 and size > 1:
+            begin = sum(p.shape[1] for p in parts)
+            part = (t[:, begin : begin + n] for t in (q, k, v))
+            y, at = run(*part, at, torch.full((2,), n))
+            parts.append(y)
+    if parts:
+        torch.testing.assert_close(torch.cat(parts, 1), quadratic(q, k, v), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(at, sums, rtol=1e-10, atol=1e-10)
+
+
+def test_padding_of_taylor_attention_changes_nothing() -> None:
+    q, k, v, h = based(2, 70)
+    y, sums = r.taylor_attention(BASED)(q, k, v, h, torch.tensor([70, 9]))
+    alone, own = r.taylor_attention(BASED)(q[1:, :9], k[1:, :9], v[1:, :9], h[1:], torch.tensor([9]))
+    torch.testing.assert_close(y[1:, :9], alone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(sums[1:], own, rtol=1e-10, atol=1e-10)
+
+
+def test_features_multiply_to_the_taylor_series() -> None:
+    q, k = torch.randn((2, 50, 16), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    s = (q * k).sum(-1) / 4
+    found = (r._taylor_features(q) * r._taylor_features(k)).sum(-1)
+    torch.testing.assert_close(found, 1 + s + s.square() / 2, rtol=1e-12, atol=1e-12)
+    assert r._taylor_features(q).shape[-1] == TaylorAttention(1, 1, 16).num_features == 273
 
 
 @pytest.mark.parametrize("m", [1, 2, 7])
