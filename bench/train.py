@@ -1,10 +1,11 @@
 """Models, vocabularies, optimisers and rates at equal cost: python bench/train.py [--seconds 420] [--case NAME ...]
 
 Each case trains on the standard library of the running Python, in one thread, until it has used so many seconds of
-processor time, the rate falling over the last 40 % of them; then the held-out loss is taken on 96 rows. Several cases can run beside each other: processor time hardly changes. Data is prepared once, in --work.
+processor time, the rate falling over the last 40 % of them; then the held-out loss is taken on 96 rows. Cases can run
+beside each other: processor time hardly changes. Data is prepared once, in --work.
 
-A line for each case: bits per byte, steps and tokens that the budget allowed, parameters. The gate: the first loss is that
-of guessing, ln(vocabulary), and the last is lower.
+A line for each case: bits per byte, steps and tokens that the budget allowed, parameters. The gate: the first loss is
+that of guessing, ln(vocabulary), and the last is lower.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...] = MODEL_FILES) -> Path:
-    """The local folder of a model: one that ships with Ridgeline, else `model` itself if it is a folder, else a download
-    of that hub id. A folder of one's own with a built-in model's name is ./NAME.
+    """The folder of a model: one that ships with Ridgeline, else `model` itself if it is a folder, else a hub id's.
+
+    A folder of one's own with a built-in model's name is ./NAME.
 
     Downloads show progress, resume, and land in the hub's cache; HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as
     everywhere. files: what to fetch, by pattern. Raises CheckpointError if there is no such model.

@@ -76,6 +76,14 @@ class Shard:
         """The token ids of a document."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
+    def check_made_of(self, made_of: str) -> Shard:
+        """Itself. Raises DataError for a shard that was made of something else."""
+        if self.info.corpus_hash != made_of:
+            raise DataError(
+                "the shard of an earlier run was made of other texts, or by other options: remove its folder"
+            )
+        return self
+
     def check_tokenizer(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Raise DataError unless the ids are those of this tokenizer."""
         if (given := tokenizer_hash(tokenizer)) != self.info.tokenizer_hash:
