@@ -20,7 +20,7 @@ import numpy as np
 from ridgeline.errors import DataError
 from ridgeline.train.corpus import Document
 from ridgeline.train.data import TrainingData
-from ridgeline.train.shards import Shard, write_tokens
+from ridgeline.train.shards import Shard, encode, write_tokens
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
 
@@ -51,7 +51,7 @@ def draw_functions(documents: Sequence[Document], options: FunctionOptions) -> l
     if len(found) < options.num_functions:
         raise DataError(f"{options.num_functions:,} functions are asked for, the documents have {len(found):,}")
     chosen = np.random.default_rng(options.seed).permutation(len(found))[: options.num_functions]
-    return [_text(*found[i], options.max_bytes) for i in sorted(chosen.tolist())]
+    return [_text(found[i], options.max_bytes) for i in sorted(chosen.tolist())]
 
 
 def write_functions(folder: Path, data: TrainingData, options: FunctionOptions) -> Shard:
@@ -61,15 +61,14 @@ def write_functions(folder: Path, data: TrainingData, options: FunctionOptions) 
     if folder.exists():
         return Shard.open(folder).check_made_of(made_of)
     texts = draw_functions(data.documents, options)
-    end = data.train.info.end_of_text_id
-    encodings = data.tokenizer.encode_batch_fast([t.document.text for t in texts], add_special_tokens=False)
-    functions = ([end, *e.ids, *([end] if t.is_whole else [])] for e, t in zip(encodings, texts, strict=True))
+    encoded = encode([text.document for text in texts], data.tokenizer)
+    functions = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
     whole = (data.train.document(i) for i in range(data.train.info.num_documents))
     num_bytes = data.train.info.num_bytes + sum(len(t.document.text.encode()) for t in texts)
-    return write_tokens(folder, chain(whole, map(np.array, functions)), data.tokenizer, made_of, num_bytes)
+    return write_tokens(folder, chain(whole, functions), data.tokenizer, made_of, num_bytes)
 
 
-_Place = tuple[Document, int, int, int]  # the first and last line, counted from 1, and how far from the left edge
+_Place = tuple[Document, int, int, int]  # the first and last line, counted from 1; how far from the left edge
 
 
 def _functions(document: Document) -> Iterator[_Place]:
@@ -81,12 +80,15 @@ def _functions(document: Document) -> Iterator[_Place]:
         return
     for parent in ast.walk(tree):
         body = getattr(parent, "body", None)
-        for node in body if isinstance(body, list) else []:
+        if not isinstance(body, list):
+            continue
+        for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield document, node.lineno, body[-1].end_lineno, node.col_offset
 
 
-def _text(document: Document, first: int, last: int, indent: int, max_bytes: int) -> FunctionText:
+def _text(place: _Place, max_bytes: int) -> FunctionText:
+    document, first, last, indent = place
     below = LINE.findall(document.text)[first - 1 : last]
     text, is_whole = _cut("".join(_left(line, indent) for line in below), max_bytes)
     return FunctionText(Document(f"{document.name}:{first}", text), is_whole)

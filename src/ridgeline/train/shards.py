@@ -105,7 +105,7 @@ def write_shard(
     progress: told now and then how many documents are done, of how many. Raises as `write_tokens` does.
     """
     num_bytes = sum(len(d.text.encode()) for d in documents)
-    return write_tokens(folder, _encoded(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
+    return write_tokens(folder, encode(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
 
 
 def write_tokens(
@@ -162,8 +162,8 @@ def _end_of(tokenizer: tokenizers.Tokenizer) -> int:
     return int(end)
 
 
-def _encoded(
-    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress
+def encode(
+    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress = lambda done, total: None
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Each document's tokens, with <|endoftext|> on both sides."""
     end = _end_of(tokenizer)
