@@ -72,7 +72,7 @@ def test_the_whole_matrix_for_any_stack(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [500, 512])
 def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, tmp_path: Path) -> None:
-    """With 256 tokens to a snapshot: the second request shows where prompts part, from the third on they begin there."""
+    """With 256 tokens to a snapshot: the second request shows where prompts part; later ones begin there."""
     engine = EngineOptions(max_num_batched_tokens=chunk)
     llm = load(tmp_path, spec_of(MAMBA, FULL, MAMBA, longest=4096), engine=engine)
     shared = [i * i % VOCAB for i in range(2000)]

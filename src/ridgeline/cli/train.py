@@ -89,7 +89,7 @@ def train(
 def _recipe(name: str, given: Mapping[str, Any]) -> None:
     from ridgeline.errors import RequestError
     from ridgeline.ops import resolve_device
-    from ridgeline.train.produce import produce_pair
+    from ridgeline.train.pair import produce_pair
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.recipe import Recipe
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
-from ridgeline.errors import DataError
 from ridgeline.llm import LLM
 from ridgeline.load.safetensors import SINGLE
 from ridgeline.spec.request import SamplingParams
+from ridgeline.train.data import TrainingData
+from ridgeline.train.produce import Place
 from ridgeline.train.shards import Shard, write_tokens
 
 Ids = list[int]
@@ -39,31 +39,27 @@ class ContinuationOptions:
 
 
 def write_continuations(
-    target: Path, shard: Shard, tokenizer: tokenizers.Tokenizer, folder: Path, options: ContinuationOptions,
-    device: str, on_done: Callable[[int], None],
-) -> Shard:  # fmt: skip
+    target: Place, data: TrainingData, folder: Path, options: ContinuationOptions, on_done: Callable[[int], None]
+) -> Shard:
     """A shard of prompts with the target's continuations in a new folder; the one of an earlier run if it is whole.
 
     on_done: called with the new tokens of each prompt that is complete. Raises DataError for a shard that another
     target or other options made.
     """
-    key = {"target": hashlib.sha256((target / SINGLE).read_bytes()).hexdigest(), **asdict(options)}
-    made_of = hashlib.sha256(json.dumps([shard.info.corpus_hash, key]).encode()).hexdigest()
+    key = {"target": hashlib.sha256((target.folder / SINGLE).read_bytes()).hexdigest(), **asdict(options)}
+    made_of = hashlib.sha256(json.dumps([data.manifest.hash, key]).encode()).hexdigest()
     if folder.exists():
-        found = Shard.open(folder)
-        if found.info.corpus_hash != made_of:
-            raise DataError(f"{folder} holds continuations of another target, or by other options; remove it")
-        return found
-    llm = LLM(str(target), device=device, skip_tokenizer_init=True)
-    prompts = list(draw_prompts(shard, options))
+        return Shard.open(folder).check_made_of(made_of)
+    llm = LLM(str(target.folder), device=target.ranks.device, skip_tokenizer_init=True)
+    prompts = list(draw_prompts(data.train, options))
     params = SamplingParams(temperature=0.0, max_tokens=options.new_tokens)
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in prompts], params,
         on_done=lambda index, output: on_done(len(output.outputs[0].token_ids)),
     )  # fmt: skip
     documents = [[*ids, *output.outputs[0].token_ids] for ids, output in zip(prompts, outputs, strict=True)]
-    num_bytes = sum(len(text.encode()) for text in tokenizer.decode_batch(documents))
-    return write_tokens(folder, map(np.array, documents), tokenizer, made_of, num_bytes)
+    num_bytes = sum(len(text.encode()) for text in data.tokenizer.decode_batch(documents))
+    return write_tokens(folder, map(np.array, documents), data.tokenizer, made_of, num_bytes)
 
 
 def draw_prompts(shard: Shard, options: ContinuationOptions) -> Iterator[Ids]:

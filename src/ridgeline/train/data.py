@@ -6,14 +6,14 @@ train/         its shard             held-out/       the other's, absent where n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
 
 from ridgeline.errors import DataError, RequestError
-from ridgeline.train.corpus import Corpus
+from ridgeline.train.corpus import Corpus, Document
 from ridgeline.train.held_out import Split, split
 from ridgeline.train.manifest import Manifest
 from ridgeline.train.ranks import Ranks
@@ -27,12 +27,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """folder: where it lies, tokenizer files included. held_out: None where nothing was held out."""
+    """folder: where it lies, tokenizer files included. documents: of the training side, as train is the shard of it.
+
+    held_out: None where nothing was held out.
+    """
 
     folder: Path
     held_out_share: float
     split_seed: int
     manifest: Manifest
+    documents: Sequence[Document]
     tokenizer: tokenizers.Tokenizer
     train: Shard
     held_out: Shard | None
@@ -68,7 +72,7 @@ def prepare(
     shards = {name: Shard.open(folder / name) for name in (TRAIN, HELD_OUT) if (folder / name).exists()}
     for shard in shards.values():
         shard.check_tokenizer(known)
-    return TrainingData(folder, held_out_share, seed, manifest, known, shards[TRAIN], shards.get(HELD_OUT))
+    return TrainingData(folder, held_out_share, seed, manifest, parts.train, known, shards[TRAIN], shards.get(HELD_OUT))
 
 
 def _write(

@@ -1,13 +1,12 @@
-"""From data to a finished folder: train, write, read back, evaluate, describe. And the same for a recipe's pair.
+"""From data to a finished folder: train, write, read back, evaluate, describe.
 
 A folder holds the model's own files at its top, and beside them `training/`: data, log.jsonl, checkpoints.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,22 +15,18 @@ import numpy as np
 
 from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.archs.write import CLASSES
-from ridgeline.errors import DataError
 from ridgeline.evals import Document, Perplexity, measure_perplexity
 from ridgeline.runtime.load import LoadOptions, load_model
-from ridgeline.train.card import CardFacts, model_card
-from ridgeline.train.continuations import write_continuations
-from ridgeline.train.corpus import Corpus
+from ridgeline.train.card import CardFacts, Row, model_card
 from ridgeline.train.curve import draw_curve
-from ridgeline.train.data import TrainingData, prepare
+from ridgeline.train.data import TrainingData
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.manifest import HELD_OUT
 from ridgeline.train.output import StoredType, write_model
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.recipe import Recipe
 from ridgeline.train.run import Job, OnStep, Run, Trained, train
 
-TRAINING, DATA, CONTINUATIONS, DISTILLED = "training", "data", "continuations", "distilled"
+TRAINING, DATA = "training", "data"
 EVALUATED_TOKENS = 2_000_000  # of the held-out side, in the end
 CURVE = "loss.png"
 SAMPLE_TOKENS = 200  # that the written folder is compared on
@@ -68,55 +63,11 @@ def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch,
     finish(name, job, trained, data, place, watch, summary)
 
 
-def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
-    """The recipe's target in `out/NAME`, its draft in `out/NAME-draft`. Raises DataError for another Python's texts."""
-    if (version := platform.python_version()) != recipe.python:
-        raise DataError(
-            f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "
-            "that one, or train on this one's with --data stdlib"
-        )
-    data = prepare(
-        Corpus.stdlib(), out / recipe.name / TRAINING / DATA, recipe.vocab_size, ranks=ranks,
-        held_out_share=recipe.held_out_share, seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
-    )  # fmt: skip
-    target = Place(folder=out / recipe.name, ranks=ranks, licence="PSF-2.0", dtype="bfloat16")
-    job = job_of(recipe.config, recipe.options, data)
-    produce(recipe.name, job, data, target, watch, f"Ridgeline's built-in model, by the recipe {recipe.name!r}.")
-    _produce_draft(recipe, data, target, replace(target, folder=out / f"{recipe.name}-draft"), watch)
-
-
-def _produce_draft(recipe: Recipe, data: TrainingData, target: Place, place: Place, watch: Watch) -> None:
-    """Trained on the corpus, then on what the target says."""
-    draft, ranks, name = recipe.draft, place.ranks, place.folder.name
-    folder = place.folder / TRAINING
-    first = job_of(draft.config, draft.options, data)
-    begun = train(first, data.train, data.held_out, folder, ranks, lambda run: watch.run(name, run))
-    asked = draft.continuations.num_prompts * draft.continuations.new_tokens
-    for turn in (ranks.is_first, not ranks.is_first):
-        if turn:
-            shard = write_continuations(
-                target.folder, data.train, data.tokenizer, folder / CONTINUATIONS, draft.continuations, ranks.device,
-                watch.tokens("continuing", asked),
-            )  # fmt: skip
-        ranks.wait()
-    second = Job(draft.config, draft.distilled, {**first.facts, "continuations": shard.info.corpus_hash})
-    distilled = train(
-        second, shard, None, folder / DISTILLED, ranks, lambda run: watch.run(f"{name}, distilled", run),
-        initial=begun.weights,
-    )  # fmt: skip
-    start = (
-        f"{begun.cost.tokens:,} tokens of the corpus ({begun.cost.flops:.3g} FLOPs, {begun.cost.seconds / 60:,.0f} "
-        f"minutes); these rows: {shard.info.num_tokens:,} tokens of prompts and {recipe.name}'s greedy continuations"
-    )
-    summary = f"The draft of {recipe.name}: trained on the same corpus, then on what {recipe.name} says."
-    finish(name, second, distilled, data, place, watch, summary, start)
-
-
 def finish(
     name: str, job: Job, trained: Trained, data: TrainingData, place: Place, watch: Watch, summary: str,
-    start: str | None = None,
+    rows: tuple[Row, ...] = (),
 ) -> None:  # fmt: skip
-    """Write the folder of a trained model, check it, evaluate it and describe it."""
+    """Write the folder of a trained model, check it, evaluate it and describe it. rows: more on the card's training."""
     if place.ranks.is_first:
         side = data.held_out or data.train
         longest = side.document(int(np.argmax(np.diff(side.offsets))))
@@ -128,7 +79,7 @@ def finish(
             watch.say(NO_TRANSFORMERS)
         perplexity = _evaluate(place, data, watch) if data.held_out else None
         curve = _draw(name, trained, place.folder, watch)
-        facts = _card(name, trained, data, place, summary, start, perplexity, curve)
+        facts = _card(name, trained, data, place, summary, rows, perplexity, curve)
         _replace(place.folder / "README.md", model_card(facts))
         watch.say(f"done: {place.folder}")
     place.ranks.wait()
@@ -136,11 +87,7 @@ def finish(
 
 def job_of(config: Mapping[str, Any], options: TrainOptions, data: TrainingData) -> Job:
     """A run on prepared data."""
-    return Job(config, options, _facts(data))
-
-
-def _facts(data: TrainingData) -> dict[str, Any]:
-    return {"corpus": data.manifest.hash, "tokenizer": data.train.info.tokenizer_hash}
+    return Job(config, options, {"corpus": data.manifest.hash, "tokenizer": data.train.info.tokenizer_hash})
 
 
 def _evaluate(place: Place, data: TrainingData, watch: Watch) -> Perplexity:
@@ -177,7 +124,7 @@ def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None
 
 
 def _card(
-    name: str, trained: Trained, data: TrainingData, place: Place, summary: str, start: str | None,
+    name: str, trained: Trained, data: TrainingData, place: Place, summary: str, rows: tuple[Row, ...],
     perplexity: Perplexity | None, curve: str | None,
 ) -> CardFacts:  # fmt: skip
     run, cost, bits = trained.run, trained.cost, perplexity.bits_per_byte if perplexity else None
@@ -194,7 +141,7 @@ def _card(
         name=name, summary=summary, spec=run.spec, manifest=data.manifest, licence=place.licence,
         language="code" if is_code else None, in_transformers=run.spec.family in CLASSES, dtype=place.dtype,
         train_tokens=data.train.info.num_tokens, options=run.options, steps=len(trained.log),
-        tokens_seen=cost.tokens, start=start, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
+        tokens_seen=cost.tokens, training_rows=rows, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
         machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilisation=cost.utilisation,
         held_out_tokens=data.held_out.info.num_tokens if data.held_out else None,
         held_out_share=data.held_out_share or None, split_seed=data.split_seed, curve=curve, **evaluation,

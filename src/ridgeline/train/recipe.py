@@ -1,4 +1,4 @@
-"""Recipes: a corpus, its vocabulary and one or two models, as data, so that what ships can be made again."""
+"""Recipes: a corpus, its vocabulary and two models, as data, so that what ships can be made again."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ridgeline.errors import DataError
 from ridgeline.train.continuations import ContinuationOptions
+from ridgeline.train.functions import FunctionOptions
 from ridgeline.train.loop import TrainOptions
 
 FOLDER = Path(__file__).parent / "recipes"
+StageData = Literal["corpus", "functions", "continuations"]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRecipe:
-    """A model that is to guess what the target says: trained on the corpus, then on the target's continuations."""
+class Stage:
+    """A part of a run, with an optimiser of its own; it begins with the weights of the one before.
+
+    data: the training side; with functions of it as documents of their own; or what the target says.
+    """
+
+    data: StageData
+    options: TrainOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """config: the config.json to be, of a family."""
 
     config: Mapping[str, Any]
-    options: TrainOptions
-    continuations: ContinuationOptions
-    distilled: TrainOptions
+    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +46,10 @@ class Recipe:
     held_out_share: float
     split_seed: int
     vocab_size: int
-    config: Mapping[str, Any]
-    options: TrainOptions
-    draft: DraftRecipe
+    functions: FunctionOptions
+    continuations: ContinuationOptions
+    target: ModelRecipe
+    draft: ModelRecipe
 
     @classmethod
     def read(cls, name: str) -> Recipe:
@@ -46,12 +58,15 @@ class Recipe:
         if name not in known:
             raise DataError(f"--recipe {name!r} is not known; known are {', '.join(known)}")
         data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        target, draft, corpus = data["target"], data["draft"], data["corpus"]
+        corpus = data["corpus"]
         return cls(
             name, corpus["python"], corpus["hash"], corpus["held_out_share"], corpus["split_seed"], data["vocab_size"],
-            target["config"], TrainOptions(**target["options"]),
-            DraftRecipe(
-                draft["config"], TrainOptions(**draft["options"]), ContinuationOptions(**draft["continuations"]),
-                TrainOptions(**draft["distilled"]),
-            ),
+            FunctionOptions(**data["functions"]), ContinuationOptions(**data["continuations"]),
+            _model(data["target"]), _model(data["draft"]),
         )  # fmt: skip
+
+
+def _model(data: Mapping[str, Any]) -> ModelRecipe:
+    stages = [(stage["data"], TrainOptions(**stage["options"])) for stage in data["stages"]]
+    assert all(kind in get_args(StageData) for kind, _ in stages)
+    return ModelRecipe(data["config"], tuple(Stage(*stage) for stage in stages))

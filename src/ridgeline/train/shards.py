@@ -76,6 +76,14 @@ class Shard:
         """The token ids of a document."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
+    def check_made_of(self, made_of: str) -> Shard:
+        """Itself. Raises DataError for a shard that was made of something else."""
+        if self.info.corpus_hash != made_of:
+            raise DataError(
+                "the shard of an earlier run was made of other texts, or by other options: remove its folder"
+            )
+        return self
+
     def check_tokenizer(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Raise DataError unless the ids are those of this tokenizer."""
         if (given := tokenizer_hash(tokenizer)) != self.info.tokenizer_hash:
@@ -97,7 +105,7 @@ def write_shard(
     progress: told now and then how many documents are done, of how many. Raises as `write_tokens` does.
     """
     num_bytes = sum(len(d.text.encode()) for d in documents)
-    return write_tokens(folder, _encoded(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
+    return write_tokens(folder, encode(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
 
 
 def write_tokens(
@@ -154,8 +162,8 @@ def _end_of(tokenizer: tokenizers.Tokenizer) -> int:
     return int(end)
 
 
-def _encoded(
-    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress
+def encode(
+    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress = lambda done, total: None
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Each document's tokens, with <|endoftext|> on both sides."""
     end = _end_of(tokenizer)

@@ -1,0 +1,108 @@
+"""Python texts that begin with a function, as a prompt does: `def` at the left edge, and what stands below it.
+
+A file begins with a docstring and imports, so a model that has only read files has never seen one begin with a header.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.errors import DataError
+from ridgeline.train.corpus import Document
+from ridgeline.train.data import TrainingData
+from ridgeline.train.shards import Shard, encode, write_tokens
+
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOptions:
+    """num_functions: drawn from all, by `seed`. max_bytes: of a text, which ends with a whole line."""
+
+    num_functions: int
+    max_bytes: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionText:
+    """A text that begins with a function. is_whole: it ends where the function's surroundings end, not at max_bytes."""
+
+    document: Document
+    is_whole: bool
+
+
+def draw_functions(documents: Sequence[Document], options: FunctionOptions) -> list[FunctionText]:
+    """Functions of the Python documents with what follows them in their class or module, moved to the left edge.
+
+    Raises DataError where there are fewer functions than are asked for.
+    """
+    found = [place for document in documents if document.is_python for place in _functions(document)]
+    if len(found) < options.num_functions:
+        raise DataError(f"{options.num_functions:,} functions are asked for, the documents have {len(found):,}")
+    chosen = np.random.default_rng(options.seed).permutation(len(found))[: options.num_functions]
+    return [_text(found[i], options.max_bytes) for i in sorted(chosen.tolist())]
+
+
+def write_functions(folder: Path, data: TrainingData, options: FunctionOptions) -> Shard:
+    """A shard of the training side and functions of it, in a new folder; the one of an earlier run if it is there."""
+    key = json.dumps([data.manifest.hash, asdict(options)]).encode()
+    made_of = hashlib.sha256(key).hexdigest()
+    if folder.exists():
+        return Shard.open(folder).check_made_of(made_of)
+    texts = draw_functions(data.documents, options)
+    encoded = encode([text.document for text in texts], data.tokenizer)
+    functions = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
+    whole = (data.train.document(i) for i in range(data.train.info.num_documents))
+    num_bytes = data.train.info.num_bytes + sum(len(t.document.text.encode()) for t in texts)
+    return write_tokens(folder, chain(whole, functions), data.tokenizer, made_of, num_bytes)
+
+
+_Place = tuple[Document, int, int, int]  # the first and last line, counted from 1; how far from the left edge
+
+
+def _functions(document: Document) -> Iterator[_Place]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(document.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for parent in ast.walk(tree):
+        body = getattr(parent, "body", None)
+        if not isinstance(body, list):
+            continue
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield document, node.lineno, body[-1].end_lineno, node.col_offset
+
+
+def _text(place: _Place, max_bytes: int) -> FunctionText:
+    document, first, last, indent = place
+    below = LINE.findall(document.text)[first - 1 : last]
+    text, is_whole = _cut("".join(_left(line, indent) for line in below), max_bytes)
+    return FunctionText(Document(f"{document.name}:{first}", text), is_whole)
+
+
+def _left(line: str, indent: int) -> str:
+    """A line without so much of its indentation as it has."""
+    return line[min(indent, len(line) - len(line.lstrip(" \t"))) :] if line.strip() else "\n"
+
+
+def _cut(text: str, max_bytes: int) -> tuple[str, bool]:
+    """The lines that fit, at least one, and whether these are all."""
+    if len(text.encode()) <= max_bytes:
+        return text, True
+    short = text.encode()[:max_bytes].decode(errors="ignore")
+    end = short.rfind("\n") + 1
+    return (short[:end] if end else text[: text.find("\n") + 1]), False

@@ -1,0 +1,132 @@
+"""A recipe, from nothing to the target and its draft."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from ridgeline.errors import DataError
+from ridgeline.train.card import Row
+from ridgeline.train.continuations import write_continuations
+from ridgeline.train.corpus import Corpus
+from ridgeline.train.cost import Cost
+from ridgeline.train.data import TrainingData, prepare
+from ridgeline.train.functions import write_functions
+from ridgeline.train.produce import DATA, TRAINING, Place, Watch, finish, job_of
+from ridgeline.train.ranks import Ranks
+from ridgeline.train.recipe import ModelRecipe, Recipe, Stage, StageData
+from ridgeline.train.run import Job, Trained, train
+from ridgeline.train.shards import Shard
+
+LICENCE = "PSF-2.0"  # of the texts
+SUMMARY = "A small model of Python that ships inside Ridgeline, trained on Python's standard library alone."
+DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last is what {} itself says."
+DESCRIBED: Mapping[StageData, str] = {
+    "corpus": "the training side",
+    "functions": "the training side, and {functions:,} functions of it as documents of their own",
+    "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
+}
+
+
+def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
+    """The recipe's target in `out/NAME`, its draft in `out/NAME-draft`. Raises DataError for another Python's texts."""
+    if (version := platform.python_version()) != recipe.python:
+        raise DataError(
+            f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "
+            "that one, or train on this one's with --data stdlib"
+        )
+    folder = out / recipe.name / TRAINING / DATA
+    data = prepare(
+        Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
+        seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
+    )  # fmt: skip
+    target = Place(folder=out / recipe.name, ranks=ranks, licence=LICENCE, dtype="bfloat16")
+    maker = _Maker(recipe, data, target, watch)
+    maker.make(recipe.target, target, SUMMARY)
+    draft = replace(target, folder=out / f"{recipe.name}-draft")
+    maker.make(recipe.draft, draft, DRAFT_SUMMARY.format(recipe.name, recipe.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes both models of a recipe. target: where the first one goes."""
+
+    recipe: Recipe
+    data: TrainingData
+    target: Place
+    watch: Watch
+
+    def make(self, model: ModelRecipe, place: Place, summary: str) -> None:
+        """All stages of a model, and its folder."""
+        name, done = place.folder.name, []
+        weights: Mapping[str, torch.Tensor] | None = None
+        for i, stage in enumerate(model.stages):
+            label = name if len(model.stages) == 1 else f"{name}, stage {i + 1} of {len(model.stages)}"
+            done.append(self._stage(model, stage, place, i, label, weights))
+            weights = done[-1].weights
+        job, trained = job_of(model.config, model.stages[-1].options, self.data), _joined(done)
+        finish(name, job, trained, self.data, place, self.watch, summary, tuple(self._rows(model)))
+
+    def _stage(
+        self, model: ModelRecipe, stage: Stage, place: Place, index: int, label: str,
+        weights: Mapping[str, torch.Tensor] | None,
+    ) -> Trained:  # fmt: skip
+        shard, job = self._shard(stage.data), job_of(model.config, stage.options, self.data)
+        folder = place.folder / TRAINING
+        if index:
+            folder /= f"stage-{index + 1}"
+            job = Job(job.config, job.options, {**job.facts, "stage_data": shard.info.corpus_hash})
+        # What a draft says about files of the corpus is not what its last stage is for.
+        measured = None if stage.data == "continuations" else self.data.held_out
+        return train(job, shard, measured, folder, place.ranks, lambda run: self.watch.run(label, run), weights)
+
+    def _shard(self, kind: StageData) -> Shard:
+        if kind == "corpus":
+            return self.data.train
+        folder = self.data.folder / kind
+        if kind == "functions":
+            return self._first_writes(lambda: write_functions(folder, self.data, self.recipe.functions))
+        asked = self.recipe.continuations
+        done = self.watch.tokens("continuing", asked.num_prompts * asked.new_tokens)
+        return self._first_writes(lambda: write_continuations(self.target, self.data, folder, asked, done))
+
+    def _first_writes(self, write: Callable[[], Shard]) -> Shard:
+        """The first rank writes; the others then find it written."""
+        ranks = self.target.ranks
+        if not ranks.is_first:
+            ranks.wait()
+        shard = write()
+        if ranks.is_first:
+            ranks.wait()
+        return shard
+
+    def _rows(self, model: ModelRecipe) -> list[Row]:
+        asked = {
+            "functions": self.recipe.functions.num_functions, "continuations": self.recipe.continuations.num_prompts
+        }  # fmt: skip
+        rows = []
+        for i, stage in enumerate(model.stages, 1):
+            o, end = stage.options, " flat" if not stage.options.decay_share else ""
+            text = f"{o.steps:,} steps on {DESCRIBED[stage.data].format(**asked)}; rate {o.learning_rate:g}{end}"
+            rows.append((f"Stage {i}", text))
+        return rows
+
+
+def _joined(parts: list[Trained]) -> Trained:
+    """The stages of a run as one: the weights of the last, the logs one after the other, the costs' sum."""
+    last, starts = parts[-1], [0, *accumulate(len(part.log) for part in parts)]
+    log = [replace(p, step=p.step + start) for part, start in zip(parts, starts, strict=False) for p in part.log]
+    planned = sum(part.run.options.steps for part in parts)
+    falling = last.run.options.decay_share * last.run.options.steps / planned
+    options = replace(parts[0].run.options, steps=planned, decay_share=falling)
+    costs = [part.cost for part in parts]
+    cost = Cost(
+        sum(c.tokens for c in costs), sum(c.flops for c in costs), sum(c.seconds for c in costs),
+        last.cost.peak_flops_per_s, last.cost.machine,
+    )  # fmt: skip
+    return Trained(replace(parts[0].run, options=options), last.weights, starts[-2] + last.step, log, cost)
