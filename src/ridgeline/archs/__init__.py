@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.archs import gemma, glm, gpt, llama, moe, olmo
+from ridgeline.archs import deepseek, gemma, glm, gpt, llama, moe, olmo
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
@@ -16,7 +16,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
 FAMILIES: Mapping[str, Family] = {
-    family.model_type: family for module in (llama, gemma, olmo, glm, gpt, moe) for family in module.FAMILIES
+    family.model_type: family for module in (llama, gemma, olmo, glm, gpt, moe, deepseek) for family in module.FAMILIES
 }
 OUR_MODEL_TYPE = "ridgeline"
 

@@ -63,7 +63,7 @@ def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: 
             raise CheckpointError(f"the checkpoint holds both {other} and {key}, which are one weight")
     if missing := sorted(wanted - set(found)):
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs")
-    unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k))
+    unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k, spec))
     unknown = [key for key in unknown if not _is_tied_head(key, spec, names, files, found)]
     if unknown:
         raise CheckpointError(f"the checkpoint holds {_some(unknown)}, which {spec.family} does not know")
@@ -102,6 +102,8 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) 
 def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     """The shape that each tensor of a read must have in the checkpoint."""
     shape = weight.shape[1:] if read.stacked else weight.shape
+    if read.flat:
+        shape = (shape[0] * shape[1], *shape[2:])
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
     return shape[::-1] if read.transpose else shape

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import PlainLinear
 from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
 
@@ -81,18 +82,12 @@ class _Block:
     def __init__(
         self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
-        self._index = index
         self._rope = layer.mixer.rope
         self._parallel = isinstance(layer, ParallelLayer)
         scale = residual_scale(layer)
         at = f"layers.{index}."
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._input = table.stage(
-            api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
-        )
-        self._dense = table.primitive(api.ATTENTION, layer.mixer)
-        self._paged = table.primitive(api.PAGED_ATTENTION, layer.mixer)
-        self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
+        self._mixer = build_mixer(index, layer.mixer, layer.pre_norm, mixer, table, previous_scale)
         self._mlp = table.stage(
             api.MLP_BLOCK,
             MLPBlock(layer.mlp, layer.pre_norm, scale),
@@ -105,10 +100,8 @@ class _Block:
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
         rotary = rotaries[self._rope] if self._rope else None
-        residual, q, k, v = self._input(*stream, rotary)
-        state = step.extend(self._index, k, v)
-        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
-        delta = self._mixer_post(self._output(attended))
+        residual, delta = self._mixer(*stream, rotary, step)
+        delta = self._mixer_post(delta)
         if self._parallel:
             _, other = self._mlp(residual, None)
             return Stream(residual, self._add(delta, other, 1.0))

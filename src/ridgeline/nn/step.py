@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ridgeline.ops.api import Array, DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import Array, DenseRows, PagedRows
 
 
 class Step(Protocol):
@@ -20,6 +20,6 @@ class Step(Protocol):
         """[T], each token's place in its own sequence."""
         ...
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues | PagedKeyValues:
-        """Record the new keys and values [T, K, D] of a layer; what its attention reads."""
+    def extend(self, layer: int, *parts: Array) -> DenseRows | PagedRows:
+        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then."""
         ...

@@ -53,6 +53,13 @@ class DenseKeyValues(NamedTuple):
     lengths: tuple[int, ...]
 
 
+class DenseRows(NamedTuple):
+    """A layer's state of whole sequences, one after the other: each part [T, *shape], with each sequence's length."""
+
+    parts: tuple[Array, ...]
+    lengths: tuple[int, ...]
+
+
 class Bucket(NamedTuple):
     """Sequences of a step whose queries and contexts are of like length, padded to one shape: n sequences, at most m
     queries each, P pages of keys each. A sequence with fewer repeats its last query; missing pages are page 0.
@@ -78,6 +85,13 @@ class PagedKeyValues(NamedTuple):
 
     keys: Array
     values: Array
+    layout: PagedLayout
+
+
+class PagedRows(NamedTuple):
+    """A layer's state in the arena, part by part: [pages, page_tokens, *shape] views. Page 0 holds nothing."""
+
+    parts: tuple[Array, ...]
     layout: PagedLayout
 
 
@@ -107,6 +121,11 @@ SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
 ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
 # (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
 PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, nope + rope], latents [T, 1, rank + rope], kv_b [H, nope + value, rank]) -> [T, H * value]: causal, within
+# each sequence [LatentAttention]
+LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
+# (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
+PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
 # (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
@@ -119,8 +138,12 @@ SCALE: Op[Callable[[Array, float], Array]] = Op("scale", "primitive")
 SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
 # (x [T, width], rows [n]) -> [n, width] [no case]
 TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
-# (router logits [T, experts]) -> expert ids [T, k], weights [T, k] [MoE]
-ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
+# (x [..., n], start, stop) -> [..., stop - start] [no case]
+CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
+# (a [..., n], b [..., m]) -> [..., n + m] [no case]
+JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
+# (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
+ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 # (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
 EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
 
@@ -131,7 +154,12 @@ EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("e
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
     "attention_input", "stage"
 )
-# (attended [T, H * D]) -> delta [T, width] [Attention]
+# (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
+# [stages.LatentInput]
+LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
+    "latent_input", "stage"
+)
+# (attended [T, H * D]) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
 MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
@@ -141,10 +169,11 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
-    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
+    LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
+    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
 
 
 class Weights(NamedTuple):
@@ -155,6 +184,11 @@ class Weights(NamedTuple):
 
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
+
+    def under(self, prefix: str) -> Weights:
+        """Those of a part, whose names begin with `prefix`, by the rest of the name."""
+        linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}
+        return Weights(linears, {n.removeprefix(prefix): w for n, w in self.arrays.items() if n.startswith(prefix)})
 
 
 class Memory(Protocol):

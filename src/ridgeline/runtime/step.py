@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues, PagedLayout
+from ridgeline.ops.api import Array, DenseRows, Memory, PagedLayout, PagedRows
 from ridgeline.runtime.arena import Arena
 
 
@@ -33,8 +33,8 @@ class DenseStep:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues:
-        return DenseKeyValues(keys, values, self.lengths)
+    def extend(self, layer: int, *parts: Array) -> DenseRows:
+        return DenseRows(parts, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class PagedStep:
     arena: Arena
     write: Callable[[Array, Array, Array, Array], None]
 
-    def extend(self, layer: int, keys: Array, values: Array) -> PagedKeyValues:
-        group, key_pages, value_pages = self.arena.layer(layer)
+    def extend(self, layer: int, *parts: Array) -> PagedRows:
+        group, views = self.arena.layer(layer)
         layout = self.layouts[group]
-        self.write(key_pages, keys, layout.write_pages, layout.write_slots)
-        self.write(value_pages, values, layout.write_pages, layout.write_slots)
-        return PagedKeyValues(key_pages, value_pages, layout)
+        for view, part in zip(views, parts, strict=True):
+            self.write(view, part, layout.write_pages, layout.write_slots)
+        return PagedRows(views, layout)

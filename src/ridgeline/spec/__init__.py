@@ -1,7 +1,8 @@
 """Facts about models, as data. Standard library only: importing this never imports a tensor library."""
 
 from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, ExpertGroups, GatedMLP, MoE, TokenMixer
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.rope import (
@@ -24,7 +25,9 @@ __all__ = [
     "Attention",
     "ChannelMixer",
     "DynamicNTKScaling",
+    "ExpertGroups",
     "GatedMLP",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "LinearScaling",
