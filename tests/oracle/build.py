@@ -184,7 +184,7 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
 
 
 def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
-    """Between the worst chosen and the best rejected of [tokens, experts], and of groups where they limit the choice."""
+    """Between the worst chosen and the best rejected of [tokens, experts]; of groups too, if they limit the choice."""
 
     def gap(values: torch.Tensor, count: int) -> float:
         best = values.topk(count + 1).values

@@ -500,7 +500,7 @@ _MANY = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 2
 _LIMITED = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 _V2 = {"topk_method": "group_limited_greedy", "q_lora_rank": 24, "attention_bias": True, "mlp_bias": True}
 _PLAIN_CHOICE = {"topk_method": "greedy", "q_lora_rank": None, "first_k_dense_replace": 2}
-_ALL_GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_shared_experts": 1, "q_lora_rank": None}
+_ALL_GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "n_shared_experts": 1, "q_lora_rank": None}
 _SCALE = {**_YARN, "beta_fast": 5.0, "beta_slow": 0.5}
 _TWO_SCALES = _rope(3000.0, "yarn", **_SCALE, mscale=1.4, mscale_all_dim=0.6)
 _ONE_SCALE = _rope(3000.0, "yarn", **_SCALE, mscale=0.707, mscale_all_dim=0.707)
@@ -521,7 +521,7 @@ _deepseek_v2(
 )
 _deepseek_v2(
     "deepseek_v2_lite",
-    1,
+    2,
     "as V2-Lite: queries not compressed, experts from everywhere, one temperature",
     _dims(kv=4, **_LATENT, **_MANY, **_PLAIN_CHOICE, **_ONE_SCALE),
     {"num_experts_per_tok": 2},
@@ -530,7 +530,7 @@ _deepseek_v2(
 )
 _deepseek_v3(
     "deepseek_v3",
-    1,
+    6,
     "sigmoid scores, a bias on the choice, groups by their two best; compressed queries; yarn",
     _dims(kv=4, **_LATENT, **_MANY, **_LIMITED, q_lora_rank=24, **_ONE_SCALE),
     {"norm_topk_prob": False},

@@ -12,6 +12,7 @@ from ridgeline.archs import deepseek, gemma, glm, gpt, llama, moe, olmo
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
+from ridgeline.archs.quantization import weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
@@ -20,7 +21,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 OUR_MODEL_TYPE = "ridgeline"
 
-__all__ = ["FAMILIES", "OUR_MODEL_TYPE", "Family", "Names", "Read", "family_of", "spec_from_config"]
+__all__ = ["FAMILIES", "OUR_MODEL_TYPE", "Family", "Names", "Read", "family_of", "spec_from_config", "weight_blocks"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -39,15 +40,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec that a parsed config.json describes.
 
     Raises ConfigError for an unknown architecture, a missing or ill-typed field, a value that is not supported,
-    quantised weights, and any field that nobody read (but for those listed as harmless).
+    weights quantised in a way that is not read, and any field that nobody read (but for those listed as harmless).
     """
-    if config.get("quantization_config") is not None:
-        quantization = config["quantization_config"]
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else quantization
-        raise ConfigError(
-            f"config.json: quantization_config with quant_method {method!r} is not supported yet; "
-            "use the unquantised checkpoint"
-        )
+    weight_blocks(config)
     family = family_of(config)
     reader = Config(config)
     reader.raw("quantization_config")

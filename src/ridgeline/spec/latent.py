@@ -43,7 +43,8 @@ class LatentAttention:
     def __post_init__(self) -> None:
         for name in ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
             _require((value := getattr(self, name)) > 0, f"{name} must be positive, not {value}")
-        _require(self.q_lora_rank is None or self.q_lora_rank > 0, f"q_lora_rank {self.q_lora_rank} is not positive")
+        rank = self.q_lora_rank
+        _require(rank is None or rank > 0, f"q_lora_rank must be positive, not {rank}")
         _require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         if self.rope:
             dim, rotated = self.rope.dim, self.qk_rope_head_dim

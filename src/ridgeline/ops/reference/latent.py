@@ -49,17 +49,19 @@ def paged_latent_attention(case: LatentAttention):
         outputs = []
         for bucket in kv.layout.buckets:
             for part in parts_of(bucket, pages, max(case.num_heads, case.row)):
-                out = _attend(case, q[part.rows], _gather(pages, part), kv_b)
+                out = _attend(case, q[part.rows], _gather(pages, part, q.dtype), kv_b)
                 outputs.append(out.flatten(0, 1))
         return torch.cat(outputs)[kv.layout.order]
 
     return attend
 
 
-def _gather(pages: Tensor, b: Bucket) -> Context:
+def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype) -> Context:
+    """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
+    zero would not silence a NaN."""
     place, held = key_places(b, pages.shape[1])
     used = held & (place <= b.positions[:, -1:])
-    rows = pages[b.pages].flatten(1, 3).float()  # [n, S, row], a copy
+    rows = pages[b.pages].flatten(1, 3).to(dtype)  # [n, S, rank + rope], a copy
     return Context(rows.masked_fill_(~used[..., None], 0.0), place, held, b.positions)
 
 
