@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
+    "deepseek_v2": {"num_experts_per_tok": 3},
 }
 INSTEAD: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},

@@ -58,6 +58,11 @@ def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shar
     return MoE(c.get_int("n_routed_experts", count), per_token, inner, dense.activation, shared=shared)
 
 
+def _limit(groups: ExpertGroups) -> ExpertGroups | None:
+    """One group limits nothing."""
+    return groups if groups.count > 1 else None
+
+
 def deepseek_v2(c: Config) -> ModelSpec:
     """DeepSeek-V2 and V2-Lite: softmax scores, experts from the best groups (arXiv:2405.04434)."""
     norm, dense = rms_norm(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
@@ -69,7 +74,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
     if method == "group_limited_greedy":
         if count is None or chosen is None:
             raise c.error("n_group" if count is None else "topk_group", f"is missing, but topk_method is {method!r}")
-        groups = ExpertGroups(count, chosen, "best")
+        groups = _limit(ExpertGroups(count, chosen, "best"))
     elif method != "greedy":
         raise c.error("topk_method", f"is {method!r}; known are greedy, group_limited_greedy")
     moe = replace(
@@ -92,7 +97,7 @@ def deepseek_v3(c: Config) -> ModelSpec:
         normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")),
         scores="sigmoid",
         choice_bias=True,
-        groups=ExpertGroups(c.get_int("n_group", 8), c.get_int("topk_group", 4), "best_two"),
+        groups=_limit(ExpertGroups(c.get_int("n_group", 8), c.get_int("topk_group", 4), "best_two")),
         scale=c.get_float("routed_scaling_factor", 2.5),
     )
     interleaved = c.get_bool("rope_interleave", not c.present("rope_interleave"))  # null is false there
