@@ -101,7 +101,8 @@ class TensorFiles:
         data = self._maps[info.file][info.start : info.stop]
         if info.start % np.dtype(numpy_type).itemsize:
             data = data.copy()  # a writer that did not pad its header: kernels need aligned elements
-        return data.view(numpy_type).reshape(info.shape)
+        view: np.ndarray[Any, Any] = data.view(numpy_type).reshape(info.shape)
+        return view
 
 
 def _find_files(folder: Path) -> list[Path]:

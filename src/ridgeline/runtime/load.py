@@ -79,12 +79,9 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
         _check_memory(total, table)
         weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
     else:
-        files: Files = TensorFiles(checkpoint.folder)
-        if checkpoint.weight_blocks:
-            files = BlockScaledFiles(files, checkpoint.weight_blocks)
-        if (
-            dtype or checkpoint.weight_blocks or table.memory.device != "cpu"
-        ):  # else most weights stay views of the files
+        stored, blocks = TensorFiles(checkpoint.folder), checkpoint.weight_blocks
+        files: Files = BlockScaledFiles(stored, blocks) if blocks else stored
+        if dtype or blocks or table.memory.device != "cpu":  # else most weights stay views of the files
             size = DTYPE_BYTES[dtype] if dtype else 0
             _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
         else:
