@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline.measure.floor import Costs
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, LatentAttention, RMSNorm
+from ridgeline.spec import ALL, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, RMSNorm, Rope
+from ridgeline.train.cost import flops_per_token
+from ridgeline.train.module import LanguageModel
 
 TABLE = open_table("cpu")
 NAN = float("nan")
@@ -235,3 +239,47 @@ def test_both_forms_are_among_a_models_steps(monkeypatch: pytest.MonkeyPatch) ->
     chosen = force("cheaper", monkeypatch)
     run_chunks(CASES[1], 16, [90, 40, 3], 1, torch.float32)
     assert {True, False} == set(chosen)
+
+
+# ---- what counts with it, and what trains through it ---------------------------------------------------------
+
+LAYER = Layer(
+    replace(CASES[1], rope=Rope(8, interleaved=True), q_lora_rank=12),
+    MoE(4, 2, 16, scores="sigmoid", choice_bias=True, shared=GatedMLP(16)),
+    NORM,
+)
+SPEC = ModelSpec("latent", 50, 24, 64, (LAYER,) * 2, NORM)
+
+
+def test_the_least_cost_of_a_pass() -> None:
+    """A prompt's tokens, which come together, cost what rebuilt keys cost; a token that comes alone, absorbed ones."""
+    costs, mixer = Costs(SPEC, matrix_bytes=4, state_bytes=4, longest=64), CASES[1]
+    heads, rebuilt, absorbed = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim, mixer.row + mixer.kv_lora_rank
+    body = SPEC.num_active_params() - 2 * 50 * 24
+    pairs = 40 * 41 // 2
+    assert costs.tokens(0, 40).flops == 2 * (40 * body + 2 * pairs * heads * rebuilt)
+    assert costs.decode(39, 40).flops == 2 * (body + 50 * 24 + 2 * 40 * heads * absorbed)
+    assert costs.decode(39, 40).bytes == 4 * 2 * 39 * mixer.row
+    assert flops_per_token(SPEC, 41) == 6 * (body + 50 * 24 + 2 * 21 * heads * rebuilt)
+
+
+def test_training_goes_through_it() -> None:
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 50, 40))
+    batch = (tokens[:-1], torch.arange(39), (39,), tokens[1:])
+    losses = {}
+    for checkpointing in (False, True):
+        model = LanguageModel(SPEC, TABLE, 64, checkpointing=checkpointing)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimiser = torch.optim.AdamW(trained, lr=1e-2)
+        losses[checkpointing] = []
+        for _ in range(40):
+            loss = model(*batch) / 39
+            optimiser.zero_grad()
+            loss.backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
+            optimiser.step()
+            losses[checkpointing].append(float(loss.detach()))
+        fixed = {name for name, p in model.weights().items() if not p.requires_grad}
+        assert fixed == {"layers.0.mlp.choice.bias", "layers.1.mlp.choice.bias"}
+    assert losses[False][-1] < 0.3 * losses[False][0]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
