@@ -422,7 +422,7 @@ def test_experts_of_deepseek() -> None:
     shared = GatedMLP(30)
     assert v2.layers[0].mlp == MoE(8, 2, 10, normalise=False, shared=shared)
     limited = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}
-    moe = read("deepseek_v2", n_routed_experts=8, n_shared_experts=None, **limited).layers[0].mlp
+    moe = read("deepseek_v2", n_routed_experts=8, **limited).layers[0].mlp
     assert isinstance(moe, MoE) and moe.shared == GatedMLP(2 * 1407)
     assert (moe.groups, moe.scale) == (ExpertGroups(4, 2, "best"), 16.0)
     v3 = read("deepseek_v3", first_k_dense_replace=1).layers[1].mlp
@@ -438,7 +438,11 @@ def test_experts_of_deepseek() -> None:
     assert kinds("deepseek_v2") == [True] * 4
     assert kinds("deepseek_v2", first_k_dense_replace=1, moe_layer_freq=2) == [False, False, True, False]
     assert "moe_layer_freq is 0; it must be positive" in refusal("deepseek_v3", moe_layer_freq=0)
-    assert read("deepseek_v2", n_shared_experts=0).layers[0].mlp == replace(v2_default(), shared=None)
+    for none in (0, None):
+        assert read("deepseek_v2", n_shared_experts=none).layers[0].mlp == replace(v2_default(), shared=None)
+    assert "n_routed_experts is missing" in refusal("deepseek_v3", n_routed_experts=None)
+    one = read("deepseek_v3", n_group=1, topk_group=1, first_k_dense_replace=0).layers[0].mlp
+    assert isinstance(one, MoE) and one.groups is None
 
 
 def v2_default() -> MoE:

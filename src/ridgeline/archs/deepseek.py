@@ -52,10 +52,12 @@ def _layers(c: Config, mixer: LatentAttention, norm: Norm, moe: MoE, dense: Gate
 
 def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shared: int, width: int) -> MoE:
     """The experts, chosen in the plainest way; the defaults of how many there are, of shared ones, and of their width.
-    The shared ones are one MLP of their widths together."""
-    inner, num_shared = c.get_int("moe_intermediate_size", width), c.get_int("n_shared_experts", num_shared)
-    shared = replace(dense, intermediate_size=inner * num_shared) if num_shared else None
-    return MoE(c.get_int("n_routed_experts", count), per_token, inner, dense.activation, shared=shared)
+    The shared ones are one MLP of their widths together; null means none of them, as 0 does."""
+    inner = c.get_int("moe_intermediate_size", width)
+    together = c.get_int("n_shared_experts", 0 if c.present("n_shared_experts") else num_shared)
+    shared = replace(dense, intermediate_size=inner * together) if together else None
+    experts = c.get_int("n_routed_experts") if c.present("n_routed_experts") else count
+    return MoE(experts, per_token, inner, dense.activation, shared=shared)
 
 
 def _limit(groups: ExpertGroups) -> ExpertGroups | None:
