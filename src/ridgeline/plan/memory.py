@@ -118,7 +118,8 @@ def _latent_attention(size: StepSize, mixer: LatentAttention, group: StateGroup)
     up = (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
     made = 3 * FLOAT * min(heads * of_head, max(size.block, of_head)) + 2 * FLOAT * min(heads * up, max(size.block, up))
     scores = min(size.queries * one * heads, max(size.block, one * heads))
-    return gathered + made + (4 * FLOAT + 2) * scores + 4 * FLOAT * size.queries * heads * mixer.qk_head_dim
+    results = 4 * FLOAT * size.queries * heads * max(mixer.qk_head_dim, mixer.v_head_dim)
+    return gathered + made + (4 * FLOAT + 2) * scores + results
 
 
 def _attention(size: StepSize, mixer: Attention, group: StateGroup) -> int:
