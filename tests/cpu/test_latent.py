@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from torch import Tensor
 
+from ridgeline import LLM, SamplingParams
 from ridgeline.measure.floor import Costs
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.reference import paged
+from ridgeline.plan import EngineOptions
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, RMSNorm, Rope
+from ridgeline.spec import ALL, Attention, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, RMSNorm, Rope, to_json
+from ridgeline.spec.groups import state_groups
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.module import LanguageModel
 
@@ -283,3 +289,29 @@ def test_training_goes_through_it() -> None:
         assert fixed == {"layers.0.mlp.choice.bias", "layers.1.mlp.choice.bias"}
     assert losses[False][-1] < 0.3 * losses[False][0]
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+
+
+def test_beside_other_mixers(tmp_path: Path) -> None:
+    """A hybrid of one's own, as JSON: latents and full keys share a group of pages, windowed keys have another."""
+    full, local = Attention(4, 2, 8, 0.4, Rope(8)), Attention(4, 1, 8, 0.4, Rope(8), window=10)
+    layers = (LAYER, replace(LAYER, mixer=local), replace(LAYER, mixer=full), LAYER)
+    spec = replace(SPEC, layers=layers, vocab_size=257, max_position_embeddings=256)
+    rng = np.random.default_rng(0)
+    weights = {
+        w.name: rng.normal(0.0 if w.is_matrix else 1.0, 1.5 * w.shape[-1] ** -0.5 if w.is_matrix else 0.2, w.shape)
+        for w in spec.weights()
+    }
+    save_file({name: w.astype(np.float32) for name, w in weights.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ridgeline", "spec": to_json(spec)}))
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    shared = rng.integers(3, 257, 33).tolist()
+    prompts = [[*shared, *rng.integers(3, 257, n).tolist()] for n in (1, 5, 40)]
+    naive = LLM(str(tmp_path), cache="off").generate(prompts, params)
+    llm = LLM(str(tmp_path), engine=EngineOptions(block_size=4, max_num_batched_tokens=16))
+    for _ in range(2):  # the second time, prefixes are found
+        found = llm.generate(prompts, params)
+        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in naive]
+    stats = llm.stats()
+    assert stats is not None and stats.hit_tokens > 100 and len(stats.groups) == 2
+    groups = state_groups(spec, page_tokens=4, element_bytes=4)
+    assert [g.page_bytes for g in groups] == [4 * 4 * (40 + 32 + 40), 4 * 4 * 16]
