@@ -18,6 +18,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec import LatentAttention
 
 Tokens = dict[tuple[int, int], list[int]]
 FREE = 1 << 30
@@ -112,10 +113,20 @@ MATRIX = [
 
 
 @pytest.mark.parametrize("options", [m for m in MATRIX if m["max_num_batched_tokens"] > 1][::3], ids=str)
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "deepseek_v3"])
 def test_chunks_pages_and_steps_in_flight_change_nothing(name: str, options: dict[str, int]) -> None:
     out, _ = serve(name, config(name, max_num_seqs=6, **options))
     assert out == baseline(name)
+
+
+@pytest.mark.parametrize("absorb", [True, False])
+def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which form is cheaper depends on the company: it must not matter."""
+    name = "deepseek_v2"
+    wanted = baseline(name)
+    monkeypatch.setattr(LatentAttention, "absorbs", lambda self, tokens, context: absorb)
+    settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
+    assert serve(name, settings)[0] == wanted
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from ridgeline.spec import (
     AnyLayer,
     DynamicNTKScaling,
     GatedMLP,
+    LatentAttention,
     Layer,
     LayerNorm,
     LinearScaling,
@@ -57,6 +58,12 @@ SHAPED = {
     "Attention.num_kv_heads": "rows of k and v",
     "Attention.head_dim": "rows of q, k and v",
     "Attention.qk_norm_over": "length of the norm's weight",
+    "LatentAttention.num_heads": "rows of q",
+    "LatentAttention.kv_lora_rank": "rows of kv_a",
+    "LatentAttention.qk_nope_head_dim": "rows of kv_b",
+    "LatentAttention.qk_rope_head_dim": "rows of kv_a",
+    "LatentAttention.v_head_dim": "rows of kv_b",
+    "LatentAttention.q_lora_rank": "rows of q_a",
     "MLP.intermediate_size": "rows of up",
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",
@@ -84,7 +91,9 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
-ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm", "conv_bias", "inner_norm_weights", "mlp"}
+ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm", "latent_bias", "q_lora_rank", "conv_bias"}
+ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
+ABSENT |= {"inner_norm_weights", "mlp"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, and why.
@@ -114,7 +123,7 @@ def changed(part: Any, field: str) -> Any:
         }[field]  # fmt: skip
     match field:
         case "eps":
-            return 100 * value  # to 1: the stream's own mean square is some units in the last layers
+            return 1.0  # the stream's own mean square is some units in the last layers
         case "dt_least":
             return value + 0.5
         case "offset":
@@ -137,6 +146,14 @@ def changed(part: Any, field: str) -> Any:
             return 0 if value else 256
         case "short_factor" | "long_factor":
             return tuple(2 * x for x in value)  # their number follows from the rotation
+        case "scores":
+            return "sigmoid" if value == "softmax" else "softmax"
+        case "score":
+            return "best" if value == "best_two" else "best_two"
+        case "count":
+            return value // 2
+        case "chosen":
+            return value - 1
         case "qk_norm_over":
             return "all_heads" if value == "head" else "head"
     return not value if isinstance(value, bool) else value * 2
@@ -162,6 +179,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # over what there is none of
         if is_dataclass(value):
             for inner, other in flips(value):
+                if isinstance(part, LatentAttention) and inner == "Rope.dim":
+                    continue  # it is qk_rope_head_dim
                 yield f"{name}.{inner}", replace(part, **{f.name: other})
             yield from ((name, replace(part, **{f.name: other})) for other in other_kinds(part, f.name))
         else:
@@ -174,17 +193,21 @@ def with_field(part: Any, field: str, value: Any) -> Any:
         pairs = value // 2
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
         return replace(part, dim=value, scaling=cut)
+    if field == "qk_rope_head_dim" and part.rope:
+        return replace(part, qk_rope_head_dim=value, rope=replace(part.rope, dim=value))
     return replace(part, **{field: value})
 
 
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """What may stand in place of a part within, on the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in ("qk_norm", "post_norm", "rope", "scaling") or (field == "pre_norm" and isinstance(part, Layer)):
+    if field in ("qk_norm", "post_norm", "rope", "scaling", "groups", "shared") or (
+        field == "pre_norm" and isinstance(part, Layer)
+    ):
         yield None
     if isinstance(value, LayerNorm):
         yield RMSNorm(value.eps)
-    if isinstance(value, GatedMLP):
+    if isinstance(value, GatedMLP) and field == "mlp":
         yield MLP(value.intermediate_size, value.activation, value.bias)
 
 

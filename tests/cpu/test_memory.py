@@ -51,6 +51,12 @@ GEMMA = {
     "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "sliding_window": 128, "query_pre_attn_scalar": 64,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "kv_lora_rank": 128, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1, "vocab_size": 8000, "max_position_embeddings": 4096,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
@@ -80,6 +86,8 @@ CASES = {
     "many heads": Case(HEADS, options={"max_num_seqs": 64}),
     "one key head": Case({**SMALL, "num_key_value_heads": 1}, context=500, options={"max_num_seqs": 64}),
     "experts": Case(MIXTRAL, "bfloat16", options={"max_num_batched_tokens": 1024}),
+    "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
+    "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),

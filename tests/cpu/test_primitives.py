@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, Op, Rotary
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend
-from ridgeline.spec import MLP, Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import MLP, Attention, ExpertGroups, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
 
 SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32
@@ -139,6 +139,9 @@ def test_elementwise(size: int) -> None:
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
     split = call(api.SPLIT_HEADS, None, tensor(np.tile(a, 4)), 4)
     check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head is a run of neighbours
+    check(call(api.JOIN, None, tensor(a), tensor(b)), np.concatenate((wide, other), 1), rtol=0, atol=0)
+    start, stop = size // 3, size // 3 + size // 2
+    check(call(api.CUT, None, tensor(a), start, stop), wide[:, start:stop], rtol=0, atol=0)
 
 
 # ---- matrices -----------------------------------------------------------------------------------------------
@@ -325,6 +328,28 @@ def test_route(size: int, experts: int, k: int, normalise: bool) -> None:
     check(weights, chosen / chosen.sum(-1, keepdims=True) if normalise else chosen)
 
 
+@pytest.mark.parametrize("score", ["best", "best_two"])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("size", SIZES)
+def test_route_within_groups(size: int, scores: Any, score: Any) -> None:
+    """The best three of four groups of four, then the best five of these experts; ties go to the lower number."""
+    case = MoE(16, 5, 8, normalise=False, scores=scores, choice_bias=True, groups=ExpertGroups(4, 3, score), scale=2.5)
+    logits, bias = rng(size).integers(-1, 3, (size, 16)).astype(np.float64), np.zeros(16)
+    bias[[1, 6, 10]] = 0.5, 0.25, -0.5
+    exps = np.exp(logits)
+    rated = exps / exps.sum(-1, keepdims=True) if scores == "softmax" else 1 / (1 + 1 / exps)
+    wanted = []
+    for row in (rated + bias).astype(np.float32):  # a tie is one of numbers as they are stored
+        groups = row.reshape(4, 4)
+        best = np.sort(groups, 1)[:, ::-1][:, : 1 if score == "best" else 2].sum(1)
+        chosen = sorted(range(4), key=lambda g, best=best: (-best[g], g))[:3]
+        inside = [e for e in range(16) if e // 4 in chosen]
+        wanted.append(sorted(inside, key=lambda e, row=row: (-row[e], e))[:5])
+    ids, weights = call(api.ROUTE, case, tensor(logits), tensor(bias))
+    assert ids.tolist() == wanted
+    check(weights, 2.5 * np.take_along_axis(rated, np.array(wanted), 1))  # without the bias
+
+
 def expert_problem(size: int, k: int, dtype: str) -> tuple[MoE, tuple[Tensor, ...]]:
     case, width, inner = MoE(6, k, 20), 33, 20
     generator = rng(size, k)
@@ -381,6 +406,14 @@ DIFFERENTIABLE: dict[str, tuple[Any, object, list[tuple[int, ...]], Callable[...
     "softcap": (api.SOFTCAP, None, [(3, 5)], lambda x: (x, 0.8)),
     "take": (api.TAKE, None, [(4, 3)], lambda x: (x, torch.tensor([2, 0, 2]))),
     "route": (api.ROUTE, MoE(5, 2, 4), [(4, 5)], lambda x: (x,)),
+    "route_groups": (
+        api.ROUTE,
+        MoE(6, 2, 4, scores="sigmoid", groups=ExpertGroups(3, 2, "best_two"), scale=1.5),
+        [(4, 6)],
+        lambda x: (x,),
+    ),
+    "cut": (api.CUT, None, [(3, 6)], lambda x: (x, 2, 5)),
+    "join": (api.JOIN, None, [(3, 6), (3, 2)], lambda *a: a),
     "route_raw": (api.ROUTE, MoE(5, 2, 4, normalise=False), [(4, 5)], lambda x: (x,)),
 }
 

@@ -115,7 +115,7 @@ def test_prompts_fit_the_context_or_the_case_says_why_not(longest: int, windows:
 # Right engines ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window"])
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "deepseek_v2_lite"])
 def test_quick(name: str) -> None:
     report = verify(loaded(name), quick=True)
     assert report.equal, unequal(report)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ def redraw(model: nn.Module, seed: int) -> None:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             _draw(module, name, parameter.data, tied, generator)
+    stored = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in stored:  # the bias of DeepSeek-V3's choice: some units in the last place of a score's spread
+            buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
 
 
@@ -166,17 +170,36 @@ def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) 
 
 
 def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
-    """The smallest gap between the last chosen and the first rejected expert's router logit; inf if none.
+    """The smallest gap between the last chosen and the first rejected expert, or group of experts; inf if none.
 
-    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree.
+    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree. In logits, and
+    where those do not decide alone in the scores that do.
     """
-    top_k = getattr(model.config, "num_experts_per_tok", None)
     gap = float("inf")
-    for tokens in sequences if top_k else ():
-        for logits in _forward(model, tokens, output_router_logits=True).router_logits:
-            best = logits.topk(top_k + 1).values
-            gap = min(gap, float((best[:, -2] - best[:, -1]).min()))
+    for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
+        biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        found = _forward(model, tokens, output_router_logits=True).router_logits
+        for i, logits in enumerate(found):
+            rated = logits.sigmoid() + biases[i] if biases else logits
+            gap = min(gap, *_choice_gaps(model.config, rated))
     return gap
+
+
+def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
+    """Between the worst chosen and the best rejected of [tokens, experts]; of groups too, if they limit the choice."""
+
+    def gap(values: torch.Tensor, count: int) -> float:
+        best = values.topk(count + 1).values
+        return float((best[:, -2] - best[:, -1]).min())
+
+    limited = config.model_type == "deepseek_v3" or getattr(config, "topk_method", "") == "group_limited_greedy"
+    if limited and config.topk_group < config.n_group:
+        groups = rated.unflatten(-1, (config.n_group, -1))
+        score = groups.topk(2 if config.model_type == "deepseek_v3" else 1).values.sum(-1)
+        yield gap(score, config.topk_group)
+        closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
+        rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)
+    yield gap(rated, config.num_experts_per_tok)
 
 
 # The spelling of transformers 4 -----------------------------------------------------------------------

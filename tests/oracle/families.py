@@ -125,6 +125,8 @@ _olmo3 = _family("olmo3", "Olmo3Config")
 _glm = _family("glm", "GlmConfig")
 _glm4 = _family("glm4", "Glm4Config")
 _granite = _family("granite", "GraniteConfig")
+_deepseek_v2 = _family("deepseek_v2", "DeepseekV2Config")
+_deepseek_v3 = _family("deepseek_v3", "DeepseekV3Config")
 _gpt2 = _family("gpt2", "GPT2Config")
 _gpt_neox = _family("gpt_neox", "GPTNeoXConfig")
 
@@ -496,6 +498,64 @@ _gpt_neox(
     "attention, then MLP; whole heads rotate; no attention biases",
     _neox_dims(use_parallel_residual=False, attention_bias=False, **_rope(partial_rotary_factor=1.0)),
     {"use_parallel_residual": True},
+)
+
+# deepseek ---------------------------------------------------------------------------------------------
+
+_LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
+_MANY = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 20}
+_LIMITED = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
+_V2 = {"topk_method": "group_limited_greedy", "q_lora_rank": 24, "attention_bias": True, "mlp_bias": True}
+_PLAIN_CHOICE = {"topk_method": "greedy", "q_lora_rank": None, "first_k_dense_replace": 2}
+_ALL_GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "n_shared_experts": 1, "q_lora_rank": None}
+_SCALE = {**_YARN, "beta_fast": 5.0, "beta_slow": 0.5}
+_TWO_SCALES = _rope(3000.0, "yarn", **_SCALE, mscale=1.4, mscale_all_dim=0.6)
+_ONE_SCALE = _rope(3000.0, "yarn", **_SCALE, mscale=0.707, mscale_all_dim=0.707)
+
+_deepseek_v2(
+    "deepseek_v2",
+    1,
+    "compressed queries; experts of the best two of four groups; yarn with two temperatures; all biases",
+    _dims(kv=4, **_LATENT, **_MANY, **_LIMITED, **_V2, **_TWO_SCALES),
+    {"topk_method": "greedy"},
+    {"topk_group": 3},
+    {"num_experts_per_tok": 2},
+    {"routed_scaling_factor": 1.0},
+    _ONE_SCALE,
+    _rope(3000.0, "yarn", **_SCALE, mscale=1.4),
+    _rope(3000.0),
+    EPS,
+)
+_deepseek_v2(
+    "deepseek_v2_lite",
+    2,
+    "as V2-Lite: queries not compressed, experts from everywhere, one temperature",
+    _dims(kv=4, **_LATENT, **_MANY, **_PLAIN_CHOICE, **_ONE_SCALE),
+    {"num_experts_per_tok": 2},
+    {"routed_scaling_factor": 1.7},
+    _rope(3000.0, "yarn", **_SCALE),
+)
+_deepseek_v3(
+    "deepseek_v3",
+    6,
+    "sigmoid scores, a bias on the choice, groups by their two best; compressed queries; yarn",
+    _dims(kv=4, **_LATENT, **_MANY, **_LIMITED, q_lora_rank=24, **_ONE_SCALE),
+    {"norm_topk_prob": False},
+    {"topk_group": 3},
+    {"n_group": 6},
+    {"rope_interleave": False},
+    {"routed_scaling_factor": 1.0},
+    _rope(3000.0, "yarn", **_SCALE),
+    EPS,
+)
+_deepseek_v3(
+    "deepseek_v3_plain",
+    1,
+    "one group; weights not renormalised; halves rotate; no scaling; all biases",
+    _dims(kv=4, **_LATENT, **_MANY | _ALL_GROUPS, **BIAS, **OWN, norm_topk_prob=False, rope_interleave=False),
+    {"norm_topk_prob": True},
+    {"rope_interleave": True},
+    PLAIN,
 )
 
 

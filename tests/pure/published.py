@@ -560,3 +560,49 @@ _add(
     "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": true, "use_pos_enc": true,
     "vocab_size": 65536}""",
 )
+
+# deepseek ---------------------------------------------------------------------------------------------
+
+_DEEPSEEK = """"attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "hidden_act": "silu",
+    "initializer_range": 0.02, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_layer_freq": 1,
+    "pretraining_tp": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "seq_aux": true, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "v_head_dim": 128"""
+_DEEPSEEK_YARN = """"type": "yarn", "beta_fast": 32, "beta_slow": 1, "factor": 40,
+    "original_max_position_embeddings": 4096"""
+_DEEPSEEK_V2 = f"""{_DEEPSEEK}, "architectures": ["DeepseekV2ForCausalLM"], "bos_token_id": 100000,
+    "eos_token_id": 100001, "first_k_dense_replace": 1, "model_type": "deepseek_v2", "n_shared_experts": 2,
+    "norm_topk_prob": false, "num_experts_per_tok": 6, "scoring_func": "softmax", "vocab_size": 102400"""
+
+# Counts seen, all three; config seen of V2 and V2-Lite, else memory.  V3's files hold more than its count: the layer
+# that predicts a second token (11.5 billion) and the scales of its fp8 matrices.
+_add(
+    "deepseek-ai/DeepSeek-V2-Lite",
+    15706484224,
+    f"""{{{_DEEPSEEK_V2}, "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
+    "n_routed_experts": 64, "num_attention_heads": 16, "num_hidden_layers": 27, "num_key_value_heads": 16,
+    "q_lora_rank": null, "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    "routed_scaling_factor": 1.0, "topk_group": 1, "topk_method": "greedy", "transformers_version": "4.33.1"}}""",
+)
+_add(
+    "deepseek-ai/DeepSeek-V2",
+    235741434880,
+    f"""{{{_DEEPSEEK_V2}, "ep_size": 1, "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+    "n_group": 8, "n_routed_experts": 160, "num_attention_heads": 128, "num_hidden_layers": 60,
+    "num_key_value_heads": 128, "q_lora_rank": 1536,
+    "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 1.0, "mscale_all_dim": 1.0}}, "routed_scaling_factor": 16.0,
+    "topk_group": 3, "topk_method": "group_limited_greedy", "transformers_version": "4.39.3"}}""",
+)
+_add(
+    "deepseek-ai/DeepSeek-V3",
+    671026419200,
+    f"""{{{_DEEPSEEK}, "architectures": ["DeepseekV3ForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1,
+    "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "quantization_config": {{"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+    "weight_block_size": [128, 128]}},
+    "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 1.0, "mscale_all_dim": 1.0}}, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc", "transformers_version": "4.33.1",
+    "vocab_size": 129280}}""",
+)

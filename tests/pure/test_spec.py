@@ -19,7 +19,9 @@ from ridgeline.spec import (
     MLP,
     Attention,
     DynamicNTKScaling,
+    ExpertGroups,
     GatedMLP,
+    LatentAttention,
     Layer,
     LayerNorm,
     LinearScaling,
@@ -45,13 +47,23 @@ NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
 NORM = st.builds(RMSNorm, NUMBER, NUMBER) | st.builds(LayerNorm, NUMBER)
-MLPS = (
-    st.builds(MLP, SIZE, ACTIVATION, st.booleans())
-    | st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
-    | st.integers(1, 64).flatmap(
-        lambda n: st.builds(MoE, st.just(n), st.integers(1, n), SIZE, ACTIVATION, st.booleans())
-    )
-)
+GATED = st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
+SCORES = st.sampled_from(["softmax", "sigmoid"])
+
+
+@st.composite
+def moes(draw: st.DrawFn) -> MoE:
+    count, size = draw(st.integers(1, 8)), draw(st.integers(2, 8))
+    chosen = draw(st.integers(1, count))
+    groups = draw(st.none() | st.builds(ExpertGroups, st.just(count), st.just(chosen), st.sampled_from(KINDS)))
+    return MoE(
+        count * size, draw(st.integers(1, size * (chosen if groups else count))), draw(SIZE), draw(ACTIVATION),
+        draw(st.booleans()), draw(SCORES), draw(st.booleans()), groups, draw(NUMBER), draw(st.none() | GATED),
+    )  # fmt: skip
+
+
+KINDS = ["best", "best_two"]
+MLPS = st.builds(MLP, SIZE, ACTIVATION, st.booleans()) | GATED | moes()
 
 
 @st.composite
@@ -79,8 +91,20 @@ def attentions(draw: st.DrawFn) -> Attention:
     )  # fmt: skip
 
 
-LAYER = st.builds(Layer, attentions(), MLPS, st.none() | NORM, st.none() | NORM, NUMBER) | st.builds(
-    ParallelLayer, attentions(), MLPS, NORM
+@st.composite
+def latent_attentions(draw: st.DrawFn) -> LatentAttention:
+    rope = draw(st.none() | ropes(32))
+    rotated = rope.dim if rope else draw(st.integers(1, 64))
+    return LatentAttention(
+        draw(st.integers(1, 64)), draw(st.integers(1, 512)), draw(st.integers(1, 128)), rotated,
+        draw(st.integers(1, 128)), draw(POSITIVE), draw(NORM), draw(st.none() | st.integers(1, 512)), rope,
+        draw(st.booleans()), draw(st.booleans()),
+    )  # fmt: skip
+
+
+MIXER_KINDS = attentions() | latent_attentions()
+LAYER = st.builds(Layer, MIXER_KINDS, MLPS, st.none() | NORM, st.none() | NORM, NUMBER) | st.builds(
+    ParallelLayer, MIXER_KINDS, MLPS, NORM
 )
 
 
@@ -184,6 +208,17 @@ DAMAGE: list[tuple[str, str, Any, str]] = [
     ("layers.0.layer.mixer", "num_heads", 3, f"{LAYER_0}.mixer: num_heads 3 is not a multiple of num_kv_heads 2"),
     ("layers.0.layer.mixer", "window", 2.5, f"{LAYER_0}.mixer.window: 2.5 is not int"),
     ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer"),
+    ("layers.0.layer.mixer", "type", "Mamba", f"{LAYER_0}.mixer: type 'Mamba' is none of Attention, LatentAttention"),
+    (
+        "layers.1.layer", "mixer",
+        {"type": "LatentAttention", "num_heads": 2, "kv_lora_rank": 0, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+         "v_head_dim": 4, "scale": 1, "latent_norm": {"type": "RMSNorm"}},
+        f"{LAYER_3}.mixer: kv_lora_rank must be positive, not 0",
+    ),
+    (
+        "layers.1.layer.mlp", "groups", {"type": "ExpertGroups", "count": 3, "chosen": 1, "score": "best"},
+        f"{LAYER_3}.mlp: 4 experts do not make 3 equal groups",
+    ),
     ("layers.0.layer.mixer", "qk_norm_over", "heads", f"{LAYER_0}.mixer.qk_norm_over: 'heads' is not"),
     ("layers.1.layer.mixer", "rope", {"type": "Rope", "dim": 7}, f"{LAYER_3}.mixer.rope: rope dim must be even"),
     ("layers.1.layer.mixer", "rope", 8, f"{LAYER_3}.mixer.rope: 8 is not an object"),
@@ -232,6 +267,7 @@ def test_other_json_is_refused(value: Any) -> None:
 
 # ---- what parts refuse --------------------------------------------------------------------------------------
 
+LATENT = LatentAttention(3, 12, 5, 4, 7, 0.3, RMSNorm(), 6, Rope(4))
 LONG = LongRopeScaling((1.0, 2.0), (1.0, 2.0, 3.0), 8, 1.0)
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(0, 1, 8, 1.0), "num_heads, num_kv_heads and head_dim must be positive"),
@@ -255,6 +291,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GatedMLP(8, "swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
     (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
     (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
+    (lambda: MoE(12, 3, 8, groups=ExpertGroups(5, 2, "best")), "12 experts do not make 5 equal groups"),
+    (lambda: MoE(12, 5, 8, groups=ExpertGroups(6, 2, "best")), "num_experts_per_tok 5 is more than the 4 experts of"),
+    (lambda: MoE(4, 2, 8, groups=ExpertGroups(4, 2, "best_two")), "groups of one expert have no two best"),
+    (lambda: ExpertGroups(4, 5, "best"), "5 chosen groups of experts are not in 1..4"),
+    (lambda: replace(LATENT, num_heads=0), "num_heads must be positive, not 0"),
+    (lambda: replace(LATENT, v_head_dim=-1), "v_head_dim must be positive, not -1"),
+    (lambda: replace(LATENT, q_lora_rank=0), "q_lora_rank must be positive, not 0"),
+    (lambda: replace(LATENT, scale=0.0), "the attention scale must be positive, not 0.0"),
+    (lambda: replace(LATENT, rope=Rope(6)), "rope dim 6 is not qk_rope_head_dim 4"),
     (lambda: replace(SMALL, hidden_size=0), "hidden_size must be positive, not 0"),
     (lambda: replace(SMALL, max_position_embeddings=-1), "max_position_embeddings must be positive, not -1"),
     (lambda: replace(SMALL, layers=()), "a model needs at least one layer"),
@@ -295,9 +340,13 @@ def test_state_of_published_models() -> None:
 def test_state_of_parts() -> None:
     assert Attention(6, 2, 24, 1.0).state() == State(((2, 24), (2, 24)), ALL, snapshot=False)
     assert Attention(6, 2, 24, 1.0, window=24).state() == State(((2, 24), (2, 24)), 23)
+    assert Attention(6, 2, 24, 1.0).state().elements == 96
+    # Exactly the latent and the rotated part of the key, however many heads; DeepSeek-V3: 576 numbers.
+    assert LATENT.state() == State(((1, 16),), ALL)
+    assert replace(LATENT, num_heads=99, v_head_dim=99).state().elements_at(1000) == 16_000
     assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # it sees itself alone
     summary = State(((4, 16), (32,)), 1, snapshot=True)
-    assert summary.elements_at(1) == summary.elements_at(10**6) == 96
+    assert summary.elements_at(1) == summary.elements_at(10**6) == summary.elements == 96
 
 
 def test_mixed_layers_add_up() -> None:
@@ -348,6 +397,31 @@ def test_weights_of_a_layer() -> None:
         "q.weight": (32, 16), "k.weight": (16, 16), "v.weight": (16, 16), "o.weight": (16, 32),
         "q_norm.weight": (32,), "k_norm.weight": (16,),
     }  # fmt: skip
+
+
+def test_weights_of_latent_attention() -> None:
+    assert list(replace(LATENT, latent_bias=True, out_bias=True).weights(16)) == [
+        Weight("q_a.weight", (6, 16)), Weight("q_a.bias", (6,)), Weight("q_a_norm.weight", (6,)),
+        Weight("q_b.weight", (27, 6), "out"),
+        Weight("kv_a.weight", (16, 16)), Weight("kv_a.bias", (16,)), Weight("kv_a_norm.weight", (12,)),
+        Weight("kv_b.weight", (3, 12, 12), "head"),
+        Weight("o.weight", (16, 21), "in"), Weight("o.bias", (16,), None),
+    ]  # fmt: skip
+    assert [w.name for w in replace(LATENT, q_lora_rank=None).weights(16)] == [
+        "q.weight", "kv_a.weight", "kv_a_norm.weight", "kv_b.weight", "o.weight",
+    ]  # fmt: skip
+
+
+def test_weights_of_experts() -> None:
+    moe = MoE(4, 2, 8, choice_bias=True, shared=GatedMLP(24, bias=True))
+    assert {w.name: w.shape for w in moe.weights(16)} == {
+        "router.weight": (4, 16), "choice.bias": (4,), "experts.gate.weight": (4, 8, 16),
+        "experts.up.weight": (4, 8, 16), "experts.down.weight": (4, 16, 8), "shared.gate.weight": (24, 16),
+        "shared.gate.bias": (24,), "shared.up.weight": (24, 16), "shared.up.bias": (24,),
+        "shared.down.weight": (16, 24), "shared.down.bias": (16,),
+    }  # fmt: skip
+    # Of the experts, two of four; all of the rest.
+    assert moe.active_params(16) == sum(w.num_params for w in moe.weights(16)) - 2 * 3 * 8 * 16
 
 
 def test_weights_of_a_model() -> None:

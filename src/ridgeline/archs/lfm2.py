@@ -43,8 +43,7 @@ def lfm2(c: Config) -> ModelSpec:
 
 def _inner_size(c: Config) -> int:
     """Two thirds of what the config says, rounded up, unless it says not to."""
-    size = c.get_int("block_ff_dim", None) or c.get_int("intermediate_size", 12_288)
-    c.raw("intermediate_size")
+    size = c.get_int("block_ff_dim", c.get_int("intermediate_size", 12_288))
     multiple, factor = c.get_int("block_multiple_of", 256), c.get_float("block_ffn_dim_multiplier", 1.0)
     if not c.get_bool("block_auto_adjust_ff_dim", True):
         return size

@@ -41,11 +41,12 @@ def inspect(
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> str:
     """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
+    from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
     from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        return config_dtype(config)
+        return "float32" if weight_blocks(config) else config_dtype(config)  # as they are dequantised
     if wanted not in DTYPE_NAMES:
         raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(DTYPE_NAMES)}")
     return DTYPE_NAMES[wanted]

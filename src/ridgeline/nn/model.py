@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
+from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import PlainLinear
-from ridgeline.spec import AnyLayer, Attention, ModelSpec, Norm, ParallelLayer, Rope
+from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
 
 
 class Stream(NamedTuple):
@@ -75,52 +76,18 @@ class Model:
         return x
 
 
-class _Attention:
-    """A token mixer that reads rows of earlier tokens."""
-
-    def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
-        mixer = layer.mixer
-        assert isinstance(mixer, Attention)
-        self._index, self._rope = index, mixer.rope
-        self._input = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, layer.pre_norm, scale), weights)
-        self._dense, self._paged = table.primitive(api.ATTENTION, mixer), table.primitive(api.PAGED_ATTENTION, mixer)
-        self._output = table.stage(api.ATTENTION_OUTPUT, mixer, weights)
-
-    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
-        residual, q, k, v = self._input(*stream, rotaries[self._rope] if self._rope else None)
-        state = step.extend(self._index, k, v)
-        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
-        return residual, self._output(attended)
-
-
-class _Recurrent:
-    """A token mixer that carries a summary along each sequence."""
-
-    def __init__(self, index: int, layer: AnyLayer, scale: float, weights: Weights, table: OpsTable) -> None:
-        mixer = layer.mixer
-        assert not isinstance(mixer, Attention)
-        self._index, self._shapes = index, mixer.state().shapes
-        self._stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, layer.pre_norm, scale), weights)
-
-    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> tuple[Array, Array]:
-        states = step.recall(self._index, self._shapes)
-        residual, delta, states = self._stage(*stream, states, step.segments)
-        step.remember(self._index, states)
-        return residual, delta
-
-
 class _Block:
     """One layer."""
 
     def __init__(
         self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
+        self._rope = layer.mixer.rope
         self._parallel = isinstance(layer, ParallelLayer)
         scale = residual_scale(layer)
         at = f"layers.{index}."
-        kind = _Recurrent if layer.mixer.state().snapshot else _Attention
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._mixer = kind(index, layer, previous_scale, mixer, table)
+        self._mixer = build_mixer(index, layer.mixer, layer.pre_norm, mixer, table, previous_scale)
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
             mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
@@ -131,7 +98,8 @@ class _Block:
         self._add = table.primitive(api.ADD)
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
-        residual, delta = self._mixer(stream, step, rotaries)
+        rotary = rotaries[self._rope] if self._rope else None
+        residual, delta = self._mixer(*stream, rotary, step)
         delta = self._mixer_post(delta)
         if self._mlp is None:
             return Stream(residual, delta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ridgeline.ops.api import Array, DenseKeyValues, PagedKeyValues, Segments, States
+from ridgeline.ops.api import Array, DenseRows, PagedRows, Segments, States
 
 
 class Step(Protocol):
@@ -26,7 +26,7 @@ class Step(Protocol):
         """Which tokens belong to which sequence."""
         ...
 
-    def recall(self, layer: int, shapes: Sequence[tuple[int, ...]]) -> States:
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
         """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on."""
         ...
 
@@ -34,6 +34,6 @@ class Step(Protocol):
         """Record the states that the step leaves."""
         ...
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues | PagedKeyValues:
-        """Record the new keys and values [T, K, D] of a layer; what its attention reads."""
+    def extend(self, layer: int, *parts: Array) -> DenseRows | PagedRows:
+        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then."""
         ...

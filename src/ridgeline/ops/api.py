@@ -53,6 +53,13 @@ class DenseKeyValues(NamedTuple):
     lengths: tuple[int, ...]
 
 
+class DenseRows(NamedTuple):
+    """A layer's state of whole sequences, one after the other: each part [T, *shape], with each sequence's length."""
+
+    parts: tuple[Array, ...]
+    lengths: tuple[int, ...]
+
+
 class Bucket(NamedTuple):
     """Sequences of a step whose queries and contexts are of like length, padded to one shape: n sequences, at most m
     queries each, P pages of keys each. A sequence with fewer repeats its last query; missing pages are page 0.
@@ -78,6 +85,13 @@ class PagedKeyValues(NamedTuple):
 
     keys: Array
     values: Array
+    layout: PagedLayout
+
+
+class PagedRows(NamedTuple):
+    """A layer's state in the arena, part by part: [pages, page_tokens, *shape] views. Page 0 holds nothing."""
+
+    parts: tuple[Array, ...]
     layout: PagedLayout
 
 
@@ -107,7 +121,7 @@ class SnapshotLayout(NamedTuple):
     write: Array  # [N]
 
 
-States = Sequence[Array]  # of a layer: [N, *shape] for each shape of its mixer's state
+States = Sequence[Array]  # of a layer: [N, *shape] for each part of its mixer's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,11 @@ SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
 ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
 # (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
 PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, nope + rope], latents [T, 1, rank + rope], kv_b [H, nope + value, rank]) -> [T, H * value]: causal, within
+# each sequence [LatentAttention]
+LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
+# (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
+PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
 # (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
@@ -148,8 +167,12 @@ SCALE: Op[Callable[[Array, float], Array]] = Op("scale", "primitive")
 SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
 # (x [T, width], rows [n]) -> [n, width] [no case]
 TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
-# (router logits [T, experts]) -> expert ids [T, k], weights [T, k] [MoE]
-ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
+# (x [..., n], start, stop) -> [..., stop - start] [no case]
+CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
+# (a [..., n], b [..., m]) -> [..., n + m] [no case]
+JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
+# (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
+ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 # (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
 EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
 
@@ -191,7 +214,12 @@ GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primi
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
     "attention_input", "stage"
 )
-# (attended [T, H * D]) -> delta [T, width] [Attention]
+# (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
+# [stages.LatentInput]
+LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
+    "latent_input", "stage"
+)
+# (attended [T, H * D]) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
 # (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
 RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
@@ -205,12 +233,13 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
-    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
+    LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
+    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD)
 
 
 class Weights(NamedTuple):
@@ -221,6 +250,11 @@ class Weights(NamedTuple):
 
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
+
+    def under(self, prefix: str) -> Weights:
+        """Those of a part, whose names begin with `prefix`, by the rest of the name."""
+        linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}
+        return Weights(linears, {n.removeprefix(prefix): w for n, w in self.arrays.items() if n.startswith(prefix)})
 
 
 class Memory(Protocol):

@@ -112,7 +112,8 @@ def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives
         return tuple(linears[name].apply(x) for name in "qkv"), x
 
     def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
-        y, sums = attend(*inputs, states[0], lengths)
+        q, k, v = inputs
+        y, sums = attend(q, k, v, states[0], lengths)
         return y, (sums,)
 
     return before, along, lambda y, x: linears["o"].apply(y)

@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
 from ridgeline.ops.recurrent import Primitives, bind_mixer
-from ridgeline.spec import Attention, ChannelMixer, GatedMLP, MoE, Norm, RecurrentMixer
+from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,17 @@ class AttentionInput:
     """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual))))."""
 
     mixer: Attention
+    norm: Norm | None
+    residual_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentInput:
+    """residual += scale * delta; x = norm(residual); queries of x or of its latent; what is kept: [norm(c), rope(k)] of
+    c, k = kv_a x.
+    """
+
+    mixer: LatentAttention
     norm: Norm | None
     residual_scale: float
 
@@ -90,7 +101,38 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     return run
 
 
-def _attention_output(case: Attention, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    m = case.mixer
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    latent_norm = _norm(m.latent_norm, "kv_a_norm", weights, table)
+    split, cut, join = table.primitive(api.SPLIT_HEADS), table.primitive(api.CUT), table.primitive(api.JOIN)
+    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
+    queries, kv_a = _latent_queries(m, weights, table), weights.linears["kv_a"]
+
+    def turn(x: Array, rotary: Rotary | None) -> Array:
+        return rope(x, rotary) if rope and rotary else x
+
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array]:
+        residual = accumulate(residual, delta)
+        x = norm(residual)
+        q, kept = split(queries(x), m.num_heads), split(kv_a.apply(x), 1)
+        still, turned = cut(q, 0, m.qk_nope_head_dim), cut(q, m.qk_nope_head_dim, m.qk_head_dim)
+        latent, key = cut(kept, 0, m.kv_lora_rank), cut(kept, m.kv_lora_rank, m.row)
+        return residual, join(still, turn(turned, rotary)), join(latent_norm(latent), turn(key, rotary))
+
+    return run
+
+
+def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+    if m.q_lora_rank is None:
+        return weights.linears["q"].apply
+    norm = _norm(m.latent_norm, "q_a_norm", weights, table)
+    q_a, q_b = weights.linears["q_a"], weights.linears["q_b"]
+    return lambda x: q_b.apply(norm(q_a.apply(x)))
+
+
+def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
     return weights.linears["o"].apply
 
 
@@ -142,12 +184,16 @@ def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Ar
     route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
     router = weights.linears["router"]
     matrices = [weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down")]
+    choice_bias = weights.vector("choice.bias")
 
     def run(x: Array) -> Array:
-        ids, scores = route(router.apply(x))
+        ids, scores = route(router.apply(x), choice_bias)
         return experts(x, ids, scores, *matrices)
 
-    return run
+    if case.shared is None:
+        return run
+    shared, add = _mlp(case.shared, weights.under("shared."), table), table.primitive(api.ADD)
+    return lambda x: add(run(x), shared(x), 1.0)
 
 
 def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -170,6 +216,7 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
 
 _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
+    api.LATENT_INPUT.name: _latent_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
     api.RECURRENT_BLOCK.name: _recurrent_block,
     api.MLP_BLOCK.name: _mlp_block,

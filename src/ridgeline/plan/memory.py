@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.plan.recurrent import recurrent_bytes
-from ridgeline.spec import Attention, GatedMLP, ModelSpec, MoE
+from ridgeline.spec import Attention, GatedMLP, LatentAttention, ModelSpec, MoE
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -83,17 +83,46 @@ class Workspace:
 def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
     """The largest phase of a layer, beside the stream that it was given."""
     width = FLOAT * size.tokens * hidden_size
-    if not isinstance(mixer, Attention):
-        before = 3 * width + recurrent_bytes(mixer, size.tokens, size.queries, size.seqs)
-        return max(before, 4 * width + _channel(size.tokens, hidden_size, mlp)) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+    if isinstance(mixer, Attention):
+        before, during, held = _attention_phases(size, mixer, group)
+    elif isinstance(mixer, LatentAttention):
+        before, during, held = _latent_phases(size, mixer, group)
+    else:
+        before, during, held = recurrent_bytes(mixer, size.tokens, size.queries, size.seqs), 0, 0
+    # Two residuals, the branch of attention, the norm; what attention was given and its result, until the end.
+    after = 4 * width + held + _channel(size.tokens, hidden_size, mlp)
+    return max(2 * width + max(width, before), width + during, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+
+
+def _attention_phases(size: StepSize, mixer: Attention, group: StateGroup) -> tuple[int, int, int]:
+    """Besides residuals and norms: while q, k and v are made, while they are attended to, and held afterwards."""
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
-    # The new residual, its norm, and q, k and v, each with up to two copies while it is normalised and turned.
-    before = 2 * width + max(width, 3 * q, q + 3 * kv)
-    attention = width + q + 2 * kv + _attention(size, mixer, group)
-    # Two residuals, the branch of attention, the norm; q, k, v and the result of attention are held until the end.
-    after = 4 * width + 2 * q + 2 * kv + _channel(size.tokens, hidden_size, mlp)
-    return max(before, attention, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+    # q, k and v, each with up to two copies while it is normalised and turned.
+    return max(3 * q, q + 3 * kv), q + 2 * kv + _attention(size, mixer, group), 2 * q + 2 * kv
+
+
+def _latent_phases(size: StepSize, mixer: LatentAttention, group: StateGroup) -> tuple[int, int, int]:
+    q = FLOAT * size.tokens * mixer.num_heads * mixer.qk_head_dim
+    out = FLOAT * size.tokens * mixer.num_heads * mixer.v_head_dim
+    row = FLOAT * size.tokens * mixer.row
+    before = 3 * q + 4 * row + 2 * FLOAT * size.tokens * (mixer.q_lora_rank or 0)
+    return before, q + row + _latent_attention(size, mixer, group), q + out + row
+
+
+def _latent_attention(size: StepSize, mixer: LatentAttention, group: StateGroup) -> int:
+    """Attention over pages of latents: what is gathered, what is made of it or of queries, scores, results."""
+    heads, key = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim
+    one, every = _keys_read(size, group)
+    several = max(one, min(every, size.block // max(heads, mixer.row)))
+    gathered = several * (2 * FLOAT * mixer.row + 32)
+    # Of a head: its keys and values, or queries and results as long as latents; as many heads as a block holds.
+    of_head = max(several * key, size.queries * (mixer.row + mixer.kv_lora_rank))
+    up = (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
+    made = 3 * FLOAT * min(heads * of_head, max(size.block, of_head)) + 2 * FLOAT * min(heads * up, max(size.block, up))
+    scores = min(size.queries * one * heads, max(size.block, one * heads))
+    results = 4 * FLOAT * size.queries * heads * max(mixer.qk_head_dim, mixer.v_head_dim)
+    return gathered + made + (4 * FLOAT + 2) * scores + results
 
 
 def _attention(size: StepSize, mixer: Attention, group: StateGroup) -> int:
@@ -130,7 +159,8 @@ def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
     chosen = mlp.num_experts_per_tok
     routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
     # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
-    return routing + max((chosen + 1) * width + 4 * inner, (3 * chosen + 1) * width)
+    routed = routing + max((chosen + 1) * width + 4 * inner, (3 * chosen + 1) * width)
+    return max(routed, 2 * width + _channel(tokens, hidden_size, mlp.shared)) if mlp.shared else routed
 
 
 def _head(size: StepSize, spec: ModelSpec) -> int:

@@ -11,16 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import (
-    Array,
-    DenseKeyValues,
-    Memory,
-    PagedKeyValues,
-    PagedLayout,
-    Segments,
-    SnapshotLayout,
-    States,
-)
+from ridgeline.ops.api import Array, DenseRows, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.layout import Ints, build_segments
 
@@ -46,8 +37,8 @@ class DenseStep:
     def segments(self) -> Segments:
         return build_segments(np.array(self.lengths), self.memory)
 
-    def recall(self, layer: int, shapes: Sequence[tuple[int, ...]]) -> States:
-        return [self.memory.zeros((len(self.lengths), *shape)) for shape in shapes]
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
+        return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts]
 
     def remember(self, layer: int, states: States) -> None:
         """Nothing goes on from here."""
@@ -56,8 +47,8 @@ class DenseStep:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues:
-        return DenseKeyValues(keys, values, self.lengths)
+    def extend(self, layer: int, *parts: Array) -> DenseRows:
+        return DenseRows(parts, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ class PagedStep:
     def segments(self) -> Segments:
         return build_segments(self.lengths, self.table.memory)
 
-    def recall(self, layer: int, shapes: Sequence[tuple[int, ...]]) -> States:
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, SnapshotLayout)
@@ -93,11 +84,11 @@ class PagedStep:
         for view, state in zip(views, states, strict=True):
             write(view, layout.write, state)
 
-    def extend(self, layer: int, keys: Array, values: Array) -> PagedKeyValues:
-        group, (key_pages, value_pages) = self.arena.layer(layer)
+    def extend(self, layer: int, *parts: Array) -> PagedRows:
+        group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)
         write = self.table.primitive(api.WRITE_PAGES)
-        write(key_pages, keys, layout.write_pages, layout.write_slots)
-        write(value_pages, values, layout.write_pages, layout.write_slots)
-        return PagedKeyValues(key_pages, value_pages, layout)
+        for view, part in zip(views, parts, strict=True):
+            write(view, part, layout.write_pages, layout.write_slots)
+        return PagedRows(views, layout)

@@ -2,7 +2,8 @@
 
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.mixers import MLP, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.mixers import MLP, Attention, ChannelMixer, ExpertGroups, GatedMLP, MoE, TokenMixer
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
@@ -26,7 +27,9 @@ __all__ = [
     "Attention",
     "ChannelMixer",
     "DynamicNTKScaling",
+    "ExpertGroups",
     "GatedMLP",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "LinearScaling",

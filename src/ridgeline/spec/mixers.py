@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.rope import Rope
@@ -73,8 +74,7 @@ class Attention:
 
     def state(self) -> State:
         lookback = ALL if self.window is None else self.window - 1
-        rows = (self.num_kv_heads, self.head_dim)
-        return State((rows, rows), lookback)
+        return State(((self.num_kv_heads, self.head_dim),) * 2, lookback)
 
     def work(self, tokens: int, context: int) -> int:
         return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
@@ -123,11 +123,29 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts in `count` equal groups of neighbours, of which a token may choose from the best `chosen` only.
+
+    score: of a group, its best expert's (DeepSeek-V2, arXiv:2405.04434, 2.2.2) or the sum of its two best
+    (DeepSeek-V3, 2412.19437). Equal scores go to the lower group.
+    """
+
+    count: int
+    chosen: int
+    score: Literal["best", "best_two"]
+
+    def __post_init__(self) -> None:
+        _require(0 < self.chosen <= self.count, f"{self.chosen} chosen groups of experts are not in 1..{self.count}")
+
+
+@dataclass(frozen=True, slots=True)
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best gated MLPs (arXiv:1701.06538, 2401.04088).
 
-    Router scores are a softmax over all experts; `normalise` makes the chosen ones sum to one. Equal scores
-    go to the lower expert index.
+    Router scores are a softmax over all experts, or a sigmoid of each; `normalise` makes the chosen ones sum to one;
+    `scale` multiplies them then. choice_bias: a number per expert is added to the scores that decide the choice, not to
+    those that weigh the results (arXiv:2408.15664). Equal scores go to the lower expert index. shared: an MLP that
+    every token visits besides (arXiv:2401.06066).
     """
 
     num_experts: int
@@ -135,6 +153,11 @@ class MoE:
     intermediate_size: int
     activation: Activation = "silu"
     normalise: bool = True
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+    shared: GatedMLP | None = None
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -142,16 +165,30 @@ class MoE:
             0 < self.num_experts_per_tok <= self.num_experts,
             f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
         )
+        if self.groups:
+            size, rest = divmod(self.num_experts, self.groups.count)
+            _require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
+            room = size * self.groups.chosen
+            _require(
+                self.num_experts_per_tok <= room,
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than the {room} experts of the chosen groups",
+            )
+            _require(size > 1 or self.groups.score == "best", "groups of one expert have no two best")
 
     def weights(self, width: int) -> Iterator[Weight]:
         experts, inner = self.num_experts, self.intermediate_size
         yield Weight("router.weight", (experts, width))
+        if self.choice_bias:
+            yield Weight("choice.bias", (experts,))
         yield Weight("experts.gate.weight", (experts, inner, width), "out")
         yield Weight("experts.up.weight", (experts, inner, width), "out")
         yield Weight("experts.down.weight", (experts, width, inner), "in")
+        if self.shared:
+            yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
 
     def active_params(self, width: int) -> int:
-        return width * self.num_experts + 3 * width * self.num_experts_per_tok * self.intermediate_size
+        everyone = sum(w.num_params for w in self.weights(width) if not w.name.startswith("experts."))
+        return everyone + 3 * width * self.num_experts_per_tok * self.intermediate_size
 
 
 def _check_mlp(intermediate_size: int, activation: str) -> None:
@@ -159,5 +196,5 @@ def _check_mlp(intermediate_size: int, activation: str) -> None:
     check_activation(activation)
 
 
-TokenMixer = Attention | RecurrentMixer
+TokenMixer = Attention | LatentAttention | RecurrentMixer
 ChannelMixer = MLP | GatedMLP | MoE

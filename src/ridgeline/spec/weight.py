@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-SplitAxis = Literal["out", "in", None]
+SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head, out, in]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in]."""
+    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in].
+
+    A matrix per head is [head, out, in].
+    """
 
     name: str
     shape: tuple[int, ...]

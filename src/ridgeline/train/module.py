@@ -20,6 +20,7 @@ from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
 INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
 DECAYS = (".A_log", ".dt.bias", ".dt_bias")
+UNTRAINED = "mlp.choice.bias"  # it decides a choice of experts, which has no gradient
 LOSS_ELEMENTS = 2**26  # logits held at once; more are computed block by block, and again in the backward pass
 
 
@@ -39,7 +40,8 @@ class LanguageModel(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self._by_name: dict[str, nn.Parameter] = {}
         for weight in spec.weights():
-            parameter = nn.Parameter(_initial(weight, spec, generator).to(table.memory.device))
+            initial = _initial(weight, spec, generator).to(table.memory.device)
+            parameter = nn.Parameter(initial, requires_grad=not weight.name.endswith(UNTRAINED))
             self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch allows no dot in a name
             self._by_name[weight.name] = parameter
         self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)

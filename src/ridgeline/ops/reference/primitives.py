@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import DenseKeyValues, Rotary
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import Attention, ExpertGroups, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
@@ -122,15 +122,40 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows]
 
 
+def cut(x: Tensor, start: int, stop: int) -> Tensor:
+    return x[..., start:stop]
+
+
+def join(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat((a, b), -1)
+
+
 def route(case: MoE):
-    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
-        scores = logits.softmax(-1)
-        # A stable sort, because torch.topk leaves the order of equal scores open.
-        ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, : case.num_experts_per_tok]
+    def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1) if case.scores == "softmax" else logits.sigmoid()
+        rated = scores if choice_bias is None else scores + choice_bias
+        if case.groups:
+            rated = rated.masked_fill(~_in_best_groups(case.groups, rated), -torch.inf)
+        ids = _best(rated, case.num_experts_per_tok)
         chosen = scores.gather(-1, ids)
-        return ids, chosen / chosen.sum(-1, keepdim=True) if case.normalise else chosen
+        if case.normalise:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        return ids, chosen * case.scale if case.scale != 1.0 else chosen
 
     return choose
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """The places of the largest. A stable sort, because torch.topk leaves the order of equal scores open."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def _in_best_groups(groups: ExpertGroups, rated: Tensor) -> Tensor:
+    """Which experts stand in a group that may be chosen from [T, experts]."""
+    by_group = rated.unflatten(-1, (groups.count, -1))
+    score = by_group.topk(1 if groups.score == "best" else 2, dim=-1).values.sum(-1)
+    open_groups = torch.zeros_like(score, dtype=torch.bool).scatter(-1, _best(score, groups.chosen), True)
+    return open_groups[..., None].expand_as(by_group).flatten(-2)
 
 
 def experts(case: MoE):
