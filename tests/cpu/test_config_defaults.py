@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3},
 }
 INSTEAD: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
@@ -42,6 +43,7 @@ SWITCHES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 5}),
     *(("llama", {"rope_scaling": scaling}) for scaling in (YARN, {**YARN, "original_max_position_embeddings": 3000})),
     ("olmo3", {"rope_scaling": YARN}),
+    *(("gpt_oss", {"rope_scaling": scaling}) for scaling in (YARN, {"rope_type": "default"}, None)),
     ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     *((name, {"rope_parameters": {"rope_theta": 5e5}}) for name in ("smollm3", "glm4", "gpt_neox", "phi3")),
 ]

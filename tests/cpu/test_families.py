@@ -54,8 +54,9 @@ def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -
     assert open_checkpoint(old).spec == open_checkpoint(new).spec
 
 
-# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones.
-@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3"])
+# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones;
+# experts in one tensor, gate and up interleaved.
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3", "gpt_oss"])
 def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """A model of our own making: config.json holds the spec, the tensors have our names."""
     from safetensors.numpy import save_file

@@ -45,12 +45,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
+    "gpt_oss": SIZES,
 }
 # What else a small config must say: left out, these fields mean the sizes of the family's published model.
 HEADS = {"num_key_value_heads": 4, "head_dim": 16}
 KV_HEADS = {"num_key_value_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
+    "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
@@ -435,10 +437,14 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     totals: dict[str, int] = {}
     for weight in spec.weights():
         r = reads[weight.name]
-        assert len(r.keys) == (weight.shape[0] if len(weight.shape) == 3 else 1)
+        assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
+        assert r.stacked or r.every or len(weight.shape) < 3
         for key in r.keys:
             assert key not in whole
-            if r.total_rows is None:
+            if r.every is not None:
+                rows.setdefault(key, []).append((r.every[0], r.every[0] + 1))
+                totals[key] = r.every[1]
+            elif r.total_rows is None:
                 whole.add(key)
             elif r.rows is not None:
                 rows.setdefault(key, []).append(r.rows)

@@ -1,7 +1,7 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`) or one of ours in several (`Each`).
+our weights lie in one tensor there (`Part`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,26 @@ class Each:
     module: str
 
 
-Source = str | Part | HeadPart | Each
+@dataclass(frozen=True, slots=True)
+class AllExperts:
+    """All experts in one tensor: matrices [expert, in, out] under `module` itself, biases [expert, out] under
+    `module`_bias. Of every `count` neighbouring outputs the one at `index` is ours (GPT-OSS).
+    """
+
+    module: str
+    index: int = 0
+    count: int = 1
+
+
+Source = str | Part | HeadPart | Each | AllExperts
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
 
-    stacked: one key per entry of the first axis. total_rows: rows that a fused tensor must have after the transpose.
-    head_part: (index, count, head_dim).
+    stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
+    must have after the transpose. head_part: (index, count, head_dim). every: (index, count), of an expert's outputs.
     """
 
     keys: tuple[str, ...]
@@ -54,6 +65,7 @@ class Read:
     total_rows: int | None = None
     rows: tuple[int, int] | None = None
     head_part: tuple[int, int, int] | None = None
+    every: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,9 @@ class Names:
         if isinstance(source, Each):
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
             return Read(keys, stacked=True)
+        if isinstance(source, AllExperts):
+            key = f"{prefix}{source.module}" + ("" if suffix == "weight" else f"_{suffix}")
+            return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         keys = (f"{prefix}{other}.{suffix}",)

@@ -101,11 +101,13 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("grouped", plain),
             ("sliding window", Attention(8, 2, 64, 0.125, rope, window=4096)),
             ("softcap", Attention(8, 2, 64, 0.125, rope, softcap=50.0)),
+            ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
         ],
         "activation": [("GatedMLP", GatedMLP(1024))],
         "route": [("MoE", MoE(8, 2, 1024))],
         "experts": [("MoE", MoE(8, 2, 1024))],
         "attention_input": [("grouped", AttentionInput(plain, rms, 1.0))],
+        "query_input": [("grouped", AttentionInput(plain, rms, 1.0))],
         "attention_output": [("grouped", plain)],
         "mlp_block": [
             ("GatedMLP", MLPBlock(GatedMLP(1024), rms, 1.0)),

@@ -104,7 +104,9 @@ def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     shape = weight.shape[1:] if read.stacked else weight.shape
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
-    return shape[::-1] if read.transpose else shape
+    if read.every is not None:
+        shape = (shape[0], read.every[1] * shape[1], *shape[2:])
+    return (*shape[:-2], shape[-1], shape[-2]) if read.transpose else shape
 
 
 def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -114,13 +116,16 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
     """The part of a stored tensor that a read takes: a view, in which a part of each head keeps an axis of heads."""
     if read.transpose:
-        data = data.T
+        data = data.swapaxes(-1, -2)
     if read.rows is not None:
         start, stop = read.rows
         return data[start:stop]
     if read.head_part is not None:
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]
+    if read.every is not None:
+        index, count = read.every
+        return data[:, index::count]
     return data
 
 

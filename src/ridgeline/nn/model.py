@@ -8,17 +8,24 @@ from typing import NamedTuple
 from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
+from ridgeline.ops.api import Array, DenseKeyValues, Linear, PagedKeyValues, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.quant import PlainLinear
-from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
+from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope, SharedAttention
+
+KeyValues = DenseKeyValues | PagedKeyValues
+NOTHING: Mapping[int, KeyValues] = {}
 
 
 class Stream(NamedTuple):
-    """The residual stream, and what the last branch wants to add to it: the next stage does the addition."""
+    """The residual stream, and what the last branch wants to add to it: the next stage does the addition.
+
+    shared: keys and values that later layers read too, by the layer that made them.
+    """
 
     residual: Array
     delta: Array | None
+    shared: Mapping[int, KeyValues] = NOTHING
 
 
 class Model:
@@ -53,7 +60,7 @@ class Model:
         rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
-        return stream
+        return Stream(stream.residual, stream.delta)
 
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
@@ -63,7 +70,7 @@ class Model:
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
-        return self._head(*stream, rows)
+        return self._head(stream.residual, stream.delta, rows)
 
     def embed(self, step: Step) -> Array:
         """The residual stream before the first layer."""
@@ -79,20 +86,26 @@ class _Block:
     """One layer."""
 
     def __init__(
-        self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
-        self._index = index
+        layer: AnyLayer = spec.layers[index]
+        self._index, self._owner = index, spec.state_layer(index)
+        self._is_shared = any(spec.state_layer(i) == index for i in range(index + 1, len(spec.layers)))
         self._rope = layer.mixer.rope
         self._parallel = isinstance(layer, ParallelLayer)
         scale = residual_scale(layer)
         at = f"layers.{index}."
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._input = table.stage(
-            api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
-        )
-        self._dense = table.primitive(api.ATTENTION, layer.mixer)
-        self._paged = table.primitive(api.PAGED_ATTENTION, layer.mixer)
-        self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
+        attention = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
+        case = AttentionInput(attention, layer.pre_norm, previous_scale)
+        if self._owner == index:
+            self._input = table.stage(api.ATTENTION_INPUT, case, mixer)
+        else:
+            self._queries = table.stage(api.QUERY_INPUT, case, mixer)
+        self._sinks = weights.get(f"{at}mixer.sinks")
+        self._dense = table.primitive(api.ATTENTION, attention)
+        self._paged = table.primitive(api.PAGED_ATTENTION, attention)
+        self._output = table.stage(api.ATTENTION_OUTPUT, attention, mixer)
         self._mlp = table.stage(
             api.MLP_BLOCK,
             MLPBlock(layer.mlp, layer.pre_norm, scale),
@@ -105,15 +118,22 @@ class _Block:
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
         rotary = rotaries[self._rope] if self._rope else None
-        residual, q, k, v = self._input(*stream, rotary)
-        state = step.extend(self._index, k, v)
-        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
-        delta = self._mixer_post(self._output(attended))
+        shared = stream.shared
+        if self._owner == self._index:
+            residual, q, k, v = self._input(stream.residual, stream.delta, rotary)
+            state = step.extend(self._index, k, v)
+            if self._is_shared:
+                shared = {**shared, self._index: state}
+        else:
+            residual, q = self._queries(stream.residual, stream.delta, rotary)
+            state = shared[self._owner]
+        attend = self._dense if isinstance(state, DenseKeyValues) else self._paged
+        delta = self._mixer_post(self._output(attend(q, state, self._sinks)))
         if self._parallel:
             _, other = self._mlp(residual, None)
-            return Stream(residual, self._add(delta, other, 1.0))
+            return Stream(residual, self._add(delta, other, 1.0), shared)
         residual, delta = self._mlp(residual, delta)
-        return Stream(residual, self._mlp_post(delta))
+        return Stream(residual, self._mlp_post(delta), shared)
 
 
 class _PostNorm:
@@ -156,7 +176,7 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> I
             by_layer[int(name.split(".", 2)[1])][name] = array
     scale = 1.0
     for i, layer in enumerate(spec.layers):
-        yield _Block(i, layer, by_layer[i], table, scale)
+        yield _Block(i, spec, by_layer[i], table, scale)
         scale = residual_scale(layer)
 
 

@@ -103,13 +103,14 @@ ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
 ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
 # (x [T, heads * D], heads) -> [T, heads, D] [no case]
 SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
-# (q [T, H, D], keys and values) -> [T, H * D]: causal, within each sequence [Attention]
-ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
-# (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
-PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, D], keys and values, sinks [H] or None) -> [T, H * D]: causal, within each sequence [Attention]
+ATTENTION: Op[Callable[[Array, DenseKeyValues, Array | None], Array]] = Op("attention", "primitive")
+# (q [T, H, D], keys and values in pages, sinks [H] or None) -> [T, H * D]: causal, each query over its own sequence
+# [Attention]
+PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op("paged_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
-# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
+# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -121,8 +122,11 @@ SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
 TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
 # (router logits [T, experts]) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
-EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
+# (x [T, width], expert ids, weights, gate, up, down, their biases or None) -> [T, width], grouped by expert [MoE]
+ExpertBiases = tuple[Array, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
+EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | None], Array]] = Op(
+    "experts", "primitive"
+)
 
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
@@ -131,6 +135,9 @@ EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("e
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
     "attention_input", "stage"
 )
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], where keys are another layer's
+# [stages.AttentionInput]
+QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array]]] = Op("query_input", "stage")
 # (attended [T, H * D]) -> delta [T, width] [Attention]
 ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
@@ -144,7 +151,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
     ROUTE, EXPERTS,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, QUERY_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
 
 
 class Weights(NamedTuple):

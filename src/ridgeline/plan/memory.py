@@ -62,7 +62,9 @@ class Workspace:
     def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool) -> None:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
-        self._layers = {(layer.mixer, layer.mlp, of_layer[i]): None for i, layer in enumerate(spec.layers)}
+        self._layers = {
+            (layer.mixer, layer.mlp, of_layer[spec.state_layer(i)]): None for i, layer in enumerate(spec.layers)
+        }
         self._rotary_dims = sum(rope.dim for rope in spec.ropes())
 
     def bytes(self, max_tokens: int, max_seqs: int, length: int, swap_bytes: int = 0) -> int:

@@ -1,7 +1,17 @@
 """Facts about models, as data. Standard library only: importing this never imports a tensor library."""
 
 from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.mixers import (
+    MLP,
+    Activation,
+    Attention,
+    ChannelMixer,
+    ClampedSwiGLU,
+    GatedMLP,
+    MoE,
+    SharedAttention,
+    TokenMixer,
+)
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.rope import (
@@ -23,6 +33,7 @@ __all__ = [
     "AnyLayer",
     "Attention",
     "ChannelMixer",
+    "ClampedSwiGLU",
     "DynamicNTKScaling",
     "GatedMLP",
     "Layer",
@@ -37,6 +48,7 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "RopeScaling",
+    "SharedAttention",
     "State",
     "TokenMixer",
     "Weight",

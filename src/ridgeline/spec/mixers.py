@@ -36,6 +36,7 @@ class Attention:
 
     scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
     softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
+    sinks: each head has a learned logit that takes part in its softmax and has no value (GPT-OSS): no cap is on it.
     """
 
     num_heads: int
@@ -49,6 +50,7 @@ class Attention:
     out_bias: bool = False
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -70,6 +72,8 @@ class Attention:
             per_head = self.qk_norm_over == "head"
             yield from self.qk_norm.weights("q_norm", self.head_dim if per_head else q)
             yield from self.qk_norm.weights("k_norm", self.head_dim if per_head else kv)
+        if self.sinks:
+            yield Weight("sinks", (self.num_heads,), "out")
 
     def state(self) -> State:
         lookback = ALL if self.window is None else self.window - 1
@@ -77,6 +81,61 @@ class Attention:
 
     def work(self, tokens: int, context: int) -> int:
         return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Attention with queries of its own over the keys and values of an earlier layer (CLA, arXiv:2405.12981).
+
+    source: the layer whose keys and values they are. attention: how it attends, as in that layer; what it says of keys
+    and values (their heads, size, rotation) is what they are there, and its window sees no more than that layer keeps.
+    It has neither weights for keys and values nor state: the model checks that the two layers fit.
+    """
+
+    source: int
+    attention: Attention
+
+    def __post_init__(self) -> None:
+        _require(self.source >= 0, f"source must be a layer's number, not {self.source}")
+
+    @property
+    def num_heads(self) -> int:
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        owned = ("k", "v", "k_norm")
+        yield from (w for w in self.attention.weights(width) if w.name.split(".")[0] not in owned)
+
+    def state(self) -> State:
+        return State(0)
+
+    def work(self, tokens: int, context: int) -> int:
+        return self.attention.work(tokens, context)
+
+    def misfit(self, owner: Attention) -> str | None:
+        """Why the keys and values of `owner` cannot be these; None if they can."""
+        own = self.attention
+        for name in ("num_kv_heads", "head_dim"):
+            if (a := getattr(own, name)) != (b := getattr(owner, name)):
+                return f"{name} is {a} here and {b} there"
+        if own.rope != owner.rope:
+            return "its queries must be rotated as the keys are"
+        if owner.window is not None and (own.window is None or own.window > owner.window):
+            seen = "all tokens" if own.window is None else f"{own.window} tokens"
+            return f"its window is of {seen}, and {owner.window} are kept there"
+        return None
 
 
 # ---- channel mixers ----------------------------------------------------------------------------------
@@ -122,18 +181,31 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gate * sigmoid(alpha * gate) * (up + 1), gate clamped to at most `limit`, up to -limit..limit (GPT-OSS)."""
+
+    alpha: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        _require(self.limit > 0, f"the limit of a clamped SwiGLU must be positive, not {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best gated MLPs (arXiv:1701.06538, 2401.04088).
 
-    Router scores are a softmax over all experts; `normalise` makes the chosen ones sum to one. Equal scores
-    go to the lower expert index.
+    Router scores are a softmax over all experts; `normalise` makes the chosen ones sum to one, which is a softmax over
+    the chosen. Equal scores go to the lower expert index. router_bias, bias: of the router, of all matrices of experts.
     """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    activation: Activation = "silu"
+    activation: Activation | ClampedSwiGLU = "silu"
     normalise: bool = True
+    router_bias: bool = False
+    bias: bool = False
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -145,18 +217,26 @@ class MoE:
     def weights(self, width: int) -> Iterator[Weight]:
         experts, inner = self.num_experts, self.intermediate_size
         yield Weight("router.weight", (experts, width))
+        if self.router_bias:
+            yield Weight("router.bias", (experts,))
         yield Weight("experts.gate.weight", (experts, inner, width), "out")
         yield Weight("experts.up.weight", (experts, inner, width), "out")
         yield Weight("experts.down.weight", (experts, width, inner), "in")
+        if self.bias:
+            yield Weight("experts.gate.bias", (experts, inner), "out")
+            yield Weight("experts.up.bias", (experts, inner), "out")
+            yield Weight("experts.down.bias", (experts, width))
 
     def active_params(self, width: int) -> int:
-        return width * self.num_experts + 3 * width * self.num_experts_per_tok * self.intermediate_size
+        expert = 3 * width * self.intermediate_size + (2 * self.intermediate_size + width) * self.bias
+        return (width + self.router_bias) * self.num_experts + self.num_experts_per_tok * expert
 
 
-def _check_mlp(intermediate_size: int, activation: str) -> None:
+def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU) -> None:
     _require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
-    _require(activation in get_args(Activation), f"activation {activation!r} is none of {get_args(Activation)}")
+    known = isinstance(activation, ClampedSwiGLU) or activation in get_args(Activation)
+    _require(known, f"activation {activation!r} is none of {get_args(Activation)}")
 
 
-TokenMixer = Attention
+TokenMixer = Attention | SharedAttention
 ChannelMixer = MLP | GatedMLP | MoE

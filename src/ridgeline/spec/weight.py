@@ -12,7 +12,9 @@ SplitAxis = Literal["out", "in", None]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in]."""
+    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in] with
+    biases [expert, out].
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +27,7 @@ class Weight:
     @property
     def is_matrix(self) -> bool:
         """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) stay in float32."""
-        return len(self.shape) > 1
+        return len(self.shape) > 1 and not self.name.endswith(".bias")
 
 
 def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:

@@ -86,7 +86,7 @@ class _TrainedModel(Model):
             found = checkpoint(super().run_block, block, stream, step, rotaries, use_reentrant=False)
         else:
             found = super().run_block(block, stream, step, rotaries)
-        return Stream(found.residual, None if found.delta is None else self._drop(found.delta))
+        return found._replace(delta=None if found.delta is None else self._drop(found.delta))
 
     def _drop(self, x: Any) -> Any:
         owner = self._mode[0]
@@ -97,7 +97,7 @@ def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Ten
     if weight.is_matrix:
         std = INIT_STD / math.sqrt(2 * len(spec.layers)) if weight.name.endswith(RESIDUAL) else INIT_STD
         return torch.randn(weight.shape, generator=generator) * std
-    if weight.name.endswith(".bias"):
+    if weight.name.endswith((".bias", ".sinks")):
         return torch.zeros(weight.shape)
     return torch.full(weight.shape, 1.0 - _offset(spec.norm))
 

@@ -57,10 +57,12 @@ class SdpaBackend:
             return "attention only"
         if isinstance(case, Attention) and case.softcap is not None:
             return "cannot cap scores"
+        if isinstance(case, Attention) and case.sinks:
+            return "has no sinks"
         return None
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
-        def attend(q: torch.Tensor, kv: DenseKeyValues) -> torch.Tensor:
+        def attend(q: torch.Tensor, kv: DenseKeyValues, sinks: None = None) -> torch.Tensor:
             sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
             return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
+from ridgeline.ops.reference.primitives import softmax
 from ridgeline.spec import Attention
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
@@ -20,9 +21,9 @@ def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor
 
 
 def paged_attention(case: Attention):
-    def attend(q: Tensor, kv: PagedKeyValues) -> Tensor:
+    def attend(q: Tensor, kv: PagedKeyValues, sinks: Tensor | None = None) -> Tensor:
         parts = (part for bucket in kv.layout.buckets for part in _parts(case, kv, bucket))
-        return torch.cat([_attend_bucket(case, q, kv, part) for part in parts])[kv.layout.order]
+        return torch.cat([_attend_bucket(case, q, kv, sinks, part) for part in parts])[kv.layout.order]
 
     return attend
 
@@ -41,7 +42,7 @@ def _parts(case: Attention, kv: PagedKeyValues, b: Bucket) -> Iterator[Bucket]:
     return map(Bucket._make, zip(*(x.split(max(1, size)) for x in b), strict=True))
 
 
-def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) -> Tensor:
+def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
     keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
     place, held = _key_places(b, kv.keys.shape[1])
@@ -57,11 +58,11 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) ->
         seen = (place[:, None] <= positions[:, :, None]) & held[:, None]  # [n, block, S]
         if case.window is not None:
             seen &= place[:, None] > positions[:, :, None] - case.window
-        blocks.append(_attend(case, q[rows], keys, values, seen))
+        blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 
 
-def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
     """q [n, m, H, D], keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
     n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
@@ -71,7 +72,9 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     hidden = ~seen[:, None, :, None].expand(n, 1, m, groups, -1).flatten(2, 3)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    if sinks is not None:
+        sinks = sinks.view(case.num_kv_heads, 1, groups).expand(-1, m, -1).flatten(1)  # [K, m * G]
+    weights = softmax(scores.masked_fill(hidden, -torch.inf), sinks)
     out = (weights @ values).unflatten(2, (m, groups)).permute(0, 2, 1, 3, 4)  # [n, m, K, G, D]
     return out.reshape(n, m, -1)
 
