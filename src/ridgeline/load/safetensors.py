@@ -79,7 +79,12 @@ class TensorFiles:
         return self._tensors[name]
 
     def num_bytes(self) -> int:
+        """Bytes of all tensors, as `read` gives them."""
         return sum(t.stop - t.start for t in self._tensors.values())
+
+    def mapped_bytes(self) -> int:
+        """Those of them that are views of the files."""
+        return self.num_bytes()
 
     def read(self, name: str) -> HostTensor:
         """A view of the mapped file. Raises CheckpointError for an element type that is no float of 2 or 4 bytes."""
@@ -87,14 +92,19 @@ class TensorFiles:
         if info.dtype not in _DTYPES:
             known = ", ".join(_DTYPES)
             raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported are {known}")
-        if info.file not in self._maps:
-            # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
-            self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
         dtype, numpy_type = _DTYPES[info.dtype]
-        data = self._maps[info.file][info.start : info.stop]
+        data = self.raw(name)
         if info.start % np.dtype(numpy_type).itemsize:
             data = data.copy()  # a writer that did not pad its header: kernels need aligned elements
         return HostTensor(data.view(numpy_type).reshape(info.shape), dtype)
+
+    def raw(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor's bytes, whatever they mean, as a view of the mapped file."""
+        info = self._tensors[name]
+        if info.file not in self._maps:
+            # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
+            self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
+        return self._maps[info.file][info.start : info.stop]
 
 
 def _find_files(folder: Path) -> list[Path]:
