@@ -462,8 +462,7 @@ _GPT_OSS = """"architectures": ["GptOssForCausalLM"], "attention_bias": true, "a
     "vocab_size": 201088"""
 _IN_TURN = ["sliding_attention", "full_attention"]
 
-# Counts seen, of both; config of the larger seen, the smaller's differing fields too.  The counts are of numbers, not of
-# the bytes that MXFP4 packs two of them into.
+# Counts seen, of both; configs seen.  They count numbers, not the bytes that MXFP4 packs two of them into.
 _add(
     "openai/gpt-oss-20b",
     20914757184,

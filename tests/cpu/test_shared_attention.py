@@ -1,0 +1,422 @@
+"""Layers that attend to the keys and values of another one (CLA), against the definition in float64.
+
+The definition is written here from the paper (arXiv:2405.12981, section 2): a layer without a key and a value
+projection takes the keys and values that its owner made of the owner's own normalised input. It is one loop over
+layers, heads and queries; nothing of it is shared with what it judges.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from oracle.ours import (
+    FULL,
+    LENGTH,
+    LOCAL,
+    MLP,
+    MQA,
+    NORM,
+    SPECS,
+    WIDTH,
+    cla,
+    model,
+    random_weights,
+    sequences,
+    shared,
+    write,
+)
+from ridgeline import LLM, SamplingParams
+from ridgeline.archs import spec_from_config
+from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.nn import Model
+from ridgeline.ops import open_table
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import (
+    Attention,
+    GatedMLP,
+    Layer,
+    LayerNorm,
+    LinearScaling,
+    ModelSpec,
+    MoE,
+    Norm,
+    ParallelLayer,
+    Rope,
+    SharedAttention,
+    from_json,
+    to_json,
+)
+from ridgeline.spec.groups import state_groups
+from ridgeline.train.module import LanguageModel
+
+TOLERANCE = 1e-4
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# ---- the definition -----------------------------------------------------------------------------------------
+
+
+def normalise(norm: Norm | None, x: Tensor, w: Weights, name: str) -> Tensor:
+    if norm is None:
+        return x
+    if isinstance(norm, LayerNorm):
+        centred = x - x.mean(-1, keepdim=True)
+        spread = (centred**2).mean(-1, keepdim=True) + norm.eps
+        return centred / spread.sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return x / ((x**2).mean(-1, keepdim=True) + norm.eps).sqrt() * w[f"{name}.weight"]
+
+
+def project(x: Tensor, w: Weights, name: str) -> Tensor:
+    out = x @ w[f"{name}.weight"].T
+    return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
+
+
+def turn(x: Tensor, rope: Rope | None) -> Tensor:
+    """x [T, heads, D]: each pair (i, i + dim / 2) turned by the position times its frequency."""
+    if rope is None:
+        return x
+    assert rope.dim == x.shape[-1] and not rope.interleaved
+    frequencies = rope.theta ** (-torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim)
+    if isinstance(rope.scaling, LinearScaling):
+        frequencies = frequencies / rope.scaling.factor
+    angles = torch.arange(len(x), dtype=torch.float64)[:, None, None] * frequencies
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+
+
+def heads_of(x: Tensor, a: Attention, w: Weights, at: str, name: str) -> Tensor:
+    num = a.num_heads if name == "q" else a.num_kv_heads
+    out = project(x, w, f"{at}.{name}")
+    if a.qk_norm and a.qk_norm_over == "all_heads":
+        out = normalise(a.qk_norm, out, w, f"{at}.{name}_norm")
+    out = out.view(len(x), num, a.head_dim)
+    if a.qk_norm and a.qk_norm_over == "head":
+        out = normalise(a.qk_norm, out, w, f"{at}.{name}_norm")
+    return turn(out, a.rope)
+
+
+def attend(a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """One head and one query after the other."""
+    rows = []
+    for i in range(len(q)):
+        first = 0 if a.window is None else max(0, i - a.window + 1)
+        for h in range(a.num_heads):
+            own = h // (a.num_heads // a.num_kv_heads)
+            scores = k[first : i + 1, own] @ q[i, h] * a.scale
+            if a.softcap:
+                scores = a.softcap * torch.tanh(scores / a.softcap)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[h : h + 1]))
+            shares = torch.softmax(scores, 0)[: i + 1 - first]
+            rows.append(shares @ v[first : i + 1, own])
+    return torch.stack(rows).view(len(q), -1)
+
+
+def mix_channels(mlp: Any, x: Tensor, w: Weights, at: str) -> Tensor:
+    if isinstance(mlp, GatedMLP):
+        gate = project(x, w, f"{at}.gate")
+        return project(gate * torch.sigmoid(gate) * project(x, w, f"{at}.up"), w, f"{at}.down")
+    assert isinstance(mlp, MoE)
+    rows = []
+    for row, logits in zip(x, project(x, w, f"{at}.router"), strict=True):
+        order = sorted(range(mlp.num_experts), key=lambda e, row=logits.tolist(): (-row[e], e))
+        best = order[: mlp.num_experts_per_tok]
+        out = torch.zeros_like(row)
+        for e, share in zip(best, torch.softmax(logits[best], 0), strict=True):
+            gate, up, down = (w[f"{at}.experts.{n}.weight"][e] for n in ("gate", "up", "down"))
+            out = out + share * (down @ ((gate @ row) * torch.sigmoid(gate @ row) * (up @ row)))
+        rows.append(out)
+    return torch.stack(rows)
+
+
+def define(spec: ModelSpec, w: Weights, tokens: list[int]) -> Tensor:
+    """Logits [T, vocabulary] of one sequence."""
+    x, owned = w["embed.weight"][tokens], {}
+    for i, layer in enumerate(spec.layers):
+        at, mixer = f"layers.{i}", layer.mixer
+        a = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+        h = normalise(layer.pre_norm, x, w, f"{at}.mixer_norm")
+        if isinstance(mixer, SharedAttention):
+            keys, values = owned[mixer.source]
+        else:
+            values = project(h, w, f"{at}.mixer.v").view(len(x), a.num_kv_heads, a.head_dim)
+            keys, values = owned[i] = heads_of(h, a, w, f"{at}.mixer", "k"), values
+        q = heads_of(h, a, w, f"{at}.mixer", "q")
+        mixed = project(attend(a, q, keys, values, w.get(f"{at}.mixer.sinks")), w, f"{at}.mixer.o")
+        if isinstance(layer, ParallelLayer):
+            x = x + mixed + mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
+            continue
+        x = x + layer.residual_scale * normalise(layer.post_norm, mixed, w, f"{at}.mixer_post_norm")
+        out = mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
+        x = x + layer.residual_scale * normalise(layer.post_norm, out, w, f"{at}.mlp_post_norm")
+    return project(normalise(spec.norm, x, w, "norm"), w, "head")
+
+
+def wide(weights: dict[str, np.ndarray]) -> Weights:
+    return {name: torch.from_numpy(x).double() for name, x in weights.items()}
+
+
+# ---- logits, tokens, gradients ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
+    weights = wide(write(SPECS[name], tmp_path))
+    prompts = sequences()
+    got = LLM(str(tmp_path)).logits(prompts)
+    wanted = [define(SPECS[name], weights, tokens).numpy() for tokens in prompts]
+    assert 0.5 < float(np.concatenate(wanted).std()) < 4.0
+    error = max(float(np.abs(a - b).max()) for a, b in zip(got, wanted, strict=True))
+    print(f"{name}: largest error {error:.1e}")
+    assert error < TOLERANCE
+
+
+# Name -> the prompt's seed, so that no near tie is among the tokens.
+GREEDY = {"cla2": 2, "cla3_mqa": 1, "cla_mixed": 1, "cla_character": 1}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_tokens_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
+    weights = wide(write(SPECS[name], tmp_path))
+    prompt, ids, margin = sequences(GREEDY[name])[1], [], math.inf
+    for _ in range(40):
+        best = define(SPECS[name], weights, [*prompt, *ids])[-1].topk(2)
+        margin = min(margin, float(best.values[0] - best.values[1]))
+        ids.append(int(best.indices[0]))
+    assert margin > 1e-3
+    assert len(set(ids)) > 10
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    (answer,) = LLM(str(tmp_path)).generate([prompt], params)
+    assert answer.outputs[0].token_ids == ids
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    """An owner's projections learn from every layer that reads what they make."""
+    spec, tokens = SPECS["cla_mixed"], sequences()[2]
+    drawn = random_weights(spec)
+    ours: Any = {name: torch.from_numpy(x).requires_grad_() for name, x in drawn.items()}
+    theirs = {name: x.requires_grad_() for name, x in wide(drawn).items()}
+    table = open_table("cpu")
+    logits: Any = Model(spec, ours, table, LENGTH)(DenseStep.build([tokens], table.memory))
+    towards = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    (logits * towards).sum().backward()
+    (define(spec, theirs, tokens) * towards).sum().backward()
+    for name, weight in theirs.items():
+        largest = float(weight.grad.abs().max())
+        assert largest > 1e-3, name
+        torch.testing.assert_close(
+            ours[name].grad.double(),
+            weight.grad,
+            rtol=1e-3,
+            atol=2e-5 * largest,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )
+
+
+def test_training_with_checkpoints_changes_nothing() -> None:
+    """Keys and values that a later layer needs are not lost when a layer is computed again."""
+    spec, tokens = SPECS["cla_character"], torch.tensor(sequences()[2])
+    targets = tokens.roll(-1)
+    found = []
+    for checkpointing in (False, True):
+        module = LanguageModel(spec, open_table("cpu"), LENGTH, checkpointing=checkpointing)
+        loss = module(tokens, torch.arange(len(tokens)), (len(tokens),), targets)
+        loss.backward()
+        found.append((float(loss), {n: w.grad for n, w in module.weights().items()}))
+    (loss, gradients), (again, recomputed) = found
+    assert loss == again
+    assert all(torch.equal(gradients[name], recomputed[name]) for name in gradients)
+    assert all(float(g.abs().max()) > 0 for g in gradients.values())
+
+
+# ---- every field matters ------------------------------------------------------------------------------------
+
+OTHER: dict[str, Callable[[Any], Any]] = {
+    "scale": lambda v: 2 * v, "window": lambda v: v - 1, "softcap": lambda v: None if v else 2.0,
+    "qkv_bias": lambda v: False, "out_bias": lambda v: False, "sinks": lambda v: False, "qk_norm": lambda v: None,
+}  # fmt: skip
+
+
+def flips(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
+    """Models over the same weights, or fewer of them, with one field of one sharing layer changed."""
+    for i, layer in enumerate(spec.layers):
+        if not isinstance(mixer := layer.mixer, SharedAttention):
+            continue
+        for f in fields(Attention):
+            value = getattr(mixer.attention, f.name)
+            if f.name in OTHER and (value or f.name == "softcap"):
+                changed = replace(mixer, attention=replace(mixer.attention, **{f.name: OTHER[f.name](value)}))
+                yield f"layers[{i}] {f.name}", with_mixer(spec, i, changed)
+        owners = [j for j in range(i) if j != mixer.source and isinstance(spec.layers[j].mixer, Attention)]
+        for j in owners:
+            if mixer.misfit(spec.layers[j].mixer) is None:
+                yield f"layers[{i}] source", with_mixer(spec, i, replace(mixer, source=j))
+
+
+def with_mixer(spec: ModelSpec, index: int, mixer: Attention | SharedAttention) -> ModelSpec:
+    layers = list(spec.layers)
+    layers[index] = replace(layers[index], mixer=mixer)
+    return replace(spec, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cla3_mqa", {"scale", "softcap", "source"}), ("cla_mixed", {*OTHER, "source"})],
+)
+def test_every_field_moves_the_logits(name: str, expected: set[str]) -> None:
+    spec, table = SPECS[name], open_table("cpu")
+    weights: Any = {name: torch.from_numpy(x) for name, x in random_weights(spec).items()}
+    step = DenseStep.build(sequences(), table.memory)
+
+    def run(other: ModelSpec) -> np.ndarray:
+        used = {w.name: weights[w.name] for w in other.weights()}
+        return table.memory.get(Model(other, used, table, LENGTH)(step))
+
+    base, seen = run(spec), set()
+    for label, other in flips(spec):
+        moved = float(np.abs(run(other) - base).max())
+        assert moved > 100 * TOLERANCE, f"{label}: {moved:.1e}"
+        seen.add(label.split()[1])
+    assert seen >= expected
+
+
+# ---- what is counted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 4])
+def test_parameters_and_state_by_formula(factor: int) -> None:
+    """2 * kv heads * head_dim numbers per token and owner, and a key and a value matrix for each owner alone."""
+    layers, a = 12, MQA
+    spec, dense = cla(a, layers, factor), cla(a, layers, 1)
+    owners = -(-layers // factor)
+    per_layer = 2 * a.num_kv_heads * a.head_dim
+    assert spec.state_elements(100) == 100 * owners * per_layer
+    assert dense.num_params() - spec.num_params() == (layers - owners) * per_layer * WIDTH
+    (group,) = state_groups(spec, page_tokens=16, element_bytes=2)
+    assert group.page_bytes == 16 * 2 * owners * per_layer
+    assert [slot.layer for slot in group.slots] == list(range(0, layers, factor))
+    # The work is not less: every layer reads all keys.
+    assert sum(x.mixer.work(1, 100) for x in spec.layers) == sum(x.mixer.work(1, 100) for x in dense.layers)
+
+
+# arXiv:2405.12981, table 1: 20 layers, bytes of keys and values per token in 16 bits.
+TABLE = [("H128-MQA", 128, 1, 10240), ("H128-MQA-CLA2", 128, 2, 5120), ("H90-MQA-CLA2", 90, 2, 3600)]
+TABLE += [("H64-MQA-CLA2", 64, 2, 2560), ("H128-MQA-CLA3", 128, 3, 3584), ("H128-MQA-CLA4", 128, 4, 2560)]
+
+
+@pytest.mark.parametrize(("name", "head_dim", "factor", "num_bytes"), TABLE, ids=[t[0] for t in TABLE])
+def test_state_bytes_of_the_paper(name: str, head_dim: int, factor: int, num_bytes: int) -> None:
+    spec = cla(Attention(16, 1, head_dim, head_dim**-0.5, Rope(head_dim)), 20, factor)
+    assert 2 * spec.state_elements(1) == num_bytes
+
+
+def test_groups_hold_what_owners_keep() -> None:
+    """The 1 in 6 layout: one global owner for all global layers, three local ones in each six."""
+    spec = SPECS["cla_character"]
+    local, full = state_groups(spec, page_tokens=16, element_bytes=4)
+    assert (local.lookback, [s.layer for s in local.slots]) == (19, [0, 2, 4, 6, 8, 10])
+    assert [s.layer for s in full.slots] == [5]
+    assert [spec.state_layer(i) for i in range(12)] == [0, 0, 2, 2, 4, 5, 6, 6, 8, 8, 10, 5]
+
+
+# ---- the JSON form, and what is refused ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_json_round_trip(name: str) -> None:
+    text = json.dumps(to_json(SPECS[name]), allow_nan=False)
+    assert from_json(json.loads(text)) == SPECS[name]
+    assert spec_from_config({"model_type": "ridgeline", "spec": json.loads(text)}) == SPECS[name]
+
+
+OWN = Layer(FULL, MLP, NORM)
+BAD: list[tuple[list[Layer], str]] = [
+    ([shared(0), OWN], "layers[0].mixer: it shares the keys and values of layer 0, which does not come before it"),
+    ([OWN, shared(2), OWN], "layers[1].mixer: it shares the keys and values of layer 2, which does not come before it"),
+    ([OWN, shared(9)], "layers[1].mixer: it shares the keys and values of layer 9, which does not come before it"),
+    (
+        [OWN, shared(0), shared(1)],
+        "layers[2].mixer: it shares the keys and values of layer 1, which has none of its own: "
+        "it shares those of layer 0",
+    ),
+    ([OWN, shared(0, num_kv_heads=4)], "layers[1].mixer: {}, which do not fit: num_kv_heads is 4 here and 2 there"),
+    ([OWN, shared(0, MQA)], "layers[1].mixer: {}, which do not fit: num_kv_heads is 1 here and 2 there"),
+    ([OWN, shared(0, head_dim=32)], "layers[1].mixer: {}, which do not fit: head_dim is 32 here and 24 there"),
+    ([OWN, shared(0, rope=None)], "layers[1].mixer: {}, which do not fit: its queries must be rotated as the keys are"),
+    ([OWN, shared(0, rope=Rope(24))], "layers[1].mixer: {}, which do not fit: its queries must be rotated as the keys"),
+    (
+        [Layer(LOCAL, MLP, NORM), shared(0)],
+        "layers[1].mixer: {}, which do not fit: its window is of all tokens, and 24 are kept there",
+    ),
+    (
+        [Layer(LOCAL, MLP, NORM), shared(0, window=25)],
+        "layers[1].mixer: {}, which do not fit: its window is of 25 tokens, and 24 are kept there",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "message"), BAD, ids=[m for _, m in BAD])
+def test_what_cannot_be_shared_fails_at_load(layers: list[Layer], message: str, tmp_path: Path) -> None:
+    forged = model([OWN])
+    object.__setattr__(forged, "layers", tuple(layers))  # past the check, as a file by hand can be
+    config = {"model_type": "ridgeline", "spec": to_json(forged)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as caught:
+        LLM(str(tmp_path), load_format="dummy")
+    assert str(caught.value).startswith("spec: " + message.format("it shares the keys and values of layer 0"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 0}, "window must be positive, not 0"),
+        ({"num_heads": 3}, "num_heads 3 is not a multiple of num_kv_heads 2"),
+        ({"kind": "KeyAttention"}, "type 'KeyAttention' is none of Attention, SharedAttention"),
+    ],
+    ids=lambda x: str(x),
+)
+def test_what_no_layer_can_be_is_named_with_its_place(change: dict[str, Any], message: str) -> None:
+    value = to_json(model([OWN, shared(0)]))
+    mixer = value["layers"][1]["layer"]["mixer"]
+    if "kind" in change:
+        mixer["type"] = change["kind"]
+    else:
+        mixer["attention"].update(change)
+    with pytest.raises(ConfigError) as caught:
+        spec_from_config({"model_type": "ridgeline", "spec": value})
+    assert str(caught.value).startswith("spec.layers[1].mixer")
+    assert message in str(caught.value)
+
+
+def test_missing_and_extra_weights_are_named(tmp_path: Path) -> None:
+    """A sharing layer has no key projection, and one that lies in the file is an error, not left out."""
+    from safetensors.numpy import load_file, save_file
+
+    write(SPECS["cla2"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    for change, message in (
+        ({"layers.1.mixer.k.weight": weights["layers.0.mixer.k.weight"]}, "holds layers.1.mixer.k.weight"),
+        ({"layers.2.mixer.v.weight": None}, "lacks layers.2.mixer.v.weight"),
+    ):
+        save_file({k: v for k, v in {**weights, **change}.items() if v is not None}, path)
+        with pytest.raises(CheckpointError, match=message):
+            LLM(str(tmp_path))
