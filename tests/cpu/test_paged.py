@@ -48,7 +48,8 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     torch.manual_seed(seed)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
-    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)))
+    sinks = torch.randn(case.num_heads) if case.sinks else None
+    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
     attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
     pages = Pages(case, page_tokens, len(lengths), rng)
     offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
@@ -66,7 +67,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
         tokens = np.concatenate(spans)
         write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
         write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
-        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout))
+        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout), sinks)
         for i, count in zip(chosen, counts, strict=True):
             done[i] += count
             pages.drop_unread(rows[i], done[i])
@@ -78,14 +79,16 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
     window=st.sampled_from([None, 1, 2, 7, 24, 200]),
     softcap=st.sampled_from([None, 2.0]),
+    sinks=st.booleans(),
     page_tokens=st.sampled_from([1, 3, 16, 64]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_paged_equals_dense(
-    heads: tuple[int, int], window: int | None, softcap: float | None, page_tokens: int, lengths: list[int], seed: int
-) -> None:
-    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap)
+    heads: tuple[int, int], window: int | None, softcap: float | None, sinks: bool, page_tokens: int,
+    lengths: list[int], seed: int,
+) -> None:  # fmt: skip
+    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks)
     out, dense = run_chunks(case, page_tokens, lengths, seed)
     torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
 
