@@ -94,6 +94,8 @@ class Mxfp4Files(TensorFiles):
         return info.stop - info.start
 
     def _check(self, name: str) -> None:
+        if super().__contains__(name):
+            raise CheckpointError(f"the checkpoint holds {name} twice, packed and unpacked")
         for part, other in ((BLOCKS, SCALES), (SCALES, BLOCKS)):
             if not super().__contains__(name + part):
                 raise CheckpointError(f"the checkpoint holds {name}{other} without {name}{part}")
