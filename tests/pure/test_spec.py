@@ -18,6 +18,7 @@ from ridgeline.spec import (
     ALL,
     MLP,
     Attention,
+    ClampedSwiGLU,
     DynamicNTKScaling,
     GatedMLP,
     Layer,
@@ -30,6 +31,7 @@ from ridgeline.spec import (
     ParallelLayer,
     RMSNorm,
     Rope,
+    SharedAttention,
     State,
     Weight,
     YarnScaling,
@@ -49,7 +51,16 @@ MLPS = (
     st.builds(MLP, SIZE, ACTIVATION, st.booleans())
     | st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
     | st.integers(1, 64).flatmap(
-        lambda n: st.builds(MoE, st.just(n), st.integers(1, n), SIZE, ACTIVATION, st.booleans())
+        lambda n: st.builds(
+            MoE,
+            st.just(n),
+            st.integers(1, n),
+            SIZE,
+            ACTIVATION | st.builds(ClampedSwiGLU, NUMBER, POSITIVE),
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+        )
     )
 )
 
@@ -75,7 +86,7 @@ def attentions(draw: st.DrawFn) -> Attention:
     return Attention(
         kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
         draw(st.none() | SIZE), draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
-        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])),
+        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])), draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -89,6 +100,11 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     pool = draw(st.lists(LAYER, min_size=1, max_size=3))
     # Runs, repeats and lone layers: equal neighbours are written once.
     layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
+    for i in range(1, len(layers)):
+        owners = [j for j in range(i) if isinstance(layers[j].mixer, Attention)]
+        if owners and draw(st.booleans()):
+            source = draw(st.sampled_from(owners))
+            layers[i] = replace(layers[i], mixer=SharedAttention(source, layers[source].mixer))
     return ModelSpec(
         draw(st.text()), draw(SIZE), draw(SIZE), draw(SIZE), tuple(layers), draw(NORM), draw(st.booleans()),
         draw(st.integers(0, 99)), draw(NUMBER), draw(NUMBER), draw(st.none() | NUMBER),
@@ -244,6 +260,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(4, 2, 8, math.nan), "the attention scale must be positive, not nan"),
     (lambda: Attention(4, 2, 8, 1.0, softcap=0.0), "softcap must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, 1.0, Rope(10)), "rope dim 10 exceeds head_dim 8"),
+    (lambda: SharedAttention(-1, MIXER), "source must be a layer's number, not -1"),
     (lambda: Rope(0), "rope dim must be even and at least 2, not 0"),
     (lambda: Rope(5), "rope dim must be even and at least 2, not 5"),
     (lambda: Rope(4, 0.0), "rope theta must be positive, not 0.0"),
@@ -255,6 +272,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GatedMLP(8, "swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
     (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
     (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
+    (lambda: ClampedSwiGLU(1.0, 0.0), "the limit of a clamped SwiGLU must be positive, not 0.0"),
     (lambda: replace(SMALL, hidden_size=0), "hidden_size must be positive, not 0"),
     (lambda: replace(SMALL, max_position_embeddings=-1), "max_position_embeddings must be positive, not -1"),
     (lambda: replace(SMALL, layers=()), "a model needs at least one layer"),
@@ -363,6 +381,28 @@ def test_weights_of_a_model() -> None:
     assert spec.num_params() - spec.num_active_params() == 2 * 3 * 8 * 16  # two of four experts
     assert {w.name for w in replace(spec, tie_word_embeddings=True).weights()} == set(shapes) - {"head.weight"}
     assert all(w.is_matrix == (len(w.shape) > 1) for w in spec.weights())
+
+
+def test_weights_of_experts_with_biases() -> None:
+    """A stack of biases is no matrix: it stays in float32."""
+    moe = MoE(4, 2, 8, ClampedSwiGLU(1.7, 7.0), router_bias=True, bias=True)
+    found = {w.name: w.shape for w in moe.weights(16)}
+    assert found.items() - {w.name: w.shape for w in MoE(4, 2, 8).weights(16)}.items() == {
+        ("router.bias", (4,)), ("experts.gate.bias", (4, 8)), ("experts.up.bias", (4, 8)),
+        ("experts.down.bias", (4, 16)),
+    }  # fmt: skip
+    assert all(w.is_matrix == w.name.endswith("weight") for w in moe.weights(16))
+    assert moe.active_params(16) == 16 * 4 + 4 + 2 * (3 * 16 * 8 + 2 * 8 + 16)
+
+
+def test_weights_and_state_of_a_sharing_layer() -> None:
+    own = replace(MIXER, qkv_bias=True, qk_norm=RMSNorm(), sinks=True)
+    mixer = SharedAttention(0, own)
+    missing = {w.name for w in own.weights(16)} - {w.name for w in mixer.weights(16)}
+    assert missing == {"k.weight", "k.bias", "v.weight", "v.bias", "k_norm.weight"}
+    assert [w for w in mixer.weights(16) if w.name == "sinks"] == [Weight("sinks", (4,), "out")]
+    assert mixer.state() == State(0)
+    assert mixer.work(3, 50) == own.work(3, 50)
 
 
 def test_ropes_are_the_distinct_ones_in_order() -> None:

@@ -127,8 +127,11 @@ class _Block:
         else:
             residual, q = self._queries(stream.residual, stream.delta, rotary)
             state = shared[self._owner]
-        attend = self._dense if isinstance(state, DenseKeyValues) else self._paged
-        delta = self._mixer_post(self._output(attend(q, state, self._sinks)))
+        if isinstance(state, DenseKeyValues):
+            attended = self._dense(q, state, self._sinks)
+        else:
+            attended = self._paged(q, state, self._sinks)
+        delta = self._mixer_post(self._output(attended))
         if self._parallel:
             _, other = self._mlp(residual, None)
             return Stream(residual, self._add(delta, other, 1.0), shared)

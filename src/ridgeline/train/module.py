@@ -86,7 +86,8 @@ class _TrainedModel(Model):
             found = checkpoint(super().run_block, block, stream, step, rotaries, use_reentrant=False)
         else:
             found = super().run_block(block, stream, step, rotaries)
-        return found._replace(delta=None if found.delta is None else self._drop(found.delta))
+        delta = None if found.delta is None else self._drop(found.delta)
+        return Stream(found.residual, delta, found.shared)
 
     def _drop(self, x: Any) -> Any:
         owner = self._mode[0]
