@@ -35,6 +35,7 @@ from ridgeline.spec import (
     MLP,
     AnyLayer,
     DynamicNTKScaling,
+    FirstTokens,
     GatedMLP,
     Layer,
     LayerNorm,
@@ -85,7 +86,10 @@ ASLEEP = {
     "phi3_longrope_long": {"LongRopeScaling.short_factor"},
 }
 # Parts that no family of transformers has: the tests that judge them.
-OURS = {"SharedAttention": "test_shared_attention.py"}
+OURS = {
+    "SharedAttention": "test_shared_attention.py",
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+}
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
 
@@ -96,7 +100,8 @@ def changed(part: Any, field: str) -> Any:
     if value is None and field == "rope":
         return Rope(part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
-        return {"window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0)}[field]
+        caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
+        return {**caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4)}[field]
     match field:
         case "eps":
             return 100 * value  # to 1: the stream's own mean square is some units in the last layers
@@ -139,6 +144,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
         if f.name == "layers" or (f.name in ABSENT and not value):
             continue
+        if f.name == "pattern" and part.window is None:
+            continue  # of keys outside a window that is not there
         if f.name == "qk_norm_over" and not part.qk_norm:
             continue  # over what there is none of
         if is_dataclass(value):

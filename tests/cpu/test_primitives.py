@@ -19,7 +19,19 @@ from torch import Tensor
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, Op, Rotary
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend
-from ridgeline.spec import MLP, Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import (
+    MLP,
+    Attention,
+    ClampedSwiGLU,
+    Dilated,
+    FirstTokens,
+    GatedMLP,
+    LayerNorm,
+    MoE,
+    RMSNorm,
+    Rope,
+    Strided,
+)  # fmt: skip
 
 SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32
@@ -222,6 +234,19 @@ def test_rope(size: int, dim: int, head_dim: int, interleaved: bool) -> None:
 # ---- attention ----------------------------------------------------------------------------------------------
 
 
+def keys_of(case: Attention, start: int, i: int) -> list[int]:
+    """The keys that row i of a sequence which begins at row `start` sees."""
+    window = case.window or 1 << 40
+    match case.pattern:
+        case FirstTokens(count):
+            return [j for j in range(start, i + 1) if i - j < window or j - start < count]
+        case Dilated(step):
+            return [j for j in range(start, i + 1) if (i - j) % step == 0 and (i - j) // step < window]
+        case Strided(stride):
+            return [j for j in range(start, i + 1) if i - j < window or (i - j) % stride == 0]
+    return [j for j in range(start, i + 1) if i - j < window]
+
+
 def attend(
     case: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: tuple[int, ...],
     sinks: np.ndarray | None = None,
@@ -231,15 +256,15 @@ def attend(
     group, start = case.num_heads // case.num_kv_heads, 0
     for n in lengths:
         for i in range(start, start + n):
-            first = start if case.window is None else max(start, i - case.window + 1)
+            keys = keys_of(case, start, i)
             for h in range(case.num_heads):
-                scores = k[first : i + 1, h // group] @ q[i, h] * case.scale
+                scores = k[keys, h // group] @ q[i, h] * case.scale
                 if case.softcap:
                     scores = case.softcap * np.tanh(scores / case.softcap)
                 rest = -np.inf if sinks is None else sinks[h]
                 highest = max(scores.max(), rest)
                 weights = np.exp(scores - highest)
-                out[i, h] = weights / (weights.sum() + np.exp(rest - highest)) @ v[first : i + 1, h // group]
+                out[i, h] = weights / (weights.sum() + np.exp(rest - highest)) @ v[keys, h // group]
         start += n
     return out.reshape(len(q), -1)
 
@@ -264,6 +289,9 @@ CASES = [
     Attention(4, 2, 8, 0.3, softcap=3.0),
     Attention(6, 2, 8, 0.3, sinks=True),
     Attention(4, 1, 8, 0.3, window=24, softcap=3.0, sinks=True),
+    Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(4)),
+    Attention(4, 2, 8, 0.3, window=9, pattern=Dilated(5)),
+    Attention(4, 2, 8, 0.3, window=9, pattern=Strided(11), sinks=True),
 ]
 
 
@@ -331,6 +359,8 @@ def test_sdpa_refuses_what_it_cannot_do() -> None:
     assert reason is not None and "cap" in reason
     reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, sinks=True))
     assert reason is not None and "sinks" in reason
+    reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, window=4, pattern=Strided(3)))
+    assert reason is not None and "windows" in reason
     assert all(SDPA.refuses(op, None) for op in (*api.PRIMITIVES, *api.STAGES) if op is not api.ATTENTION)
     assert [op.name for op in api.PRIMITIVES if REFERENCE.refuses(op, None)] == []
     assert all(REFERENCE.refuses(op, None) for op in api.STAGES)

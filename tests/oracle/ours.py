@@ -19,6 +19,8 @@ from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.spec import (
     AnyLayer,
     Attention,
+    Dilated,
+    FirstTokens,
     GatedMLP,
     Layer,
     LayerNorm,
@@ -26,9 +28,11 @@ from ridgeline.spec import (
     ModelSpec,
     MoE,
     ParallelLayer,
+    Pattern,
     RMSNorm,
     Rope,
     SharedAttention,
+    Strided,
     to_json,
 )
 
@@ -85,11 +89,21 @@ def _character() -> ModelSpec:
     return model(layers, "character")
 
 
+def _patterns(name: str, *patterns: Pattern) -> ModelSpec:
+    """A layer of each pattern, a full one, and one that shares the first's keys through a pattern of its own."""
+    layers = [Layer(replace(FULL, window=9, pattern=p), MLP, NORM) for p in patterns]
+    within = FirstTokens(3) if isinstance(patterns[0], FirstTokens) else None
+    full = Layer(replace(FULL, sinks=True), MLP, NORM)
+    return model([*layers, full, shared(0, FULL, window=6, pattern=within)], name)
+
+
 SPECS: dict[str, ModelSpec] = {
     "cla2": cla(FULL, 6, 2),
     "cla3_mqa": cla(MQA, 6, 3),
     "cla_mixed": _mixed(),
     "cla_character": _character(),
+    "first_tokens": _patterns("first_tokens", FirstTokens(5), FirstTokens(20)),
+    "patterns": _patterns("patterns", Dilated(3), Strided(7), FirstTokens(17)),
 }
 
 

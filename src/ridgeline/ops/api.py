@@ -61,7 +61,7 @@ class Bucket(NamedTuple):
     rows: Array  # [n, m], of the step's T tokens
     positions: Array  # [n, m], of the queries
     pages: Array  # [n, P], in the arena
-    first: Array  # [n], the position of the first key of the first page
+    first: Array  # [n, P], the position of the first key of each page
 
 
 class PagedLayout(NamedTuple):

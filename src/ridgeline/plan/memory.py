@@ -111,9 +111,9 @@ def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
 def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
     """Keys that one sequence gathers at most, in whole pages, and all sequences of a step, padding included."""
     page, lookback = group.page_tokens, min(group.lookback, size.length)
-    longest = group.num_pages(size.length)
-    one = min(longest, (lookback + size.tokens + page - 2) // page + 1)
-    least = min(longest, (lookback + page - 1) // page + 1)  # of a sequence with one token
+    longest, first = group.num_pages(size.length), group.first_pages
+    one = min(longest, first + (lookback + size.tokens + page - 2) // page + 1)
+    least = min(longest, first + (lookback + page - 1) // page + 1)  # of a sequence with one token
     every = min(size.seqs * one, 2 * (size.seqs * (least + 1) + size.tokens // page))
     return one * page, max(one, every) * page
 

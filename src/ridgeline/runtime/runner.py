@@ -104,7 +104,7 @@ class Runner:
         tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
         tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
         layouts = [
-            build_layout(slices, table, group.page_tokens, group.lookback, self._memory)
+            build_layout(slices, table, group.page_tokens, group.lookback, self._memory, group.first_tokens)
             for group, table in zip(self._groups, self._tables, strict=True)
         ]
         return PagedStep(

@@ -14,6 +14,7 @@ from ridgeline.spec.mixers import (
 )
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -34,7 +35,9 @@ __all__ = [
     "Attention",
     "ChannelMixer",
     "ClampedSwiGLU",
+    "Dilated",
     "DynamicNTKScaling",
+    "FirstTokens",
     "GatedMLP",
     "Layer",
     "LayerNorm",
@@ -45,11 +48,13 @@ __all__ = [
     "ModelSpec",
     "Norm",
     "ParallelLayer",
+    "Pattern",
     "RMSNorm",
     "Rope",
     "RopeScaling",
     "SharedAttention",
     "State",
+    "Strided",
     "TokenMixer",
     "Weight",
     "YarnScaling",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ridgeline.spec.norm import Norm
+from ridgeline.spec.pattern import FirstTokens, Pattern
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
@@ -37,6 +38,7 @@ class Attention:
     scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
     softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
     sinks: each head has a learned logit that takes part in its softmax and has no value (GPT-OSS): no cap is on it.
+    pattern: which keys are seen instead of, or beside, those of the window.
     """
 
     num_heads: int
@@ -51,12 +53,14 @@ class Attention:
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sinks: bool = False
+    pattern: Pattern | None = None
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
         _require(min(heads, kv, self.head_dim) > 0, "num_heads, num_kv_heads and head_dim must be positive")
         _require(heads % kv == 0, f"num_heads {heads} is not a multiple of num_kv_heads {kv}")
         _require(self.window is None or self.window > 0, f"window must be positive, not {self.window}")
+        _require(self.pattern is None or self.window is not None, "a pattern of keys needs a window")
         _require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         _require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
         if self.rope:
@@ -76,11 +80,19 @@ class Attention:
             yield Weight("sinks", (self.num_heads,), "out")
 
     def state(self) -> State:
-        lookback = ALL if self.window is None else self.window - 1
-        return State(2 * self.num_kv_heads * self.head_dim, lookback)
+        elements = 2 * self.num_kv_heads * self.head_dim
+        if self.window is None:
+            return State(elements)
+        if self.pattern is None:
+            return State(elements, self.window - 1)
+        first = self.pattern.count if isinstance(self.pattern, FirstTokens) else 0
+        return State(elements, self.pattern.lookback(self.window), first_tokens=first)
 
     def work(self, tokens: int, context: int) -> int:
-        return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
+        seen = min(context, self.window or context)
+        if self.pattern is not None and self.window is not None:
+            seen = self.pattern.seen(context, self.window)
+        return 2 * tokens * seen * self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +144,12 @@ class SharedAttention:
                 return f"{name} is {a} here and {b} there"
         if own.rope != owner.rope:
             return "its queries must be rotated as the keys are"
-        if owner.window is not None and (own.window is None or own.window > owner.window):
-            seen = "all tokens" if own.window is None else f"{own.window} tokens"
-            return f"its window is of {seen}, and {owner.window} are kept there"
+        reads, kept = own.state(), owner.state()
+        if reads.lookback > kept.lookback:
+            seen = "all tokens" if reads.lookback == ALL else f"{reads.lookback} tokens"
+            return f"it looks back at {seen}, and {kept.lookback} are kept there"
+        if reads.first_tokens > kept.first_tokens and kept.lookback != ALL:
+            return f"it sees the first {reads.first_tokens} tokens for ever, and {kept.first_tokens} are kept there"
         return None
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
-from ridgeline.ops.reference.primitives import softmax
-from ridgeline.spec import Attention
+from ridgeline.ops.reference.primitives import sees, softmax
+from ridgeline.spec import ALL, Attention
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
 # a GPU. A single query, or a single sequence, may have more. plan.memory counts them.
@@ -48,16 +48,14 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     place, held = _key_places(b, kv.keys.shape[1])
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them.
-    used = held & (place <= b.positions[:, -1:])
-    if case.window is not None:
-        used &= place > b.positions[:, :1] - case.window
+    used, state = held & (place <= b.positions[:, -1:]), case.state()
+    if state.lookback != ALL:
+        used &= (place >= b.positions[:, :1] - state.lookback) | (place < state.first_tokens)
     values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
     step = max(1, _block(q) // (b.rows.shape[0] * case.num_heads * place.shape[1]))
     blocks = []
     for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
-        seen = (place[:, None] <= positions[:, :, None]) & held[:, None]  # [n, block, S]
-        if case.window is not None:
-            seen &= place[:, None] > positions[:, :, None] - case.window
+        seen = sees(case, positions[:, :, None], place[:, None]) & held[:, None]  # [n, block, S]
         blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 
@@ -81,5 +79,5 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
 
 def _key_places(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
     """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
-    place = b.first[:, None] + torch.arange(b.pages.shape[1] * page_tokens, device=b.pages.device)
-    return place, (b.pages != 0).repeat_interleave(page_tokens, 1)
+    place = b.first[:, :, None] + torch.arange(page_tokens, device=b.pages.device)
+    return place.flatten(1), (b.pages != 0).repeat_interleave(page_tokens, 1)

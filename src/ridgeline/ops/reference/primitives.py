@@ -7,7 +7,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import DenseKeyValues, Rotary
-from ridgeline.spec import Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import (
+    Attention,
+    ClampedSwiGLU,
+    Dilated,
+    FirstTokens,
+    GatedMLP,
+    LayerNorm,
+    MoE,
+    RMSNorm,
+    Rope,
+    Strided,
+)  # fmt: skip
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
@@ -87,7 +98,7 @@ def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Te
         scores = rows @ k[:, :end].transpose(1, 2) * case.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
-        seen = visible(start, end, case.window, q.device)
+        seen = visible(start, end, case, q.device)
         weights = softmax(scores.masked_fill(~seen, -torch.inf), None if sinks is None else sinks[:, None])
         blocks.append((weights @ v[:, :end]).transpose(0, 1))
     return torch.cat(blocks)
@@ -101,12 +112,25 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
-def visible(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]. A window includes the query."""
-    query = torch.arange(start, end, device=device)[:, None]
-    key = torch.arange(end, device=device)
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+def visible(start: int, end: int, case: Attention, device: torch.device) -> Tensor:
+    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]."""
+    return sees(case, torch.arange(start, end, device=device)[:, None], torch.arange(end, device=device))
+
+
+def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
+    """Does the token at position `query` see the one at `key`? They broadcast. A window includes the query itself."""
+    distance = query - key
+    seen = distance >= 0
+    if case.window is None:
+        return seen
+    match case.pattern:
+        case Dilated(step):
+            return seen & (distance < case.window * step) & (distance % step == 0)
+        case FirstTokens(count):
+            return seen & ((distance < case.window) | (key < count))
+        case Strided(stride):
+            return seen & ((distance < case.window) | (distance % stride == 0))
+    return seen & (distance < case.window)
 
 
 def activation(case):
