@@ -19,7 +19,9 @@ from ridgeline.spec import (
     MLP,
     Attention,
     ClampedSwiGLU,
+    Dilated,
     DynamicNTKScaling,
+    FirstTokens,
     GatedMLP,
     Layer,
     LayerNorm,
@@ -33,6 +35,7 @@ from ridgeline.spec import (
     Rope,
     SharedAttention,
     State,
+    Strided,
     Weight,
     YarnScaling,
     from_json,
@@ -80,13 +83,18 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
     return Rope(2 * half, draw(POSITIVE), draw(st.booleans()), scaling)
 
 
+PATTERN = st.builds(FirstTokens, SIZE) | st.builds(Dilated, SIZE) | st.builds(Strided, SIZE)
+
+
 @st.composite
 def attentions(draw: st.DrawFn) -> Attention:
     kv, head_dim = draw(st.integers(1, 16)), draw(st.integers(2, 64))
+    window = draw(st.none() | SIZE)
     return Attention(
         kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
-        draw(st.none() | SIZE), draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
+        window, draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
         draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])), draw(st.booleans()),
+        draw(st.none() | PATTERN) if window else None,
     )  # fmt: skip
 
 
@@ -256,6 +264,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(6, 4, 8, 1.0), "num_heads 6 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(2, 4, 8, 1.0), "num_heads 2 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(4, 2, 8, 1.0, window=0), "window must be positive, not 0"),
+    (lambda: Attention(4, 2, 8, 1.0, pattern=Strided(4)), "a pattern of keys needs a window"),
+    (lambda: FirstTokens(0), "the first tokens that stay visible must be at least 1, not 0"),
+    (lambda: Dilated(0), "the step of a dilated window must be at least 1, not 0"),
+    (lambda: Strided(-2), "the stride of a pattern must be at least 1, not -2"),
     (lambda: Attention(4, 2, 8, 0.0), "the attention scale must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, math.nan), "the attention scale must be positive, not nan"),
     (lambda: Attention(4, 2, 8, 1.0, softcap=0.0), "softcap must be positive, not 0.0"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec import GatedMLP, ModelSpec, MoE
+from ridgeline.spec import Attention, Dilated, GatedMLP, ModelSpec, MoE, SharedAttention, Strided
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -104,8 +104,14 @@ def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
     gathered = max(one * (2 * key + 32), several * (3 * key + 32) if size.seqs > 1 else 0)
     # The scores, masked, and their softmax; the masks of a query are bytes, one more for each query of a key head.
     pairs = min(size.queries * one, max(size.block // heads, one))
-    scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6)
+    scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6 + (2 * INT if _measures_distances(mixer) else 0))
     return gathered + scores + 4 * FLOAT * size.queries * heads * mixer.head_dim
+
+
+def _measures_distances(mixer: TokenMixer) -> bool:
+    """Is the distance of every query to every key needed, and its remainder?"""
+    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    return isinstance(own, Attention) and isinstance(own.pattern, Dilated | Strided)
 
 
 def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
@@ -146,11 +152,11 @@ def _tables(size: StepSize, groups: Sequence[StateGroup]) -> int:
 
 
 def _layouts(size: StepSize, groups: Sequence[StateGroup]) -> int:
-    """Where tokens read and write: a few numbers per token, and the pages that each sequence reads, while they are
-    looked up."""
+    """Where tokens read and write: a few numbers per token, and the pages that each sequence reads with their places,
+    while they are looked up."""
     pages = sum(_keys_read(size, group)[1] // group.page_tokens for group in groups)
     most = max(_keys_read(size, group)[1] // group.page_tokens for group in groups)
-    return INT * (pages + 4 * most + size.tokens * (16 + 12 * len(groups)))
+    return INT * (2 * pages + 6 * most + size.tokens * (16 + 12 * len(groups)))
 
 
 def _moves(size: StepSize, groups: Sequence[StateGroup], swap_bytes: int) -> int:

@@ -72,7 +72,8 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     hidden = ~seen[:, None, :, None].expand(n, 1, m, groups, -1).flatten(2, 3)
     if sinks is not None:
         sinks = sinks.view(case.num_kv_heads, 1, groups).expand(-1, m, -1).flatten(1)  # [K, m * G]
-    weights = softmax(scores.masked_fill(hidden, -torch.inf), sinks)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    weights = softmax(scores, sinks)
     out = (weights @ values).unflatten(2, (m, groups)).permute(0, 2, 1, 3, 4)  # [n, m, K, G, D]
     return out.reshape(n, m, -1)
 

@@ -119,18 +119,18 @@ def visible(start: int, end: int, case: Attention, device: torch.device) -> Tens
 
 def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
     """Does the token at position `query` see the one at `key`? They broadcast. A window includes the query itself."""
-    distance = query - key
-    seen = distance >= 0
+    seen = key <= query
     if case.window is None:
         return seen
+    near = key > query - case.window  # no distances, eight times as large as masks, where none are asked for
     match case.pattern:
-        case Dilated(step):
-            return seen & (distance < case.window * step) & (distance % step == 0)
         case FirstTokens(count):
-            return seen & ((distance < case.window) | (key < count))
+            near |= key < count
+        case Dilated(step):
+            near = (key > query - case.window * step) & ((query - key) % step == 0)
         case Strided(stride):
-            return seen & ((distance < case.window) | (distance % stride == 0))
-    return seen & (distance < case.window)
+            near |= (query - key) % stride == 0
+    return seen & near
 
 
 def activation(case):
