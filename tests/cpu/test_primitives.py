@@ -31,7 +31,7 @@ from ridgeline.spec import (
     RMSNorm,
     Rope,
     Strided,
-)  # fmt: skip
+)
 
 SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32

@@ -47,7 +47,8 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
     place, held = _key_places(b, kv.keys.shape[1])
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
-    # so between the first one's oldest key and the last one's own place every key is seen by one of them.
+    # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
+    # by a pattern of a span that is kept whole.
     used, state = held & (place <= b.positions[:, -1:]), case.state()
     if state.lookback != ALL:
         used &= (place >= b.positions[:, :1] - state.lookback) | (place < state.first_tokens)

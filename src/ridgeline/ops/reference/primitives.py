@@ -18,7 +18,7 @@ from ridgeline.spec import (
     RMSNorm,
     Rope,
     Strided,
-)  # fmt: skip
+)
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
