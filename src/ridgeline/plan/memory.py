@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec import Attention, Dilated, GatedMLP, ModelSpec, MoE, SharedAttention, Strided
+from ridgeline.spec import Attention, ClampedSwiGLU, Dilated, GatedMLP, ModelSpec, MoE, SharedAttention, Strided
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -132,7 +132,8 @@ def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer) -> int:
     chosen = mlp.num_experts_per_tok
     routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
     # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
-    return routing + max((chosen + 1) * width + 4 * inner, (3 * chosen + 1) * width)
+    parts = 5 if isinstance(mlp.activation, ClampedSwiGLU) else 4
+    return routing + max((chosen + 1) * width + parts * inner, (3 * chosen + 1) * width)
 
 
 def _head(size: StepSize, spec: ModelSpec) -> int:
