@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "deepseek_v2": {"num_experts_per_tok": 3},
 }
 INSTEAD: dict[str, dict[str, Any]] = {
@@ -53,6 +54,7 @@ SWITCHES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 5}),
     *(("llama", {"rope_scaling": scaling}) for scaling in (YARN, {**YARN, "original_max_position_embeddings": 3000})),
     ("olmo3", {"rope_scaling": YARN}),
+    *(("gpt_oss", {"rope_scaling": scaling}) for scaling in (YARN, {"rope_type": "default"}, None)),
     *((name, {"rope_scaling": YARN}) for name in ("deepseek_v2", "deepseek_v3")),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
     ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),

@@ -55,8 +55,8 @@ def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -
 
 
 # Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones;
-# a matrix per head.
-@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3", "deepseek_v3"])
+# experts in one tensor, gate and up interleaved; a matrix per head.
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3", "gpt_oss", "deepseek_v3"])
 def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """A model of our own making: config.json holds the spec, the tensors have our names."""
     from safetensors.numpy import save_file

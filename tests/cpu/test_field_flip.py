@@ -35,6 +35,7 @@ from ridgeline.spec import (
     MLP,
     AnyLayer,
     DynamicNTKScaling,
+    FirstTokens,
     GatedMLP,
     LatentAttention,
     Layer,
@@ -91,7 +92,8 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
-ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm", "latent_bias", "q_lora_rank", "conv_bias"}
+ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
+ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
 ABSENT |= {"inner_norm_weights", "mlp"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
@@ -107,6 +109,11 @@ ASLEEP = {
     "phi3_longrope_short": {"LongRopeScaling.long_factor"},
     "phi3_longrope_long": {"LongRopeScaling.short_factor"},
 }
+# Parts that no family of transformers has: the tests that judge them.
+OURS = {
+    "SharedAttention": "test_shared_attention.py",
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+}
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
 
@@ -117,8 +124,9 @@ def changed(part: Any, field: str) -> Any:
     if value is None and field == "rope":
         return Rope(part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
+        caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
-            "window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0), "dt_most": 0.5,
+            **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
             "inner_norm": RMSNorm(1e-2),
         }[field]  # fmt: skip
     match field:
@@ -175,6 +183,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
         if f.name == "layers" or (f.name in ABSENT and not value):
             continue
+        if f.name == "pattern" and part.window is None:
+            continue  # of keys outside a window that is not there
         if f.name == "qk_norm_over" and not part.qk_norm:
             continue  # over what there is none of
         if is_dataclass(value):
@@ -310,7 +320,8 @@ def test_every_exported_field_is_changed_in_some_case() -> None:
     exported = [getattr(ridgeline.spec, name) for name in ridgeline.spec.__all__]
     parts = {part.__name__: part for part in exported if is_dataclass(part)}  # TokenMixer is another name for one
     assert set(DERIVED) < set(parts)
-    everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in DERIVED for f in fields(part)}
+    ours = {*DERIVED, *OURS}
+    everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in ours for f in fields(part)}
     assert moved == everything - set(SHAPED) - set(SILENT)
     assert set(ONE_WAY) <= moved
     assert set(SHAPED) | set(SILENT) <= everything

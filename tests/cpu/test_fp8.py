@@ -18,6 +18,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.fp8 import VALUES, BlockScaledFiles
+from ridgeline.load.packed import open_tensors
 from ridgeline.load.safetensors import SINGLE, TensorFiles
 from ridgeline.load.weights import load_weights
 from ridgeline.ops import open_table
@@ -115,7 +116,12 @@ def test_a_model(name: str, tmp_path: Path) -> None:
     exact = oracle_logits(type(model).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval(), prompts(case))
     found = llm.logits(prompts(case))
     assert max(float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=True)) < 1e-4
-    assert llm.loaded.mapped_bytes == 0  # all of it was made at load
+    files = open_tensors(llm.loaded.checkpoint)
+    views = [files.read(name) for name in files if f"{name}_scale_inv" not in stored]
+    assert llm.loaded.mapped_bytes == sum(view.data.nbytes for view in views) > 0  # the others were made at load
+    assert files.num_bytes() - files.mapped_bytes() == sum(
+        files.read(name).data.nbytes for name in files if f"{name}_scale_inv" in stored
+    )
 
 
 def test_another_type_is_a_choice(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
     """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
     if name == "A_log":  # decays from fast to slow
         value.uniform_(-2.0, 1.5, generator=generator)
-    elif name == "bias":
+    elif name.endswith("bias"):
         value.normal_(0.0, 0.5, generator=generator)
     elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
         low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
@@ -77,8 +77,9 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         # embedding would drown the layers.
         std = GAIN * value.shape[-1] ** -0.5 if tied else 1.0 / getattr(module, "scalar_embed_scale", 1.0)
         value.normal_(0.0, std, generator=generator)
-    elif value.ndim >= 2:  # a matrix, or a stack of experts; Conv1D alone stores [in, out]
-        fan_in = value.shape[0] if isinstance(module, Conv1D) else value.shape[-1]
+    elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
+        transposed = isinstance(module, Conv1D) or type(module).__name__ == "GptOssExperts"
+        fan_in = value.shape[-2 if transposed else -1]
         value.normal_(0.0, GAIN * fan_in**-0.5, generator=generator)
     else:
         value.normal_(0.0, 1.0, generator=generator)
@@ -239,7 +240,8 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
         scaling["type"] = scaling.pop("rope_type")
         scaling.pop("original_max_position_embeddings", None)
     kind = scaling.get("type", scaling.get("rope_type"))
-    fields["rope_scaling"] = None if kind == "default" else scaling
+    # A null is no scaling, but for gpt_oss, whose class then takes its own.
+    fields["rope_scaling"] = None if kind == "default" and model_type != "gpt_oss" else scaling
     return fields
 
 

@@ -125,6 +125,7 @@ _olmo3 = _family("olmo3", "Olmo3Config")
 _glm = _family("glm", "GlmConfig")
 _glm4 = _family("glm4", "Glm4Config")
 _granite = _family("granite", "GraniteConfig")
+_gpt_oss = _family("gpt_oss", "GptOssConfig")
 _deepseek_v2 = _family("deepseek_v2", "DeepseekV2Config")
 _deepseek_v3 = _family("deepseek_v3", "DeepseekV3Config")
 _gpt2 = _family("gpt2", "GPT2Config")
@@ -459,6 +460,34 @@ _granite(
     "tied, as published; all biases",
     _dims(**BIASES, **TIED, **_OUTER, **_INNER),
     greedy_tokens=0,
+)
+
+# gpt_oss ----------------------------------------------------------------------------------------------
+
+_CLAMP = {"swiglu_alpha": 1.3, "swiglu_limit": 1.5, "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 24}
+_UNCUT = {"beta_fast": 5.0, "beta_slow": 0.5, "truncate": False}
+_OSS_YARN = _rope(3000.0, "yarn", **_YARN, **_UNCUT)
+
+_gpt_oss(
+    "gpt_oss",
+    1,
+    "sinks; windowed and full layers in turn; six experts with biases, a clamped gate; an untruncated YaRN",
+    _dims(**_CLAMP, **WIN, **_OSS_YARN),
+    {"swiglu_alpha": 1.702},
+    {"swiglu_limit": 7.0},
+    {"num_experts_per_tok": 2},
+    _rope(3000.0, "yarn", **_YARN, **(_UNCUT | {"truncate": True})),
+    WIDER,
+    EPS,
+)
+_gpt_oss(
+    "gpt_oss_plain",
+    5,
+    "no scaling, no biases of attention; layer types in an order of their own; two of six experts",
+    _dims(**(_CLAMP | {"num_experts_per_tok": 2, "swiglu_limit": 2.0}), **WIN, **_ODD, **OWN)
+    | {"attention_bias": False},
+    _IN_TURN,
+    PLAIN,
 )
 
 # gpt --------------------------------------------------------------------------------------------------

@@ -447,6 +447,35 @@ _add(
     "logits_scaling": 16.0, "rope_theta": 10000000.0, "transformers_version": "4.49.0", "vocab_size": 49159}}""",
 )
 
+# gpt_oss ----------------------------------------------------------------------------------------------
+
+_GPT_OSS = """"architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+    "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+    "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
+    "num_key_value_heads": 8, "output_router_logits": false, "pad_token_id": 199999,
+    "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+    "model.embed_tokens", "lm_head"], "quant_method": "mxfp4"}, "rms_norm_eps": 1e-05, "rope_scaling":
+    {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+    "rope_type": "yarn", "truncate": false}, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+    "swiglu_limit": 7.0, "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0", "use_cache": true,
+    "vocab_size": 201088"""
+_IN_TURN = ["sliding_attention", "full_attention"]
+
+# Counts seen, of both; configs seen.  They count numbers, not the bytes that MXFP4 packs two of them into.
+_add(
+    "openai/gpt-oss-20b",
+    20914757184,
+    f'{{{_GPT_OSS}, "num_hidden_layers": 24, "num_local_experts": 32}}',
+    layer_types=_IN_TURN * 12,
+)
+_add(
+    "openai/gpt-oss-120b",
+    116829156672,
+    f'{{{_GPT_OSS}, "num_hidden_layers": 36, "num_local_experts": 128}}',
+    layer_types=_IN_TURN * 18,
+)
+
 # gpt --------------------------------------------------------------------------------------------------
 
 _GPT2 = """"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,

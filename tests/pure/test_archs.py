@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ridgeline.archs
-from ridgeline.archs import FAMILIES, family_of, spec_from_config, weight_blocks
+from ridgeline.archs import FAMILIES, family_of, packing_of, spec_from_config, weight_blocks
 from ridgeline.archs.config import HARMLESS
 from ridgeline.errors import ConfigError
 from ridgeline.spec import (
@@ -52,6 +52,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), RECURRENT),
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
+    "gpt_oss": SIZES,
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
 }
@@ -60,6 +61,7 @@ HEADS = {"num_key_value_heads": 4, "head_dim": 16}
 KV_HEADS = {"num_key_value_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
+    "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
@@ -235,6 +237,7 @@ def test_fp8_in_blocks_is_read() -> None:
     assert weight_blocks({"quantization_config": None}) is weight_blocks({}) is None
     for family in ("deepseek_v3", "llama"):
         assert read(family, quantization_config=FP8) == read(family)
+        assert packing_of({"model_type": family, "quantization_config": FP8}) == "fp8"
 
 
 @pytest.mark.parametrize(
@@ -548,10 +551,15 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     for weight in spec.weights():
         r = reads[weight.name]
         assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
-        assert (r.stacked or r.flat) == (len(weight.shape) == 3)
+        kept = weight.name.endswith("conv.weight")  # [channels, 1, taps], there too
+        every = r.every is not None and weight.is_matrix
+        assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:
             assert key not in whole
-            if r.total_rows is None:
+            if r.every is not None:
+                rows.setdefault(key, []).append((r.every[0], r.every[0] + 1))
+                totals[key] = r.every[1]
+            elif r.total_rows is None:
                 whole.add(key)
             elif r.rows is not None:
                 rows.setdefault(key, []).append(r.rows)

@@ -18,8 +18,11 @@ from ridgeline.spec import (
     ALL,
     MLP,
     Attention,
+    ClampedSwiGLU,
+    Dilated,
     DynamicNTKScaling,
     ExpertGroups,
+    FirstTokens,
     GatedMLP,
     LatentAttention,
     Layer,
@@ -32,7 +35,9 @@ from ridgeline.spec import (
     ParallelLayer,
     RMSNorm,
     Rope,
+    SharedAttention,
     State,
+    Strided,
     Weight,
     YarnScaling,
     from_json,
@@ -48,6 +53,7 @@ POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
 NORM = st.builds(RMSNorm, NUMBER, NUMBER) | st.builds(LayerNorm, NUMBER)
 GATED = st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
+CLAMPED = st.builds(ClampedSwiGLU, NUMBER, POSITIVE)
 SCORES = st.sampled_from(["softmax", "sigmoid"])
 
 
@@ -57,8 +63,9 @@ def moes(draw: st.DrawFn) -> MoE:
     chosen = draw(st.integers(1, count))
     groups = draw(st.none() | st.builds(ExpertGroups, st.just(count), st.just(chosen), st.sampled_from(KINDS)))
     return MoE(
-        count * size, draw(st.integers(1, size * (chosen if groups else count))), draw(SIZE), draw(ACTIVATION),
-        draw(st.booleans()), draw(SCORES), draw(st.booleans()), groups, draw(NUMBER), draw(st.none() | GATED),
+        count * size, draw(st.integers(1, size * (chosen if groups else count))), draw(SIZE),
+        draw(ACTIVATION | CLAMPED), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), draw(SCORES),
+        draw(st.booleans()), groups, draw(NUMBER), draw(st.none() | GATED),
     )  # fmt: skip
 
 
@@ -81,13 +88,18 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
     return Rope(2 * half, draw(POSITIVE), draw(st.booleans()), scaling)
 
 
+PATTERN = st.builds(FirstTokens, SIZE) | st.builds(Dilated, SIZE) | st.builds(Strided, SIZE)
+
+
 @st.composite
 def attentions(draw: st.DrawFn) -> Attention:
     kv, head_dim = draw(st.integers(1, 16)), draw(st.integers(2, 64))
+    window = draw(st.none() | SIZE)
     return Attention(
         kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
-        draw(st.none() | SIZE), draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
-        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])),
+        window, draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
+        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])), draw(st.booleans()),
+        draw(st.none() | PATTERN) if window else None,
     )  # fmt: skip
 
 
@@ -113,6 +125,11 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     pool = draw(st.lists(LAYER, min_size=1, max_size=3))
     # Runs, repeats and lone layers: equal neighbours are written once.
     layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
+    for i in range(1, len(layers)):
+        owners = [j for j in range(i) if isinstance(layers[j].mixer, Attention)]
+        if owners and draw(st.booleans()):
+            source = draw(st.sampled_from(owners))
+            layers[i] = replace(layers[i], mixer=SharedAttention(source, layers[source].mixer))
     return ModelSpec(
         draw(st.text()), draw(SIZE), draw(SIZE), draw(SIZE), tuple(layers), draw(NORM), draw(st.booleans()),
         draw(st.integers(0, 99)), draw(NUMBER), draw(NUMBER), draw(st.none() | NUMBER),
@@ -276,10 +293,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(6, 4, 8, 1.0), "num_heads 6 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(2, 4, 8, 1.0), "num_heads 2 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(4, 2, 8, 1.0, window=0), "window must be positive, not 0"),
+    (lambda: Attention(4, 2, 8, 1.0, pattern=Strided(4)), "a pattern of keys needs a window"),
+    (lambda: FirstTokens(0), "the first tokens that stay visible must be at least 1, not 0"),
+    (lambda: Dilated(0), "the step of a dilated window must be at least 1, not 0"),
+    (lambda: Strided(-2), "the stride of a pattern must be at least 1, not -2"),
     (lambda: Attention(4, 2, 8, 0.0), "the attention scale must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, math.nan), "the attention scale must be positive, not nan"),
     (lambda: Attention(4, 2, 8, 1.0, softcap=0.0), "softcap must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, 1.0, Rope(10)), "rope dim 10 exceeds head_dim 8"),
+    (lambda: SharedAttention(-1, MIXER), "source must be a layer's number, not -1"),
     (lambda: Rope(0), "rope dim must be even and at least 2, not 0"),
     (lambda: Rope(5), "rope dim must be even and at least 2, not 5"),
     (lambda: Rope(4, 0.0), "rope theta must be positive, not 0.0"),
@@ -291,6 +313,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GatedMLP(8, "swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
     (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
     (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
+    (lambda: ClampedSwiGLU(1.0, 0.0), "the limit of a clamped SwiGLU must be positive, not 0.0"),
     (lambda: MoE(12, 3, 8, groups=ExpertGroups(5, 2, "best")), "12 experts do not make 5 equal groups"),
     (lambda: MoE(12, 5, 8, groups=ExpertGroups(6, 2, "best")), "num_experts_per_tok 5 is more than the 4 experts of"),
     (lambda: MoE(4, 2, 8, groups=ExpertGroups(4, 2, "best_two")), "groups of one expert have no two best"),
@@ -438,6 +461,28 @@ def test_weights_of_a_model() -> None:
     assert spec.num_params() - spec.num_active_params() == 2 * 3 * 8 * 16  # two of four experts
     assert {w.name for w in replace(spec, tie_word_embeddings=True).weights()} == set(shapes) - {"head.weight"}
     assert all(w.is_matrix == (len(w.shape) > 1) for w in spec.weights())
+
+
+def test_weights_of_experts_with_biases() -> None:
+    """A stack of biases is no matrix: it stays in float32."""
+    moe = MoE(4, 2, 8, ClampedSwiGLU(1.7, 7.0), router_bias=True, bias=True)
+    found = {w.name: w.shape for w in moe.weights(16)}
+    assert found.items() - {w.name: w.shape for w in MoE(4, 2, 8).weights(16)}.items() == {
+        ("router.bias", (4,)), ("experts.gate.bias", (4, 8)), ("experts.up.bias", (4, 8)),
+        ("experts.down.bias", (4, 16)),
+    }  # fmt: skip
+    assert all(w.is_matrix == w.name.endswith("weight") for w in moe.weights(16))
+    assert moe.active_params(16) == 16 * 4 + 4 + 2 * (3 * 16 * 8 + 2 * 8 + 16)
+
+
+def test_weights_and_state_of_a_sharing_layer() -> None:
+    own = replace(MIXER, qkv_bias=True, qk_norm=RMSNorm(), sinks=True)
+    mixer = SharedAttention(0, own)
+    missing = {w.name for w in own.weights(16)} - {w.name for w in mixer.weights(16)}
+    assert missing == {"k.weight", "k.bias", "v.weight", "v.bias", "k_norm.weight"}
+    assert [w for w in mixer.weights(16) if w.name == "sinks"] == [Weight("sinks", (4,), "out")]
+    assert mixer.state() == State(())
+    assert mixer.work(3, 50) == own.work(3, 50)
 
 
 def test_ropes_are_the_distinct_ones_in_order() -> None:

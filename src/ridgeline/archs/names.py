@@ -1,8 +1,8 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`) or one of ours in several (`Each`), in fewer axes (`Flat`) or
-under a name that is not made as ours are (`Tensor`).
+our weights lie in one tensor there (`Part`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`), in fewer axes
+(`Flat`) or under a name that is not made as ours are (`Tensor`).
 """
 
 from __future__ import annotations
@@ -52,15 +52,27 @@ class Tensor:
     name: str
 
 
-Source = str | Part | HeadPart | Each | Flat | Tensor
+@dataclass(frozen=True, slots=True)
+class AllExperts:
+    """All experts in one tensor: matrices [expert, in, out] under `module` itself, biases [expert, out] under
+    `module`_bias. Of every `count` neighbouring outputs the one at `index` is ours (GPT-OSS).
+    """
+
+    module: str
+    index: int = 0
+    count: int = 1
+
+
+Source = str | Part | HeadPart | Each | Flat | Tensor | AllExperts
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
 
-    stacked: one key per entry of the first axis. total_rows: rows that a fused tensor must have after the transpose.
-    head_part: (index, count, head_dim). flat: our first two axes are one there.
+    stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
+    must have after the transpose. head_part: (index, count, head_dim). flat: our first two axes are one there. every:
+    (index, count), of an expert's outputs.
     """
 
     keys: tuple[str, ...]
@@ -70,6 +82,7 @@ class Read:
     rows: tuple[int, int] | None = None
     head_part: tuple[int, int, int] | None = None
     flat: bool = False
+    every: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,9 @@ class Names:
             return Read(keys, stacked=True)
         if isinstance(source, Tensor):
             return Read((f"{prefix}{source.name}",))
+        if isinstance(source, AllExperts):
+            key = f"{prefix}{source.module}" + ("" if suffix == "weight" else f"_{suffix}")
+            return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         keys = (f"{prefix}{other}.{suffix}",)

@@ -102,6 +102,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("grouped", plain),
             ("sliding window", Attention(8, 2, 64, 0.125, rope, window=4096)),
             ("softcap", Attention(8, 2, 64, 0.125, rope, softcap=50.0)),
+            ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
         ],
         "latent_attention": [("latent", latent)],
         "paged_latent_attention": [("latent", latent)],
@@ -109,6 +110,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         "route": [("MoE", MoE(8, 2, 1024))],
         "experts": [("MoE", MoE(8, 2, 1024))],
         "attention_input": [("grouped", AttentionInput(plain, rms, 1.0))],
+        "query_input": [("grouped", AttentionInput(plain, rms, 1.0))],
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
         "attention_output": [("grouped", plain)],
         "mlp_block": [

@@ -40,6 +40,11 @@ class BlockScaledFiles:
         sizes = {name: self._files.info(name) for name in self}
         return sum((t.stop - t.start) * (4 if name in self._scaled else 1) for name, t in sizes.items())
 
+    def mapped_bytes(self) -> int:
+        """Of those that are views of the files: what is not in fp8."""
+        plain = (self._files.info(name) for name in self if name not in self._scaled)
+        return sum(t.stop - t.start for t in plain)
+
     def read(self, name: str) -> HostTensor:
         """As of TensorFiles, dequantised."""
         if name not in self._scaled:

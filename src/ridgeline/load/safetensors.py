@@ -79,7 +79,12 @@ class TensorFiles:
         return self._tensors[name]
 
     def num_bytes(self) -> int:
+        """Bytes of all tensors, as `read` gives them."""
         return sum(t.stop - t.start for t in self._tensors.values())
+
+    def mapped_bytes(self) -> int:
+        """Those of them that are views of the files."""
+        return self.num_bytes()
 
     def read(self, name: str) -> HostTensor:
         """A view of the mapped file. Raises CheckpointError for an element type that is no float of 2 or 4 bytes."""
@@ -91,7 +96,7 @@ class TensorFiles:
         return HostTensor(self._view(info, numpy_type), dtype)
 
     def codes(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor whose elements are single bytes, whatever they mean, as uint8."""
+        """A tensor whose elements are single bytes, whatever they mean, as uint8: a view of the mapped file."""
         return self._view(self._tensors[name], np.uint8)
 
     def _view(self, info: TensorInfo, numpy_type: Any) -> np.ndarray[Any, Any]:

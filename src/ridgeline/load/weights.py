@@ -10,13 +10,12 @@ import numpy as np
 
 from ridgeline.archs import Names, Read
 from ridgeline.errors import CheckpointError
-from ridgeline.load.fp8 import BlockScaledFiles
-from ridgeline.load.safetensors import HostTensor, TensorFiles
+from ridgeline.load.packed import Files
+from ridgeline.load.safetensors import HostTensor
 from ridgeline.ops.api import Array, Memory
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
-Files = TensorFiles | BlockScaledFiles
 Progress = Callable[[int], None]  # called with the bytes of each weight that has arrived
 
 
@@ -108,7 +107,9 @@ def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
         shape = (shape[0] * shape[1], *shape[2:])
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
-    return shape[::-1] if read.transpose else shape
+    if read.every is not None:
+        shape = (shape[0], read.every[1] * shape[1], *shape[2:])
+    return (*shape[:-2], shape[-1], shape[-2]) if read.transpose else shape
 
 
 def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -118,13 +119,16 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
     """The part of a stored tensor that a read takes: a view, in which a part of each head keeps an axis of heads."""
     if read.transpose:
-        data = data.T
+        data = data.swapaxes(-1, -2)
     if read.rows is not None:
         start, stop = read.rows
         return data[start:stop]
     if read.head_part is not None:
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]
+    if read.every is not None:
+        index, count = read.every
+        return data[:, index::count]
     return data
 
 

@@ -44,7 +44,7 @@ class Costs:
         own_head = sum(w.num_params for name, w in weights.items() if name.startswith("head."))
         self._head = own_head or weights["embed.weight"].num_params
         self._body = spec.num_active_params() - tables - own_head  # parameters that each token is multiplied with
-        vectors = sum(w.num_params for w in weights.values() if not w.is_matrix)
+        vectors = sum(w.num_params for name, w in weights.items() if not w.is_matrix and ".experts." not in name)
         self._dense_bytes = 4 * vectors + matrix_bytes * (self._body + self._head - vectors - sum(self._routed(1.0)))
         kinds = Counter(spec.layers).items()
         # Up to each length: multiplications of a token with the tokens before it, if it comes alone or, which may cost

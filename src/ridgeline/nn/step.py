@@ -1,11 +1,28 @@
-"""What a forward pass receives: the tokens, where they stand, and where their state lies. Nothing is global."""
+"""What a forward pass receives: the tokens, where they stand, and where their state lies; and what goes from layer to
+layer. Nothing is global.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from ridgeline.ops.api import Array, DenseRows, PagedRows, Segments, States
+
+Rows = DenseRows | PagedRows
+Shared = Mapping[int, Rows]  # by the layer whose state they are
+NOTHING: Shared = {}
+
+
+class Stream(NamedTuple):
+    """The residual stream, and what the last branch wants to add to it: the next stage does the addition.
+
+    shared: keys and values that later layers read too.
+    """
+
+    residual: Array
+    delta: Array | None
+    shared: Shared = NOTHING
 
 
 class Step(Protocol):
@@ -34,6 +51,6 @@ class Step(Protocol):
         """Record the states that the step leaves."""
         ...
 
-    def extend(self, layer: int, *parts: Array) -> DenseRows | PagedRows:
+    def extend(self, layer: int, *parts: Array) -> Rows:
         """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then."""
         ...

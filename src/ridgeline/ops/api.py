@@ -68,7 +68,7 @@ class Bucket(NamedTuple):
     rows: Array  # [n, m], of the step's T tokens
     positions: Array  # [n, m], of the queries
     pages: Array  # [n, P], in the arena
-    first: Array  # [n], the position of the first key of the first page
+    first: Array  # [n, P], the position of the first key of each page
 
 
 class PagedLayout(NamedTuple):
@@ -146,10 +146,11 @@ ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
 ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
 # (x [T, heads * D], heads) -> [T, heads, D] [no case]
 SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
-# (q [T, H, D], keys and values) -> [T, H * D]: causal, within each sequence [Attention]
-ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
-# (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
-PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, D], keys and values, sinks [H] or None) -> [T, H * D]: causal, within each sequence [Attention]
+ATTENTION: Op[Callable[[Array, DenseKeyValues, Array | None], Array]] = Op("attention", "primitive")
+# (q [T, H, D], keys and values in pages, sinks [H] or None) -> [T, H * D]: causal, each query over its own sequence
+# [Attention]
+PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op("paged_attention", "primitive")
 # (q [T, H, nope + rope], latents [T, 1, rank + rope], kv_b [H, nope + value, rank]) -> [T, H * value]: causal, within
 # each sequence [LatentAttention]
 LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
@@ -157,7 +158,7 @@ LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_at
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
-# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
+# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -173,8 +174,11 @@ CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
 # (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
-EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
+# (x [T, width], expert ids, weights, gate, up, down, their biases or None) -> [T, width], grouped by expert [MoE]
+ExpertBiases = tuple[Array, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
+EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | None], Array]] = Op(
+    "experts", "primitive"
+)
 
 # (pages [pages, *shape], read [N], fresh [N]) -> [N, *shape]: a copy, zeros where a sequence begins [no case]
 READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
@@ -214,6 +218,9 @@ GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primi
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
     "attention_input", "stage"
 )
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], where keys are another layer's
+# [stages.AttentionInput]
+QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array]]] = Op("query_input", "stage")
 # (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
 # [stages.LatentInput]
 LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
@@ -239,7 +246,9 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (
+    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,
+)  # fmt: skip
 
 
 class Weights(NamedTuple):

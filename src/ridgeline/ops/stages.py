@@ -82,21 +82,44 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    q_norm, k_norm = (_norm(m.qk_norm, f"{n}_norm", weights, table) for n in "qk")
     split = table.primitive(api.SPLIT_HEADS)
-    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
-    q_linear, k_linear, v_linear = (weights.linears[n] for n in "qkv")
-
-    def heads(x: Array, num: int, normalise: Callable[[Array], Array], rotary: Rotary | None) -> Array:
-        x = split(normalise(x), num) if m.qk_norm_over == "all_heads" else normalise(split(x, num))
-        return rope(x, rotary) if rope and rotary else x
+    queries = _heads(m, m.num_heads, "q", weights, table)
+    keys = _heads(m, m.num_kv_heads, "k", weights, table)
+    v_linear = weights.linears["v"]
 
     def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        q = heads(q_linear.apply(x), m.num_heads, q_norm, rotary)
-        k = heads(k_linear.apply(x), m.num_kv_heads, k_norm, rotary)
-        return residual, q, k, split(v_linear.apply(x), m.num_kv_heads)
+        return residual, queries(x, rotary), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
+
+    return run
+
+
+def _heads(
+    m: Attention, num: int, name: str, weights: Weights, table: Primitives
+) -> Callable[[Array, Rotary | None], Array]:
+    """x [T, width] -> the queries or keys [T, num, D]: projected, normalised, turned."""
+    linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
+    normalise = _norm(m.qk_norm, f"{name}_norm", weights, table)
+    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
+
+    def run(x: Array, rotary: Rotary | None) -> Array:
+        x = linear.apply(x)
+        x = split(normalise(x), num) if m.qk_norm_over == "all_heads" else normalise(split(x, num))
+        return rope(x, rotary) if rope and rotary else x
+
+    return run
+
+
+def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    m = case.mixer
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    queries = _heads(m, m.num_heads, "q", weights, table)
+
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array]:
+        residual = accumulate(residual, delta)
+        return residual, queries(norm(residual), rotary)
 
     return run
 
@@ -183,12 +206,19 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
 def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
     route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
     router = weights.linears["router"]
-    matrices = [weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down")]
+    gate, up, down = (weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down"))
+    biases: api.ExpertBiases | None = None
+    if case.bias:
+        biases = (
+            weights.arrays["experts.gate.bias"],
+            weights.arrays["experts.up.bias"],
+            weights.arrays["experts.down.bias"],
+        )
     choice_bias = weights.vector("choice.bias")
 
     def run(x: Array) -> Array:
         ids, scores = route(router.apply(x), choice_bias)
-        return experts(x, ids, scores, *matrices)
+        return experts(x, ids, scores, gate, up, down, biases)
 
     if case.shared is None:
         return run
@@ -216,6 +246,7 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
 
 _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
+    api.QUERY_INPUT.name: _query_input,
     api.LATENT_INPUT.name: _latent_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
     api.RECURRENT_BLOCK.name: _recurrent_block,

@@ -8,10 +8,9 @@ from typing import Literal, get_args
 
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
-from ridgeline.load.fp8 import BlockScaledFiles
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
-from ridgeline.load.safetensors import TensorFiles
-from ridgeline.load.weights import Files, load_weights, random_weights
+from ridgeline.load.packed import open_tensors
+from ridgeline.load.weights import load_weights, random_weights
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table, resolve_device
 from ridgeline.spec import ModelSpec
@@ -79,13 +78,13 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
         _check_memory(total, table)
         weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
     else:
-        stored, blocks = TensorFiles(checkpoint.folder), checkpoint.weight_blocks
-        files: Files = BlockScaledFiles(stored, blocks) if blocks else stored
-        if dtype or blocks or table.memory.device != "cpu":  # else most weights stay views of the files
+        files = open_tensors(checkpoint)
+        if dtype is not None or table.memory.device != "cpu":  # else most weights stay views of the files
             size = DTYPE_BYTES[dtype] if dtype else 0
             _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
         else:
-            mapped = files.num_bytes()
+            mapped = files.mapped_bytes()
+            _check_memory(files.num_bytes() - mapped, table)
         progress = progress_bar(files.num_bytes())
         weights = load_weights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
     notes = (*spec.notes(max_model_len), *checkpoint.notes)

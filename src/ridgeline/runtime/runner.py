@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.nn.model import Model, Stream
+from ridgeline.nn.model import Model
+from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
@@ -114,7 +115,7 @@ class Runner:
     def _layout(self, slices: Slices, group: StateGroup, table: Ints) -> PagedLayout | SnapshotLayout:
         if group.snapshot:
             return build_snapshot_layout(slices, table, group.page_tokens, self._memory)
-        return build_layout(slices, table, group.page_tokens, group.lookback, self._memory)
+        return build_layout(slices, table, group.page_tokens, group.lookback, self._memory, group.first_tokens)
 
     def _move(self, plan: StepPlan) -> None:
         """Whole pages, in the order that plans promise: out to the host, in from it, copies on the device."""

@@ -3,9 +3,20 @@
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
 from ridgeline.spec.latent import LatentAttention
-from ridgeline.spec.mixers import MLP, Attention, ChannelMixer, ExpertGroups, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.mixers import (
+    MLP,
+    Attention,
+    ChannelMixer,
+    ClampedSwiGLU,
+    ExpertGroups,
+    GatedMLP,
+    MoE,
+    SharedAttention,
+    TokenMixer,
+)
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
 from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
@@ -26,8 +37,11 @@ __all__ = [
     "AnyLayer",
     "Attention",
     "ChannelMixer",
+    "ClampedSwiGLU",
+    "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
+    "FirstTokens",
     "GatedMLP",
     "LatentAttention",
     "Layer",
@@ -41,12 +55,15 @@ __all__ = [
     "ModelSpec",
     "Norm",
     "ParallelLayer",
+    "Pattern",
     "RMSNorm",
     "RecurrentMixer",
     "Rope",
     "RopeScaling",
+    "SharedAttention",
     "ShortConvolution",
     "State",
+    "Strided",
     "TaylorAttention",
     "TokenMixer",
     "Weight",

@@ -15,11 +15,13 @@ class State:
     parts: shapes of the arrays kept per token, or per sequence where `snapshot` is set; they lie one after the other.
     lookback: how many already computed tokens the next token reads.
     snapshot: the state is one summary of everything before it (recurrent layers), not a row per token.
+    first_tokens: of the sequence, which are read for ever, besides.
     """
 
     parts: tuple[tuple[int, ...], ...]
     lookback: int = ALL
     snapshot: bool = False
+    first_tokens: int = 0
 
     @property
     def elements(self) -> int:
@@ -28,4 +30,4 @@ class State:
 
     def elements_at(self, num_tokens: int) -> int:
         """Numbers kept for a sequence of `num_tokens` tokens."""
-        return self.elements if self.snapshot else self.elements * min(num_tokens, self.lookback)
+        return self.elements if self.snapshot else self.elements * min(num_tokens, self.lookback + self.first_tokens)

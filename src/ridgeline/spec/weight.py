@@ -12,9 +12,8 @@ SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head,
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in].
-
-    A matrix per head is [head, out, in].
+    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in] with
+    biases [expert, out], a matrix per head is [head, out, in].
     """
 
     name: str
@@ -27,7 +26,7 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) and decays stay in float32."""
+        """Matrices may be stored in a narrow type or quantised; the rest (norms, biases, sinks, decays) is float32."""
         return len(self.shape) > 1 and self.name.endswith(".weight")
 
 

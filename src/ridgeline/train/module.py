@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ridgeline.nn import Model
-from ridgeline.nn.model import Stream
+from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
@@ -89,7 +89,8 @@ class _TrainedModel(Model):
             found = checkpoint(super().run_block, block, stream, step, rotaries, use_reentrant=False)
         else:
             found = super().run_block(block, stream, step, rotaries)
-        return Stream(found.residual, None if found.delta is None else self._drop(found.delta))
+        delta = None if found.delta is None else self._drop(found.delta)
+        return Stream(found.residual, delta, found.shared)
 
     def _drop(self, x: Any) -> Any:
         owner = self._mode[0]
@@ -102,7 +103,7 @@ def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Ten
         return torch.randn(weight.shape, generator=generator) * std
     if weight.name.endswith(DECAYS):
         return _decay(weight, generator)
-    if weight.name.endswith(".bias"):
+    if weight.name.endswith((".bias", ".sinks")):
         return torch.zeros(weight.shape)
     return torch.full(weight.shape, 1.0 - _offset(spec.norm))
 

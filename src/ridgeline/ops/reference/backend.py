@@ -63,10 +63,14 @@ class SdpaBackend:
             return "attention only"
         if isinstance(case, Attention) and case.softcap is not None:
             return "cannot cap scores"
+        if isinstance(case, Attention) and case.sinks:
+            return "has no sinks"
+        if isinstance(case, Attention) and case.pattern is not None:
+            return "sees whole windows only"
         return None
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
-        def attend(q: torch.Tensor, kv: DenseKeyValues) -> torch.Tensor:
+        def attend(q: torch.Tensor, kv: DenseKeyValues, sinks: None = None) -> torch.Tensor:
             sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
             return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
 
@@ -87,7 +91,7 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     blocks = []
     for start in range(0, n, p.QUERY_BLOCK):  # so that no mask is larger than a block by its window
         end, first = min(start + p.QUERY_BLOCK, n), max(0, start - case.window + 1)
-        mask = p.visible(start, end, case.window, q.device)[:, first:]
+        mask = p.visible(start, end, case, q.device)[:, first:]
         keys, values = k[:, :, first:end], v[:, :, first:end]
         blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], keys, values, mask, scale=case.scale))
     return torch.cat(blocks, 2)[0].transpose(0, 1)
