@@ -604,25 +604,25 @@ _FINER = {"layer_norm_epsilon": 1e-6}
 
 _mamba(
     "mamba",
-    1,
+    17,
     "a filter of 3 tokens; steps of rank 5",
     _SSM | {"conv_kernel": 3, "time_step_rank": 5, "layer_norm_epsilon": 3e-2},
     _FINER,
 )
 _mamba(
     "mamba_biases",
-    1,
+    2,
     "biases on the projections, none on the filter; three channels to one; gelu",
     _SSM | {"use_bias": True, "use_conv_bias": False, "expand": 3, "hidden_act": "gelu"},
     {"hidden_act": "silu"},
 )
 _mamba("mamba_tied", 1, "tied, as published; the default rank", _SSM | TIED, greedy_tokens=0)
 _falcon_mamba(
-    "falcon_mamba", 1, "norms of dt, B and C", _SSM | {"mixer_rms_eps": 1e-1}, {"mixer_rms_eps": 1e-6}, _FINER
+    "falcon_mamba", 2, "norms of dt, B and C", _SSM | {"mixer_rms_eps": 1e-1}, {"mixer_rms_eps": 1e-6}, _FINER
 )
 _mamba2(
     "mamba2",
-    1,
+    4,
     "two groups of three heads; a filter of 3 tokens; steps between two limits",
     _SSM | _HEADS | {"conv_kernel": 3, "time_step_limit": [0.3, 1.5], "chunk_size": 32},
     {"time_step_limit": [0.0, 1.5]},
@@ -631,7 +631,7 @@ _mamba2(
 )
 _mamba2(
     "mamba2_biases",
-    1,
+    4,
     "biases on the projections, none on the filter; one group; relu",
     _SSM | _HEADS | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "hidden_act": "relu", "chunk_size": 32},
     {"hidden_act": "silu"},
@@ -658,6 +658,7 @@ _jamba(
     1,
     "biases on the projections, none on the filter; one expert, which is an MLP",
     _dims(48, kv=4, mamba_proj_bias=True, mamba_conv_bias=False, **(_PERIODS | {"num_experts": 1})),
+    greedy_tokens=0,  # transformers asks for the scores of a router that is not there
 )
 
 # lfm2 -------------------------------------------------------------------------------------------------
@@ -670,7 +671,7 @@ _LFM2 = {name: size for name, size in _dims(layers=5).items() if name != "rms_no
 _lfm2("lfm2", 1, "attention in layers 2 and 4 of 5", _LFM2 | OWN | {"conv_L_cache": 4}, {"norm_eps": 1e-6}, PLAIN)
 _lfm2(
     "lfm2_biases",
-    1,
+    5,
     "biases in the convolutions; an MLP of just the given size",
     _LFM2 | {"conv_bias": True, "block_auto_adjust_ff_dim": False},
 )

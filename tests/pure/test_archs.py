@@ -517,7 +517,7 @@ def test_shapes_of_layers() -> None:
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
-    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2"}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2"}
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
     assert "num_heads 4 is not a multiple of num_kv_heads 3" in refusal("llama", num_key_value_heads=3)

@@ -225,7 +225,7 @@ DAMAGE: list[tuple[str, str, Any, str]] = [
     ("layers.0.layer.mixer", "num_heads", 3, f"{LAYER_0}.mixer: num_heads 3 is not a multiple of num_kv_heads 2"),
     ("layers.0.layer.mixer", "window", 2.5, f"{LAYER_0}.mixer.window: 2.5 is not int"),
     ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer"),
-    ("layers.0.layer.mixer", "type", "Mamba", f"{LAYER_0}.mixer: type 'Mamba' is none of Attention, LatentAttention"),
+    ("layers.0.layer.mixer", "type", "Hyena", f"{LAYER_0}.mixer: type 'Hyena' is none of Attention, SharedAttention"),
     (
         "layers.1.layer", "mixer",
         {"type": "LatentAttention", "num_heads": 2, "kv_lora_rank": 0, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,

@@ -89,12 +89,24 @@ def op_rows(table: OpsTable) -> list[dict[str, Any]]:
 
 def _cases() -> Iterator[tuple[Any, str, object]]:
     from ridgeline.ops import api
-    from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock
-    from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm, Rope
+    from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
+    from ridgeline.spec import (
+        Attention,
+        GatedMLP,
+        LatentAttention,
+        LayerNorm,
+        Mamba,
+        Mamba2,
+        MoE,
+        RMSNorm,
+        Rope,
+        TaylorAttention,
+    )
 
     rope, rms = Rope(64), RMSNorm()
     plain = Attention(8, 2, 64, 0.125, rope)
     latent = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, rms, rope=rope)
+    mamba, mamba2 = Mamba(1024, 16, 4, 32), Mamba2(16, 64, 64, 1, 4, rms)
     cases: dict[str, list[tuple[str, object]]] = {
         "norm": [("RMSNorm", rms), ("LayerNorm", LayerNorm())],
         "rope": [("halves", rope), ("interleaved", Rope(64, interleaved=True))],
@@ -117,6 +129,11 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("GatedMLP", MLPBlock(GatedMLP(1024), rms, 1.0)),
             ("MoE", MLPBlock(MoE(8, 2, 1024), rms, 1.0)),
         ],
+        "selective_scan": [("Mamba", mamba)],
+        "ssd": [("Mamba2", mamba2)],
+        "gated_norm": [("Mamba2", mamba2)],
+        "taylor_attention": [("TaylorAttention", TaylorAttention(16, 64, 16))],
+        "recurrent_block": [("Mamba", RecurrentBlock(mamba, rms, 1.0)), ("Mamba2", RecurrentBlock(mamba2, rms, 1.0))],
         "head": [("plain", Head(rms, 1.0, 1.0, None))],
     }
     for op in (*api.PRIMITIVES, *api.STAGES):
