@@ -483,7 +483,7 @@ def test_errors_of_the_other_commands(run: Run, tiny: Path, tmp_path: Path) -> N
     check_error(run("doctor", "--ops", "warp=reference"), ("warp", "attention"))
 
 
-MISUSE = [("generate",), ("warp",), ("generate", "-m", "x", "a", "--warp"), ("generate", "-m", "x", "-n", "y")]
+MISUSE = [("chat",), ("warp",), ("generate", "-m", "x", "a", "--warp"), ("generate", "-m", "x", "-n", "y")]
 
 
 @pytest.mark.parametrize("args", MISUSE, ids=" ".join)

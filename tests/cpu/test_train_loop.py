@@ -30,7 +30,7 @@ MIXER = Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=8**-0.5, rope=R
 SPEC = ModelSpec("tiny", VOCAB, 32, 64, (Layer(MIXER, GatedMLP(48), NORM),) * 2, NORM, tie_word_embeddings=True)
 OPTIONS = TrainOptions(
     steps=24, batch_tokens=64, micro_tokens=32, context=CONTEXT, learning_rate=1e-2, warmup_steps=4, eval_every=6,
-    save_every=6, dropout=0.1,
+    save_every=6, dropout=0.1, optimiser="adamw",
 )  # fmt: skip
 
 

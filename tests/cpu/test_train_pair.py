@@ -14,7 +14,8 @@ from ridgeline import LLM
 from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
 from ridgeline.train.continuations import ContinuationOptions, draw_prompts
-from ridgeline.train.functions import FunctionOptions, draw_functions
+from ridgeline.train.data import prepare
+from ridgeline.train.functions import FunctionOptions, draw_functions, write_functions
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.manifest import Manifest
 from ridgeline.train.pair import produce_pair
@@ -80,7 +81,7 @@ def recipe(corpus: Corpus) -> Recipe:
         "tiny", platform.python_version(), manifest.hash, 0.3, 0, 300, FunctionOptions(20, 120),
         ContinuationOptions(8, 2, 6, 12),
         ModelRecipe(CONFIG, (Stage("corpus", OPTIONS), Stage("functions", last))),
-        ModelRecipe(CONFIG | {"hidden_size": 16}, (Stage("functions", OPTIONS), Stage("continuations", last))),
+        ModelRecipe(CONFIG | {"hidden_size": 16}, (Stage("headers", OPTIONS), Stage("continuations", last))),
     )  # fmt: skip
 
 
@@ -149,6 +150,23 @@ def test_functions_of_other_line_ends_and_of_files_that_do_not_parse() -> None:
     broken = Document("b.py", "def f(:\n    pass\n")
     (text,) = draw_functions([crlf, broken], FunctionOptions(1, 1000))
     assert text.document.text == "def f(self):\r\n    '''\x0c\x1c'''\r\n    return 1\r\n"
+
+
+def test_half_of_the_headers_are_encoded_as_prompts_are(tmp_path: Path, corpus: Corpus) -> None:
+    tokens = 400  # enough for the colon and the line's end to become one
+    data = prepare(corpus, tmp_path / "data", tokens, ranks=Ranks("cpu"), held_out_share=0.3)
+    options = FunctionOptions(20, 120)
+    shards = [write_functions(tmp_path / str(s), data, options, split_headers=s) for s in (False, True)]
+    plain, split = ([s.document(i).tolist() for i in range(s.info.num_documents)] for s in shards)
+    assert len(plain) == len(split) == data.train.info.num_documents + 20
+    texts = [data.tokenizer.decode(ids) for ids in plain]
+    assert texts == [data.tokenizer.decode(ids) for ids in split]
+    differ = [i for i, (a, b) in enumerate(zip(plain, split, strict=True)) if a != b]
+    assert differ and all((i - data.train.info.num_documents) % 2 == 0 for i in differ)
+    for i in differ:
+        prompt = data.tokenizer.encode(texts[i].partition(":\n")[0] + ":").ids
+        assert split[i][: len(prompt)] == prompt != plain[i][: len(prompt)]
+        assert (split[i][-1] == 0) == (plain[i][-1] == 0)
 
 
 def test_prompts_are_pieces_of_documents(tmp_path: Path, corpus: Corpus) -> None:

@@ -238,7 +238,7 @@ def _bars(ranks: Ranks) -> Iterator[_Bars]:
     from ridgeline.cli.progress import error_console
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
     # Redirected, what is printed to stdout meanwhile would go to the console of the bar.

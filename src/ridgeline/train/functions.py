@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from ridgeline.errors import DataError
 from ridgeline.train.corpus import Document
 from ridgeline.train.data import TrainingData
-from ridgeline.train.shards import Shard, encode, write_tokens
+from ridgeline.train.shards import Ints, Shard, encode, write_tokens
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
 
@@ -54,18 +54,36 @@ def draw_functions(documents: Sequence[Document], options: FunctionOptions) -> l
     return [_text(found[i], options.max_bytes) for i in sorted(chosen.tolist())]
 
 
-def write_functions(folder: Path, data: TrainingData, options: FunctionOptions) -> Shard:
-    """A shard of the training side and functions of it, in a new folder; the one of an earlier run if it is there."""
-    key = json.dumps([data.manifest.hash, asdict(options)]).encode()
+def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, *, split_headers: bool) -> Shard:
+    """A shard of the training side and functions of it, in a new folder; the one of an earlier run if it is there.
+
+    split_headers: encode the header of every second function by itself, as a prompt is: in a text, the colon and the
+    line's end that follows may be one token, which no prompt ends with.
+    """
+    key = json.dumps([data.manifest.hash, asdict(options), split_headers]).encode()
     made_of = hashlib.sha256(key).hexdigest()
     if folder.exists():
         return Shard.open(folder).check_made_of(made_of)
     texts = draw_functions(data.documents, options)
     encoded = encode([text.document for text in texts], data.tokenizer)
     functions = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
+    if split_headers:
+        functions = _with_headers(functions, texts, data)
     whole = (data.train.document(i) for i in range(data.train.info.num_documents))
     num_bytes = data.train.info.num_bytes + sum(len(t.document.text.encode()) for t in texts)
     return write_tokens(folder, chain(whole, functions), data.tokenizer, made_of, num_bytes)
+
+
+def _with_headers(functions: Iterable[Ints], texts: Sequence[FunctionText], data: TrainingData) -> Iterator[Ints]:
+    """Every second function anew, in two parts: up to the first colon that ends a line, and the rest."""
+    for i, (ids, text) in enumerate(zip(functions, texts, strict=True)):
+        header, colon, rest = text.document.text.partition(":\n")
+        if i % 2 or not colon:
+            yield ids
+            continue
+        parts = data.tokenizer.encode_batch_fast([f"{header}:", f"\n{rest}"], add_special_tokens=False)
+        end = [data.train.info.end_of_text_id]
+        yield np.array([*end, *parts[0].ids, *parts[1].ids, *(end if text.is_whole else [])], np.int64)
 
 
 _Place = tuple[Document, int, int, int]  # the first and last line, counted from 1; how far from the left edge

@@ -29,6 +29,7 @@ DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last 
 DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
     "functions": "the training side, and {functions:,} functions of it as documents of their own",
+    "headers": "the same, half of the functions with a header that is encoded by itself, as a prompt is",
     "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
 }
 
@@ -89,8 +90,9 @@ class _Maker:
         if kind == "corpus":
             return self.data.train
         folder = self.data.folder / kind
-        if kind == "functions":
-            return self._first_writes(lambda: write_functions(folder, self.data, self.recipe.functions))
+        if kind in ("functions", "headers"):
+            split, options = kind == "headers", self.recipe.functions
+            return self._first_writes(lambda: write_functions(folder, self.data, options, split_headers=split))
         asked = self.recipe.continuations
         done = self.watch.tokens("continuing", asked.num_prompts * asked.new_tokens)
         return self._first_writes(lambda: write_continuations(self.target, self.data, folder, asked, done))

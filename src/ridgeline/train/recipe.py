@@ -14,14 +14,15 @@ from ridgeline.train.functions import FunctionOptions
 from ridgeline.train.loop import TrainOptions
 
 FOLDER = Path(__file__).parent / "recipes"
-StageData = Literal["corpus", "functions", "continuations"]
+StageData = Literal["corpus", "functions", "headers", "continuations"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A part of a run, with an optimiser of its own; it begins with the weights of the one before.
 
-    data: the training side; with functions of it as documents of their own; or what the target says.
+    data: the training side; with functions of it as documents of their own; with the headers of half of them encoded as
+    prompts are; or what the target says.
     """
 
     data: StageData

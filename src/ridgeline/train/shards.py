@@ -25,6 +25,7 @@ from ridgeline.errors import DataError
 from ridgeline.train.corpus import Document
 from ridgeline.train.vocabulary import END_OF_TEXT, tokenizer_hash
 
+Ints = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
 _TOKENS, _OFFSETS, _INFO = "tokens.bin", "offsets.npy", "shard.json"
 _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
