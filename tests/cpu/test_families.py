@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from oracle.families import CASES, prompts
 from ridgeline import LLM
 from ridgeline.archs import FAMILIES
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.nn import Model
+from ridgeline.runtime.step import DenseStep
 
 TOLERANCE = 1e-4
 
@@ -77,4 +80,15 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
     again = LLM(str(ours))
     assert again.loaded.spec == llm.loaded.spec
     for a, b in zip(again.logits(prompts(case)), llm.logits(prompts(case)), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert np.abs(a - b).max() < TOLERANCE / 5
+    np.testing.assert_array_equal(*(aligned_logits(x, prompts(case)) for x in (again, llm)))
+
+
+def aligned_logits(llm: LLM, sequences: list[list[int]]) -> np.ndarray:
+    """Logits over copies of the weights. As they lie in a file their addresses differ, and with an address the order in
+    which a product of torch's adds may: of DeepSeek's one-token prompt, by 2e-6.
+    """
+    loaded = llm.loaded
+    weights: Any = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
+    model = Model(loaded.spec, weights, loaded.table, loaded.max_model_len)
+    return loaded.table.memory.get(model(DenseStep.build(sequences, loaded.table.memory)))

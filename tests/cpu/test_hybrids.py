@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from ridgeline.errors import ConfigError
 from ridgeline.plan import EngineOptions
 from ridgeline.spec import (
     Attention,
+    FirstTokens,
     GatedMLP,
+    LatentAttention,
     Layer,
     Mamba,
     Mamba2,
     ModelSpec,
     RMSNorm,
     Rope,
+    SharedAttention,
     ShortConvolution,
     TaylorAttention,
     TokenMixer,
@@ -32,6 +36,8 @@ NORM = RMSNorm(1e-5)
 WIDTH, VOCAB = 32, 97
 FULL = Attention(4, 1, 8, 8**-0.5, Rope(8))
 LOCAL = Attention(4, 2, 8, 8**-0.5, Rope(8), window=20)
+FIRST = replace(LOCAL, window=8, sinks=True, pattern=FirstTokens(5))
+LATENT = LatentAttention(4, 12, 8, 4, 8, 12**-0.5, NORM, rope=Rope(4))
 MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
 MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
 CONVOLUTION = ShortConvolution(WIDTH, 3)
@@ -42,7 +48,10 @@ STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
     "no attention": (TAYLOR, MAMBA2),
-}
+    "latents and shared keys": (
+        FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
+    ),
+}  # fmt: skip
 
 
 def spec_of(*mixers: TokenMixer, longest: int = 256) -> ModelSpec:
