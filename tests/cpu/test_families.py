@@ -82,7 +82,7 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
 
 
 def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
-    """With copies of the weights: where a file has them, which may be at any byte, decides the last digit of products."""
+    """With copies of the weights: where a file has them, at any byte, can decide the last digit of a product."""
     loaded = llm.loaded
     weights = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
     model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory
