@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from oracle.build import build, oracle_logits, respell, to_v4_config
 from oracle.compare import compare
-from oracle.families import CASES, prompts
+from oracle.families import CASES, Case, prompts
 from ridgeline import LLM
 from ridgeline.archs import FAMILIES
 from ridgeline.load.checkpoint import open_checkpoint
@@ -81,14 +80,12 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
     assert again.loaded.spec == llm.loaded.spec
     for a, b in zip(again.logits(prompts(case)), llm.logits(prompts(case)), strict=True):
         assert np.abs(a - b).max() < TOLERANCE / 5
-    np.testing.assert_array_equal(*(aligned_logits(x, prompts(case)) for x in (again, llm)))
+    np.testing.assert_array_equal(logits_from_memory(again, case), logits_from_memory(llm, case))
 
 
-def aligned_logits(llm: LLM, sequences: list[list[int]]) -> np.ndarray:
-    """Logits over copies of the weights. As they lie in a file their addresses differ, and with an address the order in
-    which a product of torch's adds may: of DeepSeek's one-token prompt, by 2e-6.
-    """
+def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
+    """With copies of the weights: where a file has them, at any byte, can decide the last digit of a product."""
     loaded = llm.loaded
-    weights: Any = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
-    model = Model(loaded.spec, weights, loaded.table, loaded.max_model_len)
-    return loaded.table.memory.get(model(DenseStep.build(sequences, loaded.table.memory)))
+    weights = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
+    model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory
+    return memory.get(model(DenseStep.build(prompts(case), memory)))
