@@ -33,7 +33,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -207,22 +207,30 @@ def same_text(documents: Sequence[Document], bench: Bench) -> bool:
 
 
 def completions(bench: Bench) -> None:
+    """As a user has it, with what the model's generation_config.json says besides, and by the temperature alone."""
+    defaults = bench.llm("target").checkpoint.sampling_defaults
+    _completions(bench, f"completions, temperature {TEMPERATURE}, the model's defaults", defaults, keep=True)
+    _completions(bench, f"completions, temperature {TEMPERATURE}, nothing else", {}, keep=False)
+
+
+def _completions(bench: Bench, name: str, sampling: Mapping[str, float], *, keep: bool) -> None:
     known = sorted({h for t in bench.texts if t.name.endswith(".py") for h in function_headers(t.text)})
     headers = random.Random(SEED).sample(known, min(bench.options.headers, len(known)))
-    params = SamplingParams(max_tokens=ANSWER, temperature=TEMPERATURE)  # noise: the LLM's seed and the place
+    # Noise: the LLM's seed and the place.
+    params = SamplingParams(**{**sampling, "max_tokens": ANSWER, "temperature": TEMPERATURE})
     advance = progress("completions", len(headers))
     outputs = bench.llm("target").generate(headers, params, on_done=lambda index, output: advance(1))
     answers = [output.outputs[0] for output in outputs]
     verdicts = [judge(header, answer.text) for header, answer in zip(headers, answers, strict=True)]
     share = Proportion.of(sum(v.passed for v in verdicts), len(verdicts))
     bench.report(
-        f"completions, temperature {TEMPERATURE}", all(a.error is None for a in answers), value=round(share.value, 4),
+        name, all(a.error is None for a in answers), value=round(share.value, 4),
         interval_95=[round(share.low, 4), round(share.high, 4)], headers=len(headers), of_headers=len(known),
         tokens=sum(len(a.token_ids) for a in answers),
         mean_statements=round(fmean(v.num_statements for v in verdicts), 2),
         mean_covered=round(fmean(v.covered for v in verdicts), 4),
     )  # fmt: skip
-    if bench.options.out:
+    if bench.options.out and keep:
         path, rows = bench.options.out.with_suffix(".completions.jsonl"), []
         for header, answer, verdict in zip(headers, answers, verdicts, strict=True):
             judged = {"passed": verdict.passed, **asdict(verdict), "finish_reason": answer.finish_reason}

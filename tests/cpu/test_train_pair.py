@@ -15,7 +15,7 @@ from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
 from ridgeline.train.continuations import ContinuationOptions, draw_prompts
 from ridgeline.train.data import prepare
-from ridgeline.train.functions import FunctionOptions, draw_functions, write_functions
+from ridgeline.train.functions import FunctionOptions, code_lines, draw_functions, write_functions
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.manifest import Manifest
 from ridgeline.train.pair import produce_pair
@@ -80,8 +80,8 @@ def recipe(corpus: Corpus) -> Recipe:
     return Recipe(
         "tiny", platform.python_version(), manifest.hash, 0.3, 0, 300, FunctionOptions(20, 120),
         ContinuationOptions(8, 2, 6, 12),
-        ModelRecipe(CONFIG, (Stage("corpus", OPTIONS), Stage("functions", last))),
-        ModelRecipe(CONFIG | {"hidden_size": 16}, (Stage("headers", OPTIONS), Stage("continuations", last))),
+        ModelRecipe(CONFIG, {"temperature": 0.5}, (Stage("corpus", OPTIONS), Stage("functions", last))),
+        ModelRecipe(CONFIG | {"hidden_size": 16}, {}, (Stage("headers", OPTIONS), Stage("continuations", last))),
     )  # fmt: skip
 
 
@@ -96,7 +96,9 @@ def test_a_pair_from_nothing_and_from_what_is_there(
     ]  # fmt: skip
     written = {}
     for name in ("tiny", "tiny-draft"):
-        LLM(str(tmp_path / name))
+        assert LLM(str(tmp_path / name)).checkpoint.sampling_defaults == (
+            {"temperature": 0.5} if name == "tiny" else {}
+        )
         card = (tmp_path / name / "README.md").read_text()
         assert "| Stage 1 |" in card and "| Stage 2 |" in card and "| Licence of the texts | MIT |" in card
         written[name] = (tmp_path / name / "model.safetensors").read_bytes()
@@ -145,6 +147,42 @@ def test_functions_begin_at_the_left_edge_and_end_with_their_surroundings(corpus
         draw_functions(documents, FunctionOptions(7, 100))
 
 
+def test_code_has_neither_comments_nor_docstrings() -> None:
+    text = '''"""Module."""
+# a comment
+def f(a):  # why
+    """Doc
+    string."""
+    # alone
+    b = "# no comment"  # but this
+    return b
+
+
+def g():
+    """All there is."""
+
+class A:
+    "one line"; x = 1
+'''
+    code = "".join(code_lines(text))
+    assert (
+        code
+        == '''def f(a):
+    b = "# no comment"
+    return b
+
+
+def g():
+    """All there is."""
+
+class A:
+    "one line"; x = 1
+'''
+    )
+    (found,) = draw_functions([Document("a.py", text)], FunctionOptions(2, 60, seed=1), code_only=True)[:1]
+    assert found.document.text.startswith("def f(a):\n    b = ")
+
+
 def test_functions_of_other_line_ends_and_of_files_that_do_not_parse() -> None:
     crlf = Document("a.py", "class A:\r\n    def f(self):\r\n        '''\x0c\x1c'''\r\n        return 1\r\n")
     broken = Document("b.py", "def f(:\n    pass\n")
@@ -156,7 +194,7 @@ def test_half_of_the_headers_are_encoded_as_prompts_are(tmp_path: Path, corpus: 
     tokens = 400  # enough for the colon and the line's end to become one
     data = prepare(corpus, tmp_path / "data", tokens, ranks=Ranks("cpu"), held_out_share=0.3)
     options = FunctionOptions(20, 120)
-    shards = [write_functions(tmp_path / str(s), data, options, split_headers=s) for s in (False, True)]
+    shards = [write_functions(tmp_path / form, data, options, form) for form in ("functions", "headers")]
     plain, split = ([s.document(i).tolist() for i in range(s.info.num_documents)] for s in shards)
     assert len(plain) == len(split) == data.train.info.num_documents + 20
     texts = [data.tokenizer.decode(ids) for ids in plain]

@@ -9,11 +9,13 @@ import ast
 import hashlib
 import json
 import re
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from ridgeline.train.corpus import Document
 from ridgeline.train.data import TrainingData
 from ridgeline.train.shards import Ints, Shard, encode, write_tokens
 
+Form = Literal["functions", "headers", "code"]
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
 
 
@@ -42,36 +45,73 @@ class FunctionText:
     is_whole: bool
 
 
-def draw_functions(documents: Sequence[Document], options: FunctionOptions) -> list[FunctionText]:
+def draw_functions(
+    documents: Sequence[Document], options: FunctionOptions, *, code_only: bool = False
+) -> list[FunctionText]:
     """Functions of the Python documents with what follows them in their class or module, moved to the left edge.
 
-    Raises DataError where there are fewer functions than are asked for.
+    code_only: without comments and docstrings. Raises DataError where there are fewer functions than are asked for.
     """
     found = [place for document in documents if document.is_python for place in _functions(document)]
     if len(found) < options.num_functions:
         raise DataError(f"{options.num_functions:,} functions are asked for, the documents have {len(found):,}")
     chosen = np.random.default_rng(options.seed).permutation(len(found))[: options.num_functions]
-    return [_text(found[i], options.max_bytes) for i in sorted(chosen.tolist())]
+    lines: dict[str, list[str]] = {}
+    texts = []
+    for i in sorted(chosen.tolist()):
+        document = found[i][0]
+        if document.name not in lines:
+            lines[document.name] = code_lines(document.text) if code_only else LINE.findall(document.text)
+        texts.append(_text(found[i], lines[document.name], options.max_bytes))
+    return texts
 
 
-def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, *, split_headers: bool) -> Shard:
+def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, form: Form) -> Shard:
     """A shard of the training side and functions of it, in a new folder; the one of an earlier run if it is there.
 
-    split_headers: encode the header of every second function by itself, as a prompt is: in a text, the colon and the
-    line's end that follows may be one token, which no prompt ends with.
+    form: "functions" as they are; "headers": the header of every second one is encoded by itself, as a prompt is (in a
+    text, the colon and the line's end that follows may be one token, which no prompt ends with); "code": so, and
+    without comments and docstrings.
     """
-    key = json.dumps([data.manifest.hash, asdict(options), split_headers]).encode()
-    made_of = hashlib.sha256(key).hexdigest()
+    made_of = hashlib.sha256(json.dumps([data.manifest.hash, asdict(options), form]).encode()).hexdigest()
     if folder.exists():
         return Shard.open(folder).check_made_of(made_of)
-    texts = draw_functions(data.documents, options)
+    texts = draw_functions(data.documents, options, code_only=form == "code")
     encoded = encode([text.document for text in texts], data.tokenizer)
     functions: Iterator[Ints] = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
-    if split_headers:
+    if form != "functions":
         functions = _with_headers(functions, texts, data)
     whole = (data.train.document(i) for i in range(data.train.info.num_documents))
     num_bytes = data.train.info.num_bytes + sum(len(t.document.text.encode()) for t in texts)
     return write_tokens(folder, chain(whole, functions), data.tokenizer, made_of, num_bytes)
+
+
+def code_lines(text: str) -> list[str]:
+    """The lines of a Python text that parses, those of its docstrings and comments empty, other comments cut off.
+
+    A docstring that is all there is of a body stays.
+    """
+    lines: list[str] = LINE.findall(text)
+    for node in ast.walk(_parse(text)):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and len(node.body) > 1:
+            first = node.body[0]
+            alone = node.body[1].lineno > (first.end_lineno or 0)
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and alone and body:
+                for i in range(first.lineno - 1, first.end_lineno or first.lineno):
+                    lines[i] = ""
+    for token in tokenize.generate_tokens(iter(LINE.findall(text)).__next__):
+        if token.type == tokenize.COMMENT and lines[token.start[0] - 1]:
+            line = lines[token.start[0] - 1]
+            before = line[: token.start[1]].rstrip()
+            lines[token.start[0] - 1] = f"{before}\n" if before else ""
+    return lines
+
+
+def _parse(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _with_headers(functions: Iterable[Ints], texts: Sequence[FunctionText], data: TrainingData) -> Iterator[Ints]:
@@ -91,9 +131,7 @@ _Place = tuple[Document, int, int, int]  # the first and last line, counted from
 
 def _functions(document: Document) -> Iterator[_Place]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(document.text)
+        tree = _parse(document.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for parent in ast.walk(tree):
@@ -105,10 +143,9 @@ def _functions(document: Document) -> Iterator[_Place]:
                 yield document, node.lineno, body[-1].end_lineno, node.col_offset
 
 
-def _text(place: _Place, max_bytes: int) -> FunctionText:
+def _text(place: _Place, lines: Sequence[str], max_bytes: int) -> FunctionText:
     document, first, last, indent = place
-    below = LINE.findall(document.text)[first - 1 : last]
-    text, is_whole = _cut("".join(_left(line, indent) for line in below), max_bytes)
+    text, is_whole = _cut("".join(_left(line, indent) for line in lines[first - 1 : last] if line), max_bytes)
     return FunctionText(Document(f"{document.name}:{first}", text), is_whole)
 
 

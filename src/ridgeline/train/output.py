@@ -30,12 +30,13 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 def write_model(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], tokenizer: Path, end_id: int,
-    dtype: StoredType, sample: Sequence[int],
+    dtype: StoredType, sample: Sequence[int], sampling: Mapping[str, Any],
 ) -> dict[str, float]:  # fmt: skip
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into a folder.
 
     weights: by the spec's names; stored in `dtype`. tokenizer: the folder of its files; end_id: its <|endoftext|>.
-    sample: token ids that the written folder is compared on. Gives the largest difference of a logit to what was
+    sample: token ids that the written folder is compared on. sampling: of generation_config.json: how to sample, where
+    nobody says otherwise. Gives the largest difference of a logit to what was
     trained, as stored, by the program that read the folder: "ridgeline" and, where it is installed and knows the
     architecture, "transformers". Raises CheckpointError for a folder that reads back as something else.
     """
@@ -47,7 +48,7 @@ def write_model(
     try:
         ids = {"bos_token_id": end_id, "eos_token_id": end_id}
         _write_json(draft / "config.json", {**config, **ids, "dtype": dtype})
-        _write_json(draft / "generation_config.json", ids)
+        _write_json(draft / "generation_config.json", {**ids, **sampling})
         hosts = {name: _host(tensor, dtype) for name, tensor in stored.items()}
         write_safetensors(draft / SINGLE, checkpoint_tensors(spec, family_of(config).names, hosts))
         for name in TOKENIZER_FILES:

@@ -30,6 +30,7 @@ DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
     "functions": "the training side, and {functions:,} functions of it as documents of their own",
     "headers": "the same, half of the functions with a header that is encoded by itself, as a prompt is",
+    "code": "the same, the functions without comments and docstrings",
     "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
 }
 
@@ -48,8 +49,8 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
     )  # fmt: skip
     target = Place(folder=out / recipe.name, ranks=ranks, licence=LICENCE, dtype="bfloat16")
     maker = _Maker(recipe, data, target, watch)
-    maker.make(recipe.target, target, SUMMARY)
-    draft = replace(target, folder=out / f"{recipe.name}-draft")
+    maker.make(recipe.target, replace(target, sampling=recipe.target.sampling), SUMMARY)
+    draft = replace(target, folder=out / f"{recipe.name}-draft", sampling=recipe.draft.sampling)
     maker.make(recipe.draft, draft, DRAFT_SUMMARY.format(recipe.name, recipe.name))
 
 
@@ -90,9 +91,8 @@ class _Maker:
         if kind == "corpus":
             return self.data.train
         folder = self.data.folder / kind
-        if kind in ("functions", "headers"):
-            split, options = kind == "headers", self.recipe.functions
-            return self._first_writes(lambda: write_functions(folder, self.data, options, split_headers=split))
+        if kind != "continuations":
+            return self._first_writes(lambda: write_functions(folder, self.data, self.recipe.functions, kind))
         asked = self.recipe.continuations
         done = self.watch.tokens("continuing", asked.num_prompts * asked.new_tokens)
         return self._first_writes(lambda: write_continuations(self.target, self.data, folder, asked, done))

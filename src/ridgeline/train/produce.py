@@ -6,7 +6,7 @@ A folder holds the model's own files at its top, and beside them `training/`: da
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,12 +48,15 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how a model is made. licence: of what comes out, if known. dtype: of the stored weights."""
+    """Where and how a model is made. licence: of what comes out, if known. dtype: of the stored weights. sampling: how
+    to sample from it, where nobody says otherwise, as generation_config.json says it.
+    """
 
     folder: Path
     ranks: Ranks
     licence: str | None
     dtype: StoredType
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch, summary: str) -> None:
@@ -73,7 +76,9 @@ def finish(
         longest = side.document(int(np.argmax(np.diff(side.offsets))))
         sample = longest[: min(SAMPLE_TOKENS, job.options.context)].tolist()
         end = side.info.end_of_text_id
-        errors = write_model(place.folder, job.config, trained.weights, data.folder, end, place.dtype, sample)
+        errors = write_model(
+            place.folder, job.config, trained.weights, data.folder, end, place.dtype, sample, place.sampling
+        )
         watch.say("read back: largest difference of a logit " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
         if "transformers" not in errors and job.config.get("model_type") != OUR_MODEL_TYPE:
             watch.say(NO_TRANSFORMERS)

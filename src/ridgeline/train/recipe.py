@@ -14,15 +14,15 @@ from ridgeline.train.functions import FunctionOptions
 from ridgeline.train.loop import TrainOptions
 
 FOLDER = Path(__file__).parent / "recipes"
-StageData = Literal["corpus", "functions", "headers", "continuations"]
+StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A part of a run, with an optimiser of its own; it begins with the weights of the one before.
 
-    data: the training side; with functions of it as documents of their own; with the headers of half of them encoded as
-    prompts are; or what the target says.
+    data: the training side; with functions of it as documents of their own, in one of the forms that `write_functions`
+    has; or what the target says.
     """
 
     data: StageData
@@ -31,9 +31,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """config: the config.json to be, of a family."""
+    """config: the config.json to be, of a family. sampling: of its generation_config.json."""
 
     config: Mapping[str, Any]
+    sampling: Mapping[str, Any]
     stages: tuple[Stage, ...]
 
 
@@ -70,4 +71,4 @@ class Recipe:
 def _model(data: Mapping[str, Any]) -> ModelRecipe:
     stages = [(stage["data"], TrainOptions(**stage["options"])) for stage in data["stages"]]
     assert all(kind in get_args(StageData) for kind, _ in stages)
-    return ModelRecipe(data["config"], tuple(Stage(*stage) for stage in stages))
+    return ModelRecipe(data["config"], data["sampling"], tuple(Stage(*stage) for stage in stages))
