@@ -67,7 +67,7 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
     """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
     if name == "A_log":  # decays from fast to slow
         value.uniform_(-2.0, 1.5, generator=generator)
-    elif name.endswith("bias"):
+    elif name.endswith("bias") and name != "dt_bias":  # that one sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
     elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
         low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
