@@ -19,8 +19,9 @@ NAN = float("nan")
 
 
 class Pages:
-    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN. Six sequences of
-    100 tokens fit in pages of one.
+    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN.
+
+    Six sequences of 100 tokens fit, in pages of one.
     """
 
     def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator) -> None:
