@@ -138,8 +138,8 @@ def others(pattern: Pattern) -> Iterator[Pattern]:
 def test_state_of_patterns() -> None:
     """First tokens stay beside the window, a dilated window reaches further back, a stride reads everything."""
     first, far, *_ = state_groups(SPECS["first_tokens"], page_tokens=4, element_bytes=4)
-    assert (first.lookback, first.first_tokens, first.first_pages) == (8, 5, 2)
-    assert (far.lookback, far.first_tokens, far.first_pages) == (8, 20, 5)
+    assert (first.lookback, first.first_tokens, first.first_pages) == (23, 5, 2)
+    assert (far.lookback, far.first_tokens, far.first_pages) == (23, 20, 5)
     dilated, *_ = state_groups(SPECS["patterns"], page_tokens=4, element_bytes=4)
     assert (dilated.lookback, dilated.first_tokens) == (24, 0)
     a = Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(5))

@@ -19,14 +19,17 @@ NAN = float("nan")
 
 
 class Pages:
-    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN."""
+    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN.
+
+    Six sequences of 100 tokens fit, in pages of one.
+    """
 
     def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator) -> None:
         self.case, self.size = case, page_tokens
-        shape = (500, page_tokens, case.num_kv_heads, case.head_dim)
+        shape = (601, page_tokens, case.num_kv_heads, case.head_dim)
         self.keys, self.values = torch.full(shape, NAN), torch.full(shape, NAN)
         self.tables = np.zeros((rows, 130), np.int64)
-        self.free = rng.permutation(np.arange(1, 500)).tolist()
+        self.free = rng.permutation(np.arange(1, 601)).tolist()
         self.state = case.state()
 
     def grow(self, row: int, start: int, end: int) -> None:

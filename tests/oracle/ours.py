@@ -89,9 +89,9 @@ def _character() -> ModelSpec:
     return model(layers, "character")
 
 
-def _patterns(name: str, *patterns: Pattern) -> ModelSpec:
+def _patterns(name: str, window: int, *patterns: Pattern) -> ModelSpec:
     """A layer of each pattern, a full one, and one that shares the first's keys through a pattern of its own."""
-    layers = [Layer(replace(FULL, window=9, pattern=p), MLP, NORM) for p in patterns]
+    layers = [Layer(replace(FULL, window=window, pattern=p), MLP, NORM) for p in patterns]
     within = FirstTokens(3) if isinstance(patterns[0], FirstTokens) else None
     full = Layer(replace(FULL, sinks=True), MLP, NORM)
     return model([*layers, full, shared(0, FULL, window=6, pattern=within)], name)
@@ -102,8 +102,8 @@ SPECS: dict[str, ModelSpec] = {
     "cla3_mqa": cla(MQA, 6, 3),
     "cla_mixed": _mixed(),
     "cla_character": _character(),
-    "first_tokens": _patterns("first_tokens", FirstTokens(5), FirstTokens(20)),
-    "patterns": _patterns("patterns", Dilated(3), Strided(7), FirstTokens(17)),
+    "first_tokens": _patterns("first_tokens", 24, FirstTokens(5), FirstTokens(20)),
+    "patterns": _patterns("patterns", 9, Dilated(3), Strided(7), FirstTokens(17)),
 }
 
 
