@@ -78,7 +78,7 @@ def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, 
         return Shard.open(folder).check_made_of(made_of)
     texts = draw_functions(data.documents, options, code_only=form == "code")
     encoded = encode([text.document for text in texts], data.tokenizer)
-    functions = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
+    functions: Iterator[Ints] = (ids if text.is_whole else ids[:-1] for ids, text in zip(encoded, texts, strict=True))
     if form != "functions":
         functions = _with_headers(functions, texts, data)
     whole = (data.train.document(i) for i in range(data.train.info.num_documents))
