@@ -71,7 +71,8 @@ def machine_name(device: torch.device) -> str:
     """The device in words: a GPU's name, or the processor's and how many threads are used."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads != 1 else ''}"
 
 
 def _processor() -> str:

@@ -112,8 +112,11 @@ def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any
     """None where transformers is not installed."""
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError:
         return None
+    library: Any = logging
+    library.disable_progress_bar()  # for a model that was written a moment ago
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     with torch.no_grad():
         logits = model.eval()(torch.tensor([sample])).logits[0]
