@@ -29,8 +29,8 @@ DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last 
 DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
     "functions": "the training side, and {functions:,} functions of it as documents of their own",
-    "headers": "the same, half of the functions with a header that is encoded by itself, as a prompt is",
-    "code": "the same, the functions without comments and docstrings",
+    "headers": "the training side and {functions:,} functions, half of them with a header encoded as a prompt is",
+    "code": "the training side and {functions:,} functions without comments and docstrings, headers as before",
     "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
 }
 
