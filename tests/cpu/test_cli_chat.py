@@ -135,7 +135,8 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(terminal: Terminal) -> None:
     terminal.send("/stats\n")
     terminal.until(r"No answer yet")  # the one that was stopped has no result
     terminal.send("/reset\n")
-    terminal.until(r"forgotten")
+    terminal.until(r"forgotten[^>]*>>> ")
+    time.sleep(0.3)  # as above
     terminal.send("\x04")
     assert terminal.process.wait(timeout=20) == 0
     assert "Traceback" not in terminal.seen
