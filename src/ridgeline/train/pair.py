@@ -43,6 +43,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
             "that one, or train on this one's with --data stdlib"
         )
     folder = out / recipe.name / TRAINING / DATA
+    watch.say("reading the standard library, and what functions it shares")
     data = prepare(
         Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
