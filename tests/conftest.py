@@ -3,7 +3,7 @@
 import os
 import signal
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_configure() -> None:

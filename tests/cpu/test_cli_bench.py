@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import main
@@ -30,15 +29,6 @@ MIXTURE = CONFIG | {"model_type": "mixtral", "num_local_experts": 8, "num_expert
 SMALL = ("--input-len", "20", "--output-len", "6")
 Done = CompletedProcess[str]
 Run = Callable[..., Done]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

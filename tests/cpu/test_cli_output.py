@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import ridgeline
 from oracle.data import shared_data
@@ -37,15 +36,6 @@ SAMPLED = ("--max-tokens", "12", "-n", "2", "--temperature", "1.2", "--max-num-s
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
 Answers = dict[int, list[list[int]]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

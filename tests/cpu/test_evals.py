@@ -48,15 +48,6 @@ Done = CompletedProcess[str]
 Run = Callable[..., Done]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """One model, as ours and as transformers'."""

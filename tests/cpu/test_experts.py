@@ -7,8 +7,6 @@ visits are NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -30,14 +28,6 @@ CASES = {
     "one": MoE(1, 1, 20),
     "all of them": MoE(5, 5, 20),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def drawn(case: MoE, size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Tensor]]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 import ridgeline.spec
@@ -277,14 +276,6 @@ class Subject:
     def _run(self, spec: ModelSpec, table: OpsTable) -> np.ndarray:
         used = {w.name: self._weights[w.name] for w in spec.weights()}
         return table.memory.get(Model(spec, used, table, self._length)(self._step))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,6 @@ SMALL = LatentAttention(3, 12, 5, 4, 7, 0.3, NORM)
 CASES = [SMALL, LatentAttention(4, 32, 16, 8, 20, 0.2, NORM), LatentAttention(1, 3, 8, 2, 9, 0.5, NORM)]
 V3 = LatentAttention(128, 512, 128, 64, 128, 192**-0.5, NORM)
 FORMS = ("absorbed", "rebuilt", "cheaper")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def force(form: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

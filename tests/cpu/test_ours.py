@@ -26,14 +26,6 @@ from ridgeline.spec.groups import state_groups
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     weights = wide(write(SPECS[name], tmp_path))

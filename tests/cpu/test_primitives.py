@@ -6,7 +6,7 @@ Inputs are slices out of larger tensors full of NaN, so that a read beside them 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,14 +38,6 @@ SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFERENCE, SDPA = ReferenceBackend(), SdpaBackend()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def rng(*key: int) -> np.random.Generator:

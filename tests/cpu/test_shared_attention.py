@@ -52,14 +52,6 @@ from ridgeline.train.module import LanguageModel
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # ---- training ----------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import app
 from ridgeline.errors import RidgelineError
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope, to_json
+from ridgeline.train import save_tokenizer, train_bpe
 
 NORM = RMSNorm(1e-6)
 FLAGS = [
@@ -175,7 +177,16 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, data: Path) -> None:
     assert "no room for 256 bytes" in refused(given(to_json(spec(mixer(), vocab=200))))
     assert "--context 256 is more than the model's 128" in refused(given(None, "--context", "256"))
     assert "multiple of" in refused(given(None, "--batch-tokens", "100"))
-    assert "--precision" in refused(given(None, "--precision", "int8")) or True
+    assert "precision 'int8' is none of float32, bfloat16" in refused(given(None, "--precision", "int8"))
+    for option, value, allowed in (
+        ("--learning-rate", "nan", "from 0 to 1000"), ("--dropout", "1.5", "from 0 to 1"), ("--seed", "-1", "from 0"),
+        ("--decay-share", "2", "from 0 to 1"), ("--epochs", "inf", "at most 1,000,000"),
+    ):  # fmt: skip
+        assert allowed in refused(given(None, option, value)), option
+    for option in ("--batch-tokens", "--context", "--micro-tokens"):  # the parser's own errors
+        assert CliRunner().invoke(app, given(None, option, "0")).exit_code == 2
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refused(arguments(tmp_path, data, None, "file"))
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.bin"
     empty.write_text("")
     binary.write_bytes(b"\x00\xff\xfe")
@@ -197,6 +208,24 @@ def test_another_spec_or_corpus_does_not_go_on(tmp_path: Path, data: Path) -> No
     assert "options.seed was 0, is 1" in refused(arguments(tmp_path, data, None, "out", "--seed", "1"))
     (data / "3.txt").write_text("something else", encoding="utf-8")
     assert "3.txt is another text" in refused(arguments(tmp_path, data))
+
+
+def test_data_of_another_corpus_or_tokenizer_is_never_taken(tmp_path: Path, data: Path) -> None:
+    """Whatever was written before a run was killed: the manifest is first, and the rest must be of it."""
+    run(arguments(tmp_path, data))
+    prepared = tmp_path / "out" / "training" / "data"
+    shutil.rmtree(tmp_path / "out" / "training" / "checkpoints")
+    shutil.rmtree(prepared / "held-out")  # as after a kill between the two shards
+    (data / "3.txt").write_text("something else", encoding="utf-8")
+    assert "3.txt is another text" in refused(arguments(tmp_path, data))
+    other = tmp_path / "tokenizer"
+    save_tokenizer(train_bpe(["another text altogether"] * 3, 300), other)
+    run(arguments(tmp_path, data, None, "new"))
+    assert "made with another tokenizer" in refused(arguments(tmp_path, data, None, "new", "--tokenizer", str(other)))
+    said = run(arguments(tmp_path, data, None, "given", "--tokenizer", str(other)))
+    assert "of the model's 300 stay unused" in said
+    written = tmp_path / "given" / "tokenizer.json"
+    assert json.loads(written.read_text())["model"] == json.loads((other / "tokenizer.json").read_text())["model"]
 
 
 def test_a_disk_that_is_full_leaves_the_last_checkpoint(

@@ -44,15 +44,6 @@ TOGGLES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> object:
-    """Models this small only lose time to threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @lru_cache(maxsize=2)
 def built(name: str) -> nn.Module:
     """The case's model; the parametrised tests ask for one case after the other."""

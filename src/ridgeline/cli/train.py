@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 STDLIB, NOT_STATED = "stdlib", "not stated"
 DEFAULT_CONTEXT, DEFAULT_BATCH = 1024, 8192
+MOST_EPOCHS = 1_000_000
 
 
-def _run_option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Run")
+def _run_option(*names: str, help: str, least: int | None = None) -> Any:
+    return typer.Option(*names, help=help, min=least, rich_help_panel="Run")
 
 
 def train(
@@ -50,10 +51,12 @@ def train(
     licence: Annotated[str | None, typer.Option("--licence", help="Of the data, for the model card.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
     epochs: Annotated[float, _run_option("--epochs", help="How often to go through the data.")] = 1.0,
-    context: Annotated[int | None, _run_option("--context", help="Tokens of a row; default: up to 1024.")] = None,
-    batch_tokens: Annotated[int, _run_option("--batch-tokens", help="Tokens of an update.")] = DEFAULT_BATCH,
+    context: Annotated[
+        int | None, _run_option("--context", least=1, help="Tokens of a row; default: up to 1024.")
+    ] = None,
+    batch_tokens: Annotated[int, _run_option("--batch-tokens", least=1, help="Tokens of an update.")] = DEFAULT_BATCH,
     micro_tokens: Annotated[
-        int | None, _run_option("--micro-tokens", help="Tokens of one pass; default: those of an update, up to 8192.")
+        int | None, _run_option("--micro-tokens", least=1, help="Tokens of one pass; default: an update's, up to 8192.")
     ] = None,
     learning_rate: Annotated[float, _run_option("--learning-rate", help="At its peak.")] = 4e-3,
     warmup_steps: Annotated[int, _run_option("--warmup-steps", help="Until the peak.")] = 50,
@@ -80,10 +83,15 @@ def train(
     The folder that comes out loads in Ridgeline and, where it knows the architecture, in transformers.
     """
     given = locals()
-    if recipe is not None:
-        _recipe(recipe, given)
-        return
-    _spec(given)
+    from ridgeline.errors import DataError
+
+    try:
+        if recipe is not None:
+            _recipe(recipe, given)
+        else:
+            _spec(given)
+    except OSError as e:  # a disk that is full, a folder that is a file or may not be written
+        raise DataError(f"the output cannot be written: {e}") from None
 
 
 def _recipe(name: str, given: Mapping[str, Any]) -> None:
@@ -116,8 +124,10 @@ def _spec(given: Mapping[str, Any]) -> None:
     if given["dtype"] not in ("bfloat16", "float32"):
         raise RequestError(f"--dtype {given['dtype']} is neither bfloat16 nor float32")
     config, out = read_config(Path(given["spec"])), Path(given["out"])
-    corpus, tokenizer = _corpus(given["data"], given["licence"]), _tokenizer(given["tokenizer"])
+    tokenizer = _tokenizer(given["tokenizer"])
     with open_ranks(resolve_device(given["device"])) as ranks, _bars(ranks) as watch:
+        watch.say("reading the texts, and what functions they share")
+        corpus = _corpus(given["data"], given["licence"])
         place = Place(folder=out, ranks=ranks, licence=given["licence"], dtype=given["dtype"])
         data = prepare(
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
@@ -155,8 +165,8 @@ def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: in
     context = given["context"] or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
     if context > spec.max_position_embeddings:
         raise RequestError(f"--context {context} is more than the model's {spec.max_position_embeddings} positions")
-    if not given["epochs"] > 0:
-        raise RequestError(f"--epochs {given['epochs']} must be more than 0")
+    if not 0 < given["epochs"] <= MOST_EPOCHS:
+        raise RequestError(f"--epochs {given['epochs']} must be more than 0, and at most {MOST_EPOCHS:,}")
     precision = given["precision"]
     if precision == "auto":
         precision = "float32" if ranks.device == "cpu" else "bfloat16"

@@ -12,9 +12,10 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+from ridgeline.evals.python_text import parse
 
 LEAST_STATEMENTS = 2
 LEAST_COVERED = 0.6  # of the bytes of a completion
@@ -54,7 +55,7 @@ def judge(header: str, completion: str) -> Verdict:
     end = parsed_length(header, completion)
     if end is None:
         return Verdict(0, 0.0)
-    tree = _parse(header + completion[:end])
+    tree = parse(header + completion[:end])
     statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) if tree else 0
     size = _num_bytes(completion)
     return Verdict(statements - 1, _num_bytes(completion[:end]) / size if size else 0.0)
@@ -63,7 +64,7 @@ def judge(header: str, completion: str) -> Verdict:
 def parsed_length(header: str, completion: str) -> int | None:
     """Characters of the completion inside the longest prefix that parses; None where none does."""
     text = header + completion
-    return next((end - len(header) for end in range(len(text), len(header) - 1, -1) if _parse(text[:end])), None)
+    return next((end - len(header) for end in range(len(text), len(header) - 1, -1) if parse(text[:end])), None)
 
 
 def function_headers(text: str) -> list[str]:
@@ -74,7 +75,7 @@ def function_headers(text: str) -> list[str]:
     "\\n", as the parser sees them. A text that does not parse has none.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if _parse(text) is None:
+    if parse(text) is None:
         return []
     lines = text.split("\n")
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
@@ -118,15 +119,6 @@ def _cut(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int], ins
 def _dedent(line: str, indent: str) -> str:
     """Without the indent, or without all blanks at the start where the line has another one."""
     return line[len(indent) :] if line.startswith(indent) else line.lstrip(" \t\f")
-
-
-def _parse(text: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _num_bytes(text: str) -> int:

@@ -18,7 +18,7 @@ from ridgeline.train.held_out import Split, split
 from ridgeline.train.manifest import Manifest
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.shards import Shard, write_shard
-from ridgeline.train.vocabulary import save_tokenizer, train_bpe
+from ridgeline.train.vocabulary import save_tokenizer, tokenizer_hash, train_bpe
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 TRAIN, HELD_OUT = "train", "held-out"
@@ -78,22 +78,34 @@ def prepare(
 def _write(
     parts: Split, manifest: Manifest, folder: Path, vocab_size: int, tokenizer: tokenizers.Tokenizer | None, say: Say
 ) -> None:
-    """Whatever is not there yet."""
-    if not (folder / TOKENIZER).exists():
-        if tokenizer is None:
+    """Whatever is not there yet; the manifest first, so that nothing of another corpus is ever taken for this one's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{MANIFEST}.partial"
+    partial.write_text(manifest.to_json(), encoding="utf-8")
+    partial.replace(folder / MANIFEST)
+    path = folder / TOKENIZER
+    known = tokenizers.Tokenizer.from_file(str(path)) if path.exists() else None
+    if known is not None and tokenizer is not None and tokenizer_hash(known) != tokenizer_hash(tokenizer):
+        raise DataError(f"{folder} was made with another tokenizer than the given one; take that, or another --out")
+    if known is None:
+        known = tokenizer
+        if known is None:
             say(f"learning a vocabulary of {vocab_size:,} tokens")
-            tokenizer = train_bpe([d.text for d in parts.train], vocab_size)
-        save_tokenizer(tokenizer, folder)
-    known = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
-    if (size := max(known.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
-        raise RequestError(f"the tokenizer has {size} tokens, the model's vocabulary {vocab_size}; make them agree")
+            known = train_bpe([d.text for d in parts.train], vocab_size)
+        _check_size(known, vocab_size)
+        save_tokenizer(known, folder)
+    _check_size(known, vocab_size)
+    if (size := known.get_vocab_size()) < vocab_size:
+        say(f"the vocabulary has {size:,} tokens; {vocab_size - size:,} of the model's {vocab_size:,} stay unused")
     for name, documents in ((TRAIN, parts.train), (HELD_OUT, parts.held_out)):
         if documents and not (folder / name).exists():
             say(f"encoding {len(documents):,} documents ({name})")
             write_shard(folder / name, documents, known, manifest.hash)
-    partial = folder / f".{MANIFEST}.partial"
-    partial.write_text(manifest.to_json(), encoding="utf-8")
-    partial.replace(folder / MANIFEST)
+
+
+def _check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
+    if (size := max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
+        raise RequestError(f"the tokenizer has {size} tokens, the model's vocabulary {vocab_size}; make them agree")
 
 
 def check_room(data: TrainingData, batch_tokens: int) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
 import tokenize
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -20,12 +18,12 @@ from typing import Literal
 import numpy as np
 
 from ridgeline.errors import DataError
+from ridgeline.evals.python_text import LINE, parse
 from ridgeline.train.corpus import Document
 from ridgeline.train.data import TrainingData
 from ridgeline.train.shards import Ints, Shard, encode, write_tokens
 
 Form = Literal["functions", "headers", "code"]
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +90,13 @@ def code_lines(text: str) -> list[str]:
     A docstring that is all there is of a body stays.
     """
     lines: list[str] = LINE.findall(text)
-    for node in ast.walk(_parse(text)):
-        body = getattr(node, "body", None)
+    tree = parse(text)
+    assert tree is not None
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and len(node.body) > 1:
             first = node.body[0]
             alone = node.body[1].lineno > (first.end_lineno or 0)
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and alone and body:
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and alone:
                 for i in range(first.lineno - 1, first.end_lineno or first.lineno):
                     lines[i] = ""
     for token in tokenize.generate_tokens(iter(LINE.findall(text)).__next__):
@@ -106,12 +105,6 @@ def code_lines(text: str) -> list[str]:
             before = line[: token.start[1]].rstrip()
             lines[token.start[0] - 1] = f"{before}\n" if before else ""
     return lines
-
-
-def _parse(text: str) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def _with_headers(functions: Iterable[Ints], texts: Sequence[FunctionText], data: TrainingData) -> Iterator[Ints]:
@@ -130,9 +123,8 @@ _Place = tuple[Document, int, int, int]  # the first and last line, counted from
 
 
 def _functions(document: Document) -> Iterator[_Place]:
-    try:
-        tree = _parse(document.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse(document.text)
+    if tree is None:
         return
     for parent in ast.walk(tree):
         body = getattr(parent, "body", None)

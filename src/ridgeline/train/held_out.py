@@ -11,14 +11,13 @@ import ast
 import hashlib
 import re
 import textwrap
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.errors import DataError, RequestError
+from ridgeline.evals.python_text import LINE, parse
 from ridgeline.train.corpus import Document
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
 _DEF = re.compile(r"([ \t]*)(?:async[ \t]+)?def[ \t]")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Inside = ast.stmt | ast.excepthandler | ast.match_case  # where a function can be
@@ -52,9 +51,9 @@ def split(documents: Sequence[Document], held_out_share: float, seed: int = 0) -
     candidates: list[Document] = []
     for document in documents:
         chosen = _draw(seed, document.name) < held_out_share
-        may = not document.is_python or (chosen and _parse(document.text) is not None)
+        may = not document.is_python or (chosen and parse(document.text) is not None)
         (candidates if chosen and may else train).append(document)
-    names = {f.name for d in candidates if d.is_python for f in _functions(_parse(d.text))}
+    names = {f.name for d in candidates if d.is_python for f in _functions(parse(d.text))}
     known = {key for d in train if d.is_python for key in _train_keys(d.text, names)}
     cuts = [(d, *(cut_functions(d.text, known) if d.is_python else (d.text, 0))) for d in candidates]
     held_out = tuple(Document(d.name, text) for d, text, _ in cuts if text and text.strip())
@@ -67,7 +66,7 @@ def split(documents: Sequence[Document], held_out_share: float, seed: int = 0) -
         train=tuple(train),
         held_out=held_out,
         num_cut=sum(cut for _, _, cut in cuts),
-        num_left=sum(1 for d in held_out if d.is_python for _ in _functions(_parse(d.text))),
+        num_left=sum(1 for d in held_out if d.is_python for _ in _functions(parse(d.text))),
         dropped=tuple(d.name for d, text, _ in cuts if not (text and text.strip())),
     )
 
@@ -96,8 +95,8 @@ def cut_functions(text: str, keys: Collection[bytes]) -> tuple[str | None, int]:
     the keys itself, so this goes on until none does. None where what is left does not parse.
     """
     num_cut = 0
-    while (tree := _parse(text)) is not None:
-        lines: list[str] = _LINE.findall(text)
+    while (tree := parse(text)) is not None:
+        lines: list[str] = LINE.findall(text)
         doomed = list(_doomed(tree, keys))
         if not doomed:
             return text, num_cut
@@ -116,24 +115,14 @@ def _draw(seed: int, name: str) -> float:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:6]) / 2**48
 
 
-def _parse(text: str) -> ast.Module | None:
-    """The syntax tree, or None. Warnings are off: as errors they would make the corpus depend on a filter."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 def _functions(tree: ast.Module | None) -> Iterator[_Function]:
     return (node for node in ast.walk(tree) if isinstance(node, _Function)) if tree else iter(())
 
 
 def _train_keys(text: str, names: Collection[str]) -> Iterator[bytes]:
     """Keys of the functions with one of these names; of a text that does not parse, of those that do so alone."""
-    tree = _parse(text)
-    for part in [tree] if tree else map(_parse, _blocks(text)):
+    tree = parse(text)
+    for part in [tree] if tree else map(parse, _blocks(text)):
         for function in _functions(part):
             if function.name in names:
                 yield function_key(function)
@@ -141,7 +130,7 @@ def _train_keys(text: str, names: Collection[str]) -> Iterator[bytes]:
 
 def _blocks(text: str) -> Iterator[str]:
     """The texts that begin with a `def`, or its decorators, and end before the next line that is indented no deeper."""
-    lines: list[str] = _LINE.findall(text)
+    lines: list[str] = LINE.findall(text)
     for number, line in enumerate(lines):
         if match := _DEF.match(line):
             first = number

@@ -22,6 +22,11 @@ from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 
 LOG = "log.jsonl"
+_RANGES = {
+    "learning_rate": (0.0, 1e3), "warmup_steps": (0, 10**9), "decay_share": (0.0, 1.0), "final_rate": (0.0, 1.0),
+    "weight_decay": (0.0, 1e3), "clip": (0.0, 1e9), "dropout": (0.0, 1.0), "patience": (0, 10**9),
+    "seed": (0, 2**32 - 1),
+}  # fmt: skip
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -62,6 +67,9 @@ class TrainOptions:
         for name in ("steps", "batch_tokens", "micro_tokens", "context", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:  # also true of NaN
+                raise DataError(f"{name} is {getattr(self, name)}; it must be from {least:g} to {most:g}")
         if self.batch_tokens % self.micro_tokens or self.micro_tokens % self.context:
             raise DataError(
                 f"batch_tokens {self.batch_tokens} must be a multiple of micro_tokens {self.micro_tokens}, and that of "

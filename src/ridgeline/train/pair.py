@@ -29,8 +29,8 @@ DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last 
 DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
     "functions": "the training side, and {functions:,} functions of it as documents of their own",
-    "headers": "the same, half of the functions with a header that is encoded by itself, as a prompt is",
-    "code": "the same, the functions without comments and docstrings",
+    "headers": "the training side and {functions:,} functions, half of them with a header encoded as a prompt is",
+    "code": "the training side and {functions:,} functions without comments and docstrings, headers as before",
     "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
 }
 
@@ -43,6 +43,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
             "that one, or train on this one's with --data stdlib"
         )
     folder = out / recipe.name / TRAINING / DATA
+    watch.say("reading the standard library, and what functions it shares")
     data = prepare(
         Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,

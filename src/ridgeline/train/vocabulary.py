@@ -91,8 +91,10 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, bos_token: str
         "clean_up_tokenization_spaces": False,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial = folder / ".tokenizer.json.partial"  # a torn one would be taken for whole
+    tokenizer.save(str(partial))
+    partial.replace(folder / "tokenizer.json")
 
 
 def tokenizer_hash(tokenizer: tokenizers.Tokenizer) -> str:
