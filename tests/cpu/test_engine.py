@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine

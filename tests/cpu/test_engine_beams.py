@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.engine import Engine, Session
 from ridgeline.errors import RequestError

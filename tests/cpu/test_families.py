@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from oracle.build import build, oracle_logits, respell, to_v4_config
+from oracle.case import Case, prompts
 from oracle.compare import compare
-from oracle.families import CASES, Case, prompts
+from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.archs import FAMILIES
 from ridgeline.load.checkpoint import open_checkpoint

@@ -22,7 +22,8 @@ import transformers
 
 import ridgeline.spec
 from oracle.build import build
-from oracle.families import CASES, WINDOW, Case, prompts
+from oracle.case import WINDOW, Case, prompts
+from oracle.families import CASES
 from ridgeline.archs import spec_from_config
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.safetensors import TensorFiles

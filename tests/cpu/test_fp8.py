@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oracle.build import build, oracle_logits
-from oracle.families import CASES, prompts
+from oracle.case import prompts
+from oracle.families import CASES
 from ridgeline.errors import CheckpointError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint

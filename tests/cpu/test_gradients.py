@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from oracle.build import build
-from oracle.families import CASES, prompts
+from oracle.case import prompts
+from oracle.families import CASES
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.weights import load_weights

@@ -16,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from oracle.build import build, oracle_logits
-from oracle.families import CASES, VOCAB, Case, prompts
+from oracle.case import VOCAB, Case, prompts
+from oracle.families import CASES
 from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint

@@ -15,7 +15,8 @@ from torch import nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from oracle.build import double, make_model, oracle_logits, redraw
-from oracle.families import CASES, Case, prompts
+from oracle.case import Case, prompts
+from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.archs import packing_of, spec_from_config
 from ridgeline.errors import CheckpointError, ConfigError

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.plan import EngineConfig, EngineOptions, resolve

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from oracle.families import SPECIAL_TOKENS, Case, greedy_prompt, prompts
+from oracle.case import SPECIAL_TOKENS, Case, greedy_prompt, prompts
 
 logging.disable_progress_bar()  # saving a model draws one, and a test run saves dozens of models
 

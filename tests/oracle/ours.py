@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oracle.families import VOCAB
+from oracle.case import VOCAB
 from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.spec import (
     AnyLayer,

@@ -32,7 +32,8 @@ from oracle.build import (
     to_v4_config,
     variant,
 )
-from oracle.families import CASES, SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
+from oracle.case import SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
+from oracle.families import CASES
 from pure.published import PUBLISHED
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba")
