@@ -54,7 +54,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
     sinks = torch.randn(case.num_heads) if case.sinks else None
     dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
-    attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
+    attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES, case)
     pages = Pages(case, page_tokens, len(lengths), rng)
     offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
     rows = rng.permutation(len(lengths))
@@ -70,8 +70,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
         layout = build_layout(slices, pages.tables, page_tokens, state.lookback, TABLE.memory, state.first_tokens)
         spans = [offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)]
         tokens = np.concatenate(spans)
-        write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
-        write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
+        write((pages.keys, pages.values), (k[tokens], v[tokens]), layout.write_pages, layout.write_slots)
         out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout), sinks)
         for i, count in zip(chosen, counts, strict=True):
             done[i] += count
@@ -121,11 +120,11 @@ def test_sequences_of_very_different_lengths_share_no_padding() -> None:
 
 @pytest.mark.parametrize("page_tokens", [1, 16])
 def test_writing_touches_the_written_slots_only(page_tokens: int) -> None:
-    write = TABLE.primitive(api.WRITE_PAGES)
+    write = TABLE.primitive(api.WRITE_PAGES, Attention(2, 2, 4, 1.0))
     pages = torch.full((5, page_tokens, 2, 4), NAN)
     x = torch.randn(3, 2, 4)
     slots = torch.tensor([0, page_tokens - 1, 0])
-    write(pages, x, torch.tensor([4, 2, 1]), slots)
+    write((pages,), (x,), torch.tensor([4, 2, 1]), slots)
     for i, (page, slot) in enumerate(zip([4, 2, 1], slots.tolist(), strict=True)):
         assert torch.equal(pages[page, slot], x[i])
     assert int(torch.isfinite(pages).sum()) == x.numel()

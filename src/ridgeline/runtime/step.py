@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseRows, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
@@ -47,7 +48,7 @@ class DenseStep:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, *parts: Array) -> DenseRows:
+    def extend(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
         return DenseRows(parts, self.lengths)
 
 
@@ -84,11 +85,9 @@ class PagedStep:
         for view, state in zip(views, states, strict=True):
             write(view, layout.write, state)
 
-    def extend(self, layer: int, *parts: Array) -> PagedRows:
+    def extend(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)
-        write = self.table.primitive(api.WRITE_PAGES)
-        for view, part in zip(views, parts, strict=True):
-            write(view, part, layout.write_pages, layout.write_slots)
+        write(views, parts, layout.write_pages, layout.write_slots)
         return PagedRows(views, layout)
