@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "spec": frozenset(),
     "archs": frozenset({"spec"}),
-    "ops": frozenset({"spec"}),
+    "ops": frozenset({"spec", "_kernels"}),
     "quant": frozenset({"spec", "ops"}),
     "nn": frozenset({"spec", "ops", "quant"}),
     "load": frozenset({"spec", "archs", "quant", "ops"}),
@@ -96,7 +96,8 @@ def _resolve(module: str, name: str) -> str:
     """`from module import name`: the module `module.name` where there is such a file of ours, else `module`."""
     top, *rest = module.split(".")
     found = SOURCE.joinpath(*rest, name) if top == "ridgeline" else None
-    return f"{module}.{name}" if found and (found.is_dir() or found.with_suffix(".py").exists()) else module
+    exists = found and (found.is_dir() or any(found.with_suffix(s).exists() for s in (".py", ".pyi")))
+    return f"{module}.{name}" if exists else module
 
 
 def owner(module: str) -> str:

@@ -1,0 +1,13 @@
+// The module ridgeline._kernels; its types are in src/ridgeline/_kernels.pyi.
+#include "bind.h"
+
+#include <nanobind/stl/string.h>
+
+#include "dispatch.h"
+
+NB_MODULE(_kernels, m) {
+    using namespace ridgeline;
+    isa();  // an instruction set that cannot be had is an error now, not in the first kernel
+    m.def("isa", [] { return std::string(isa_name(isa())); });
+    bind_pool(m);
+}
