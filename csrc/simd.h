@@ -143,6 +143,21 @@ RL_INLINE F sqrt(F x) {
 #endif
 }
 
+// Row i of W rows becomes column i.
+RL_INLINE void transpose(F (&x)[W]) {
+    I lane = {};
+    RL_UNROLL for (int i = 0; i < W; ++i) lane[i] = i;
+    RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps what stands off the diagonal, in squares of 2 * half
+        const I low = (lane & half) == 0 ? lane : lane - half + W, high = (lane & half) == 0 ? lane + half : lane + W;
+        RL_UNROLL for (int i = 0; i < W; ++i) {
+            if (i & half) continue;
+            const F a = x[i], b = x[i + half];
+            x[i] = __builtin_shuffle(a, b, low);
+            x[i + half] = __builtin_shuffle(a, b, high);
+        }
+    }
+}
+
 RL_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
 
 // Nearest integer, ties to even. |x| < 2^22.
