@@ -10,4 +10,5 @@ NB_MODULE(_kernels, m) {
     isa();  // an instruction set that cannot be had is an error now, not in the first kernel
     m.def("isa", [] { return std::string(isa_name(isa())); });
     bind_pool(m);
+    bind_linear(m);
 }
