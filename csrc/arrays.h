@@ -31,7 +31,7 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
     if (a.ndim() < 1) throw nb::value_error((std::string(name) + " has no axes").c_str());
     int64_t columns = 1;
     for (size_t i = a.ndim(); i-- > 1;) {
-        if (a.shape(i) > 1 && a.stride(i) != columns) {
+        if (a.size() && a.shape(i) > 1 && a.stride(i) != columns) {
             std::string text = std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense behind its first axis";
             throw nb::value_error(text.c_str());
         }

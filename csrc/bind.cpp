@@ -11,4 +11,5 @@ NB_MODULE(_kernels, m) {
     m.def("isa", [] { return std::string(isa_name(isa())); });
     bind_pool(m);
     bind_attention(m);
+    bind_linear(m);
 }

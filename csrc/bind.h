@@ -6,5 +6,6 @@ namespace ridgeline {
 
 void bind_pool(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_linear(nb::module_& m);
 
 }  // namespace ridgeline

@@ -23,15 +23,21 @@ double read_rate(Pool& pool, const Pages& pages) {
     return double(pages.size() / 256 * 256) / seconds_since(start);
 }
 
-double operation_rate(Pool& pool, double (*kernel)(long), long rounds) {
+// Operations per second: the best of many short tries, for other programs' time slices fall into long ones.
+double operation_rate(Pool& pool, double (*kernel)(long)) {
+    constexpr long rounds = 20000;
     Pool::Hold hold(pool);
     std::vector<double> done(size_t(hold.threads()) * 8);
-    auto start = std::chrono::steady_clock::now();
-    hold.run([&](int t) { done[size_t(t) * 8] = kernel(rounds); });
-    const double taken = seconds_since(start);
-    double sum = 0;
-    for (double d : done) sum += d;
-    return sum / taken;
+    double best = 0;
+    for (int tries = 0; tries < 100; ++tries) {
+        auto start = std::chrono::steady_clock::now();
+        hold.run([&](int t) { done[size_t(t) * 8] = kernel(rounds); });
+        const double taken = seconds_since(start);
+        double sum = 0;
+        for (double d : done) sum += d;
+        best = std::max(best, sum / taken);
+    }
+    return best;
 }
 
 }  // namespace
@@ -49,8 +55,8 @@ void bind_pool(nb::module_& m) {
             for (int i = 0; i < 3; ++i) best = std::max(best, read_rate(pool, pages));
             return best;
         }, nb::arg("bytes"), Free())
-        .def("fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma, 1000000); }, Free())
-        .def("dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot, 1000000); }, Free());
+        .def("fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
+        .def("dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free());
 }
 
 }  // namespace ridgeline

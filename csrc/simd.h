@@ -371,6 +371,10 @@ RL_INLINE I pairs(I a, I b) {  // the sum of the two products of 16 bits in each
     return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+RL_INLINE void keep(Unsigned4& x) {
+    keep(x.even);
+    keep(x.odd);
+}
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { c += pairs(a.even, b.even) + pairs(a.odd, b.odd); }
 #endif
 

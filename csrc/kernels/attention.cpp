@@ -205,15 +205,15 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
         store(scores + v * W, x);
     }
     const float high = largest(top), now = most > high ? most : high;
-    Sum16 total16 = Sum16().zero();
+    Sum16 weights = Sum16::zero();
     RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
         const F x = load(scores + v * W);
         const F p = select(x == set(NONE), set(0.f), weight(x - set(now)));
-        total16.v[v % V] += p;
+        weights.v[v % V] += p;
         store(scores + v * W, p);
     }
     const float rescale = now == most ? 1.f : weight(most - now);
-    sum = sum * rescale + total(total16);
+    sum = sum * rescale + total(weights);
     most = now;
     return rescale;
 }

@@ -1,0 +1,200 @@
+// The inner loops: a tile of m tokens times one panel, over a stretch of k. Sums go on where they stood in `c`, [m][32], so k
+// may be cut anywhere and a sum is still one ascending chain: a token's result does not depend on what it is computed with.
+//
+// What keeps them fast, learned from the compiler's output (look for stores to the stack after any change):
+//   - every loop over tokens or vectors is unrolled completely, those before and after the loop over k too;
+//   - a tile and the weights of a step fit the registers: 12 tokens of 32 rows with 32 registers of 16 lanes, otherwise
+//     4 tokens and so many rows at a time as fit (a pass);
+//   - each step fetches what a later one reads: `fetch` moves by `ahead` bytes a step.
+#pragma once
+#include "matrix.h"
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+
+constexpr int VECTORS = PANEL / W;  // of a panel
+constexpr int TILE = W == 16 ? 12 : 4;
+
+// Vectors of a panel that a pass takes: all, if they and the tile fit the registers.
+constexpr int pass_vectors(int m) { return W == 16 ? VECTORS : m == 1 ? VECTORS : 2; }
+
+struct Fetch {
+    const char* at;
+    int64_t step;
+};
+
+template <int LINES> RL_INLINE void fetch(Fetch& f) {
+    RL_UNROLL for (int i = 0; i < LINES; ++i) prefetch(f.at + i * 64);
+    f.at += f.step;
+}
+
+RL_INLINE void fetch_line(Fetch& f) {
+    prefetch(f.at);
+    f.at += 64;
+}
+
+struct Fp32 {
+    static constexpr int STEP = 1, BYTES = 128;  // k and bytes of a step
+    RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = load((const float*)w + v * W); }
+};
+struct Bf16 {
+    static constexpr int STEP = 2, BYTES = 128;
+    RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) {
+        I both = load((const int32_t*)w + v * W);
+        out[0] = floats(both << 16);
+        out[1] = floats(both & (int32_t)0xffff0000);
+    }
+};
+struct Fp16 {
+    static constexpr int STEP = 1, BYTES = 64;
+    RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = from_f16((const uint16_t*)w + v * W); }
+};
+
+// a: [k][m]. Of the first stretch of k the sums begin at 0.
+template <class Type, int m>
+void float_tile(const char* panel, const float* activations, int64_t k, float* c, bool first, Fetch ahead) {
+    constexpr int N = pass_vectors(m), STEP = Type::STEP;
+    for (int pass = 0; pass < VECTORS; pass += N) {
+        const char* w = panel;
+        const float* a = activations;
+        F sum[m][N];
+        RL_UNROLL for (int i = 0; i < m; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
+        for (int64_t s = 0; s < k; s += STEP, w += Type::BYTES, a += STEP * m) {
+            fetch<Type::BYTES / 64>(ahead);
+            F x[N][STEP];
+            RL_UNROLL for (int v = 0; v < N; ++v) Type::weights(w, pass + v, x[v]);
+            RL_UNROLL for (int j = 0; j < STEP; ++j)
+                RL_UNROLL for (int i = 0; i < m; ++i) {
+                    const F y = set(a[j * m + i]);
+                    RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = fma(x[v][j], y, sum[i][v]);
+                }
+        }
+        RL_UNROLL for (int i = 0; i < m; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+    }
+}
+
+// Four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
+template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
+    Unsigned4 x[N];
+    RL_UNROLL for (int v = 0; v < N; ++v) x[v] = unsigned4(w[v]);
+    RL_UNROLL for (int i = 0; i < m; ++i) {
+#if defined(__AVX512VNNI__)
+        // A broadcast folded into the two products is two loads and two operations, one of its own is one and three: in turn they
+        // keep the load ports and the issue slots equally busy.
+        if (i & 1) {
+            RL_UNROLL for (int v = 0; v < N; ++v) asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum[i][v]) : "v"(x[v]), "m"(a[i]));
+            continue;
+        }
+#endif
+        const Signed4 y = signed4(set(a[i]));
+        RL_UNROLL for (int v = 0; v < N; ++v) dot(sum[i][v], x[v], y);
+    }
+}
+
+// a: [k / 4][m][4]. k: a multiple of 8.
+template <int m> void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
+    constexpr int N = pass_vectors(m);
+    for (int pass = 0; pass < VECTORS; pass += N) {
+        const char* w = panel;
+        const int32_t* a = (const int32_t*)activations;
+        I sum[m][N];
+        RL_UNROLL for (int i = 0; i < m; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
+        for (int64_t s = 0; s < k; s += 8, w += 256, a += 2 * m) {
+            fetch<4>(ahead);
+            RL_UNROLL for (int h = 0; h < 2; ++h) {
+                I x[N];
+                RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
+                dot_step(sum, x, a + h * m);
+            }
+        }
+        RL_UNROLL for (int i = 0; i < m; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+    }
+}
+
+// A group's exact sums join the chain over groups.
+template <int m, int N>
+RL_INLINE void join_group(const I (&sum)[m][N], const F (&scale)[N], float* c, int pass, bool first) {
+    RL_UNROLL for (int i = 0; i < m; ++i)
+        RL_UNROLL for (int v = 0; v < N; ++v) {
+            float* at = c + i * PANEL + (pass + v) * W;
+            store(at, fma_exact(to_float(sum[i][v]), scale[v], first ? F{} : load(at)));
+        }
+}
+
+// Groups of 4-bit weights as they are stored: for few tokens. offsets: [groups][m], where a group's sums begin.
+template <int m>
+void nibble_tile(const char* panel, const int8_t* activations, const int32_t* offsets, int64_t groups, int group, float* c,
+                 Fetch ahead) {
+    constexpr int N = pass_vectors(m);
+    const int64_t block = group / 8 * 128 + 64;
+    for (int pass = 0; pass < VECTORS; pass += N) {
+        const char* w = panel;
+        const int32_t *a = (const int32_t*)activations, *begin = offsets;
+        for (int64_t g = 0; g < groups; ++g, w += block, begin += m) {
+            I sum[m][N];
+            RL_UNROLL for (int i = 0; i < m; ++i)
+                RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(begin[i]);
+            for (int k = 0; k < group; k += 8, a += 2 * m) {
+                fetch<2>(ahead);
+                I low[N], high[N];
+                RL_UNROLL for (int v = 0; v < N; ++v) {
+                    I both = load((const int32_t*)(w + k / 8 * 128) + (pass + v) * W);
+                    low[v] = both & 0x0f0f0f0f;
+                    high[v] = (both >> 4) & 0x0f0f0f0f;
+                }
+                dot_step(sum, low, a);
+                dot_step(sum, high, a + m);
+            }
+            fetch_line(ahead);
+            F scale[N];
+            RL_UNROLL for (int v = 0; v < N; ++v) scale[v] = from_f16((const uint16_t*)(w + block - 64) + (pass + v) * W);
+            join_group(sum, scale, c, pass, g == 0);
+        }
+    }
+}
+
+// The same of weights that `unpack_groups` has written as bytes, for many tokens: bytes as of int8, a group's scales as floats.
+template <int m>
+void unpacked_tile(const uint8_t* bytes, const float* scales, const int8_t* activations, const int32_t* offsets, int64_t groups,
+                   int group, float* c, bool first) {
+    constexpr int N = pass_vectors(m);
+    for (int pass = 0; pass < VECTORS; pass += N) {
+        const uint8_t* w = bytes;
+        const int32_t* a = (const int32_t*)activations;
+        for (int64_t g = 0; g < groups; ++g) {
+            I sum[m][N];
+            RL_UNROLL for (int i = 0; i < m; ++i)
+                RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(offsets[g * m + i]);
+            for (int k = 0; k < group; k += 8, w += 256, a += 2 * m)
+                RL_UNROLL for (int h = 0; h < 2; ++h) {
+                    I x[N];
+                    RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
+                    dot_step(sum, x, a + h * m);
+                }
+            F scale[N];
+            RL_UNROLL for (int v = 0; v < N; ++v) scale[v] = load(scales + g * PANEL + (pass + v) * W);
+            join_group(sum, scale, c, pass, first && g == 0);
+        }
+    }
+}
+
+RL_INLINE void unpack_groups(const char* w, int64_t groups, int group, uint8_t* bytes, float* scales, Fetch ahead) {
+    for (int64_t g = 0; g < groups; ++g, w += 64) {
+        for (int k = 0; k < group; k += 8, w += 128, bytes += 256) {
+            fetch<2>(ahead);
+            RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+                I both = load((const int32_t*)w + v * W);
+                store((int32_t*)bytes + v * W, both & 0x0f0f0f0f);
+                store((int32_t*)(bytes + 128) + v * W, (both >> 4) & 0x0f0f0f0f);
+            }
+        }
+        fetch_line(ahead);
+        RL_UNROLL for (int v = 0; v < VECTORS; ++v) store(scales + g * PANEL + v * W, from_f16((const uint16_t*)w + v * W));
+    }
+}
+
+}  // namespace ridgeline::RL_ISA

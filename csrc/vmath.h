@@ -1,0 +1,68 @@
+// Functions of the elements of a vector, beyond exp. Errors are relative to float64, in units of 2^-24 (u).
+#pragma once
+#include "activation.h"
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+
+// 1 / (1 + e^-x), 4 u.
+RL_INLINE F sigmoid(F x) { return set(1.f) / (set(1.f) + exp(-x)); }
+
+// 4 u. Near 0 an odd polynomial, elsewhere by exp; coefficients: least relative error, own fit.
+RL_INLINE F tanh(F x) {
+    F a = abs(x), z = x * x;
+    F p = set(-6.096931174e-3f);
+    p = fma(p, z, set(2.099734917e-2f));
+    p = fma(p, z, set(-5.385095254e-2f));
+    p = fma(p, z, set(1.333277076e-1f));
+    p = fma(p, z, set(-3.333332837e-1f));
+    F small = fma(p * z, x, x);
+    F large = set(1.f) - set(2.f) / (exp(a + a) + set(1.f));
+    large = floats(bits(large) | (bits(x) & (int32_t)0x80000000));
+    F r = select(a < set(0.625f), small, large);
+    return select(x == x, r, x);
+}
+
+// The share of a standard normal below x, (1 + erf(x / sqrt 2)) / 2: e^(-z^2) t q(t) with z = |x| / sqrt 2,
+// t = 1 / (1 + z / 2) is half of its complement. The absolute error is 2 u.
+RL_INLINE F normal_cdf(F x) {
+    F z = abs(x) * set(0.70710678f);
+    F t = set(1.f) / fma(z, set(0.5f), set(1.f));
+    F q = set(-5.906921625e-2f);
+    q = fma(q, t, set(2.845761776e-1f));
+    q = fma(q, t, set(-4.872022867e-1f));
+    q = fma(q, t, set(2.780697942e-1f));
+    q = fma(q, t, set(-2.662738413e-2f));
+    q = fma(q, t, set(2.026875615e-1f));
+    q = fma(q, t, set(2.431036085e-1f));
+    q = fma(q, t, set(2.823753357e-1f));
+    q = fma(q, t, set(2.820864022e-1f));
+    F tail = set(0.5f) * exp(-z * z) * t * q;
+    return select(x > set(0.f), set(1.f) - tail, tail);
+}
+
+RL_INLINE F gelu_tanh(F x) {  // x (1 + tanh u) / 2 = x sigmoid(2 u)
+    F u = set(0.7978845608f) * fma(set(0.044715f) * x * x, x, x);
+    return x * sigmoid(u + u);
+}
+
+// One argument: of an MLP.
+RL_INLINE F activate(Activation act, F x) {
+    switch (act) {
+        case Activation::silu: return x * sigmoid(x);
+        case Activation::gelu: return x * normal_cdf(x);
+        case Activation::gelu_tanh: return gelu_tanh(x);
+        default: return max(x, x - x);  // relu; of a NaN, itself
+    }
+}
+
+// Two: of a gated MLP.
+RL_INLINE F activate(const Gate& gate, F g, F up) {
+    if (gate.activation != Activation::clamped_swiglu) return activate(gate.activation, g) * up;
+    F limit = set(gate.limit);
+    g = select(g > limit, limit, g);
+    up = select(up > limit, limit, select(up < -limit, -limit, up));
+    return g * sigmoid(set(gate.alpha) * g) * (up + set(1.f));
+}
+
+}  // namespace ridgeline::RL_ISA
