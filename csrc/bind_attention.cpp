@@ -53,7 +53,8 @@ void check_sum(int64_t rows, int64_t sum) {
 }
 
 std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const int64_t* starts, const int64_t* lengths,
-                                      const Rows<const int64_t>& tables) {
+                                      const Rows<const int64_t>& tables, int64_t n) {
+    if (tables.rows != n) throw nb::value_error("there must be a page table for each sequence");
     std::vector<Sequence> sequences;
     int64_t row = 0;
     for (int64_t i = 0; i < tables.rows; ++i) {
@@ -79,7 +80,7 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& key
     const KeyValues kv{k.data, v.data, k.pages, size, k.stride, c.key_dim * size, 0, v.stride, c.value_dim * size, c.value_dim, true};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     attend(pool, step, paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
-                                       rows_of(tables, "tables", n, int64_t(tables.size() / std::max<size_t>(1, size_t(n))))));
+                                       rows_of(tables, "tables"), n));
 }
 
 // Whole sequences, one after the other: their keys and values are one page.
@@ -101,15 +102,19 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    m.def("write_pages", write, nb::arg("pool"), nb::arg("pages"), nb::arg("x"), nb::arg("write_pages"), nb::arg("write_slots"),
-          nb::arg("turned"), Free());
+    // No conversion: what is written into a converted copy would be lost.
+    using A = nb::arg;
+    m.def("write_pages", write, A("pool"), A("pages").noconvert(), A("x").noconvert(), A("write_pages").noconvert(),
+          A("write_slots").noconvert(), A("turned"), Free());
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__", [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
                             int64_t window, const std::string& pattern, int64_t number) {
             new (c) AttentionCase(make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number));
         })
-        .def("paged", paged, Free())
-        .def("dense", dense, Free());
+        .def("paged", paged, A("pool"), A("q").noconvert(), A("keys").noconvert(), A("values").noconvert(), A("starts").noconvert(),
+             A("lengths").noconvert(), A("tables").noconvert(), A("sinks").noconvert().none(), A("out").noconvert(), Free())
+        .def("dense", dense, A("pool"), A("q").noconvert(), A("keys").noconvert(), A("values").noconvert(), A("lengths").noconvert(),
+             A("sinks").noconvert().none(), A("out").noconvert(), Free());
 }
 
 }  // namespace ridgeline
