@@ -2,8 +2,8 @@
 //
 // The arithmetic of a query and head, whatever shares its step, its batch and its pages:
 //   score    a chain over the key's numbers, ascending
-//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), the sum of
-//            the weights (Sum16), and a chain over the keys, ascending, for the values
+//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), sums of
+//            every 16th weight, and a chain over the keys, ascending, for the values
 //   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile, each rescaling what went before
 //   all      segment after segment, in the same way
 // Segments may be computed by different threads; what follows from each other stays the same, so bits do.
@@ -17,7 +17,7 @@ namespace ridgeline {
 
 constexpr int TILE = 64;
 constexpr int SEGMENT = 512;
-constexpr int QUERIES = 48;  // of one piece of work, at most
+constexpr int QUERIES = 64;  // of all heads of a group, in one piece of work
 
 enum class Pattern { none, first_tokens, dilated, strided };
 

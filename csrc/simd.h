@@ -46,8 +46,8 @@ RL_INLINE I load(const int32_t* p) {
 RL_INLINE void store(float* p, F x) { memcpy(p, &x, sizeof x); }
 RL_INLINE void store(int32_t* p, I x) { memcpy(p, &x, sizeof x); }
 
-RL_INLINE F set(float x) { return F{} + x; }
-RL_INLINE I set(int32_t x) { return I{} + x; }
+RL_INLINE F set(float x) { return x - F{}; }  // a sum would lose the sign of -0
+RL_INLINE I set(int32_t x) { return x - I{}; }
 RL_INLINE I bits(F x) { return (I)x; }
 RL_INLINE F floats(I x) { return (F)x; }
 
@@ -182,7 +182,7 @@ struct Sum16 {
         return s;
     }
 };
-RL_INLINE float fold(const float (&x)[16]) {
+RL_INLINE float fold(const float* x) {
     float a[8];
     RL_UNROLL for (int i = 0; i < 8; ++i) a[i] = x[i] + x[i + 8];
     RL_UNROLL for (int i = 0; i < 4; ++i) a[i] += a[i + 4];
@@ -204,9 +204,10 @@ RL_INLINE int32_t largest(I x) {
     return best;
 }
 RL_INLINE float largest(F x) {
-    float best = x[0];
-    for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
-    return best;
+    I lane = {};
+    RL_UNROLL for (int i = 0; i < W; ++i) lane[i] = i;
+    RL_UNROLL for (int half = W / 2; half > 0; half /= 2) x = max(x, __builtin_shuffle(x, lane ^ half));
+    return x[0];
 }
 
 // ---- exp --------------------------------------------------------------------------------------------------------

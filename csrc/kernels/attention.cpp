@@ -23,11 +23,11 @@ int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
 struct Room {
     int64_t width;
     float *q, *keys, *scores, *rescale;
-    float *most, *sum, *values;              // of the segment: [rows], [rows], [rows, width]
+    float *most, *sums, *values;             // of the segment: [rows], [rows, 16], [rows, width]
     float *all_most, *all_sum, *all_values;  // of the segments before
 
     Room(float* at, const AttentionCase& c, int64_t rows) : width(rounded(c.value_dim)) {
-        float** const parts[] = {&q, &keys, &scores, &rescale, &most, &sum, &values, &all_most, &all_sum, &all_values};
+        float** const parts[] = {&q, &keys, &scores, &rescale, &most, &sums, &values, &all_most, &all_sum, &all_values};
         const Sizes s = sizes(c, rows);
         for (size_t i = 0; i < s.size(); ++i) {
             *parts[i] = at;
@@ -37,7 +37,7 @@ struct Room {
     using Sizes = std::array<int64_t, 10>;
     static Sizes sizes(const AttentionCase& c, int64_t rows) {
         const int64_t values = rows * rounded(c.value_dim);
-        return {rows * c.key_dim, TILE * c.key_dim, BLOCK * TILE, BLOCK, rows, rows, values, rows, rows, values};
+        return {rows * c.key_dim, TILE * c.key_dim, BLOCK * TILE, BLOCK, rows, rows * 16, values, rows, rows, values};
     }
 };
 
@@ -191,8 +191,8 @@ void add_values(const Tile& t, int64_t d, int64_t numbers, const float* weights,
     RL_UNROLL for (int r = 0; r < R; ++r) RL_UNROLL for (int v = 0; v < N; ++v) store(to + r * width + d + v * W, acc[r][v]);
 }
 
-// Scores of a row become weights; the segment's largest score and sum go on.
-float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, float& sum) {
+// Scores of a row become weights; the segment's largest score and sums go on.
+float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, float* sums) {
     constexpr int32_t ONE = 1;
     I lane = {};
     for (int i = 0; i < W; ++i) lane[i] = ONE << i;
@@ -205,16 +205,17 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
         store(scores + v * W, x);
     }
     const float high = largest(top), now = most > high ? most : high;
-    Sum16 weights = Sum16::zero();
+    const float rescale = now == most ? 1.f : weight(most - now);
+    most = now;
+    Sum16 total;
+    RL_UNROLL for (int i = 0; i < V; ++i) total.v[i] = load(sums + i * W) * set(rescale);
     RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
         const F x = load(scores + v * W);
         const F p = select(x == set(NONE), set(0.f), weight(x - set(now)));
-        weights.v[v % V] += p;
+        total.v[v % V] += p;
         store(scores + v * W, p);
     }
-    const float rescale = now == most ? 1.f : weight(most - now);
-    sum = sum * rescale + total(weights);
-    most = now;
+    RL_UNROLL for (int i = 0; i < V; ++i) store(sums + i * W, total.v[i]);
     return rescale;
 }
 
@@ -229,7 +230,7 @@ template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const uin
         some |= mask != ~uint64_t(0);
         float* p = m.scores + r * TILE;
         if (mask)
-            m.rescale[r] = weigh(a.c, mask, p, m.most[row + r], m.sum[row + r]);
+            m.rescale[r] = weigh(a.c, mask, p, m.most[row + r], m.sums + (row + r) * 16);
         else
             m.rescale[r] = 1.f, memset(p, 0, TILE * 4);
     }
@@ -313,16 +314,18 @@ void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
     memset(m.all_values, 0, size_t(rows * m.width) * 4);
     float* partial = w.partial;
     for (int64_t segment = w.begin; segment < w.end; ++segment) {
-        for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE, m.sum[r] = 0;
+        for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE;
+        memset(m.sums, 0, size_t(rows) * 16 * 4);
         memset(m.values, 0, size_t(rows * m.width) * 4);
         for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1; at += TILE)
             run_tile(a, w, at, m);
         for (int64_t r = 0; r < rows; ++r) {
+            const float sum = fold(m.sums + r * 16);
             if (!partial) {
-                join(m.most[r], m.sum[r], m.values + r * m.width, m.width, m.all_most[r], m.all_sum[r], m.all_values + r * m.width);
+                join(m.most[r], sum, m.values + r * m.width, m.width, m.all_most[r], m.all_sum[r], m.all_values + r * m.width);
                 continue;
             }
-            partial[0] = m.most[r], partial[1] = m.sum[r];
+            partial[0] = m.most[r], partial[1] = sum;
             memcpy(partial + 2, m.values + r * m.width, size_t(m.width) * 4);
             partial += m.width + 2;
         }
