@@ -46,8 +46,8 @@ RL_INLINE I load(const int32_t* p) {
 RL_INLINE void store(float* p, F x) { memcpy(p, &x, sizeof x); }
 RL_INLINE void store(int32_t* p, I x) { memcpy(p, &x, sizeof x); }
 
-RL_INLINE F set(float x) { return F{} + x; }
-RL_INLINE I set(int32_t x) { return I{} + x; }
+RL_INLINE F set(float x) { return x - F{}; }  // a sum would lose the sign of -0
+RL_INLINE I set(int32_t x) { return x - I{}; }
 RL_INLINE I bits(F x) { return (I)x; }
 RL_INLINE F floats(I x) { return (F)x; }
 
@@ -360,7 +360,10 @@ RL_INLINE void keep(Unsigned4& x) {
     keep(x.even);
     keep(x.odd);
 }
-RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { c += pairs(a.even, b.even) + pairs(a.odd, b.odd); }
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
+    keep(c);  // or g++ puts off the sums and spills the products
+}
 #endif
 
 }  // namespace ridgeline::RL_ISA
