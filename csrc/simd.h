@@ -376,7 +376,10 @@ RL_INLINE void keep(Unsigned4& x) {
     keep(x.even);
     keep(x.odd);
 }
-RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { c += pairs(a.even, b.even) + pairs(a.odd, b.odd); }
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
+    keep(c);  // or g++ puts off the sums and spills the products
+}
 #endif
 
 }  // namespace ridgeline::RL_ISA

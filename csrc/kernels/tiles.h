@@ -104,7 +104,7 @@ template <int m> void byte_tile(const char* panel, const int8_t* activations, in
             RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += 8, w += 256, a += 2 * m) {
             fetch<4>(ahead);
-            RL_UNROLL for (int h = 0; h < 2; ++h) {
+            for (int h = 0; h < 2; ++h) {
                 I x[N];
                 RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
                 dot_step(sum, x, a + h * m);
@@ -170,7 +170,7 @@ void unpacked_tile(const uint8_t* bytes, const float* scales, const int8_t* acti
             RL_UNROLL for (int i = 0; i < m; ++i)
                 RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(offsets[g * m + i]);
             for (int k = 0; k < group; k += 8, w += 256, a += 2 * m)
-                RL_UNROLL for (int h = 0; h < 2; ++h) {
+                for (int h = 0; h < 2; ++h) {
                     I x[N];
                     RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
                     dot_step(sum, x, a + h * m);
