@@ -43,7 +43,7 @@ Stored stored(const Any& a, Kind kind, int64_t k) {
     const bool wide = kind == Kind::float32;
     if (a.dtype() != (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()))
         refuse(wide ? "a part of kind float32 must be a float32 array" : "a part of 16-bit numbers must be given as a uint16 array");
-    if (a.ndim() != 2 || (a.shape(1) > 1 && a.stride(1) != 1))
+    if (a.ndim() != 2 || (a.size() && a.shape(1) > 1 && a.stride(1) != 1))
         refuse("a part " + shape_text(a.shape_ptr(), a.ndim()) + " must have two axes, the last one dense");
     if (int64_t(a.shape(1)) != k) refuse("parts of a matrix must have one width, not " + std::to_string(k) + " and " + std::to_string(a.shape(1)));
     return {a.data(), kind, int64_t(a.shape(0)), int64_t(a.stride(0))};
@@ -291,16 +291,41 @@ void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm
     new (self) BoundHeads{pool, std::move(h)};
 }
 
+void run_norm(const Norm& norm, Pool& pool, const Input& x, const Output& out) {
+    const int64_t n = int64_t(norm.weight.size()), tokens = x.ndim() ? int64_t(x.shape(0)) : 0;
+    const Rows<const float> from = rows_of(x, "x", tokens, n);
+    const Rows<float> to = rows_of(out, "out", tokens, n);
+    const NormWeights weights = norm.view();
+    Work work(pool);
+    work.hold.split(tokens, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; ++t) source_kernels().norm(weights, from.data + t * from.stride, n, to.data + t * to.stride);
+    });
+}
+
+void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t rope_dim, bool interleaved, const Input& cos, const Input& sin) {
+    const Rows<float> rows = rows_of(x, "x");
+    if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || rope_dim > head_dim) refuse("x is not whole heads of which rope_dim elements turn");
+    const Rows<const float> c = rows_of(cos, "cos", rows.rows, rope_dim / 2), s = rows_of(sin, "sin", rows.rows, rope_dim / 2);
+    const HeadsCase heads{head_dim, rope_dim, interleaved, false};
+    Work work(pool);
+    work.hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; ++t)
+            head_kernels().finish(heads, {}, rows.data + t * rows.stride, 0, rows.columns / head_dim, c.data + t * c.stride, s.data + t * s.stride);
+    });
+}
+
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix")
-        .def("__init__", build_matrix, nb::arg("pool"), nb::arg("parts"), nb::arg("kind"), nb::arg("format"), nb::arg("group"),
-             nb::arg("biases").none(), nb::arg("interleave"))
+        .def("__init__", build_matrix, nb::arg("pool"), array("parts"), nb::arg("kind"), nb::arg("format"), nb::arg("group"),
+             array("biases").none(), nb::arg("interleave"))
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
         .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })
-        .def("take", take_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("out"));
+        .def("take", take_rows, nb::arg("pool"), array("ids"), array("out"));
     nb::class_<Norm>(m, "Norm")
-        .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), nb::arg("weight"), nb::arg("bias").none());
+        .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), array("weight"), array("bias").none())
+        .def("__call__", run_norm, nb::arg("pool"), array("x"), array("out"));
+    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("rope_dim"), nb::arg("interleaved"), array("cos"), array("sin"));
 }
 
 }  // namespace
@@ -317,11 +342,11 @@ void bind_linear(nb::module_& m) {
             p.epilogue.softcap = softcap;
             new (self) BoundProjection{pool, std::move(p)};
         }, nb::arg("pool"), nb::arg("matrix"), nb::arg("norm").none(), nb::arg("residual_scale"), nb::arg("scale"), nb::arg("softcap"), Keep2(), Keep3())
-        .def("__call__", run_projection, nb::arg("x"), nb::arg("delta").none(), nb::arg("rows").none(), nb::arg("residual").none(), nb::arg("out"));
+        .def("__call__", run_projection, array("x"), array("delta").none(), array("rows").none(), array("residual").none(), array("out"));
     nb::class_<BoundHeads>(m, "Heads")
         .def("__init__", build_heads, nb::arg("pool"), nb::arg("matrix"), nb::arg("norm").none(), nb::arg("residual_scale"),
              nb::arg("head_dim"), nb::arg("rope_dim"), nb::arg("interleaved"), nb::arg("over_all"), nb::arg("norms"), nb::arg("turned"), Keep2(), Keep3())
-        .def("__call__", run_heads, nb::arg("x"), nb::arg("delta").none(), nb::arg("residual").none(), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("outs"));
+        .def("__call__", run_heads, array("x"), array("delta").none(), array("residual").none(), array("cos").none(), array("sin").none(), array("outs"));
     nb::class_<BoundMlp>(m, "Mlp")
         .def("__init__", [](BoundMlp* self, Pool& pool, const Matrix& up, const Matrix& down, const Norm* norm, float scale,
                             const std::string& activation, float alpha, float limit) {
@@ -331,10 +356,10 @@ void bind_linear(nb::module_& m) {
             new (self) BoundMlp{pool, std::move(p), down};
         }, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("norm").none(), nb::arg("residual_scale"), nb::arg("activation"),
              nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
-        .def("__call__", run_bound_mlp, nb::arg("x"), nb::arg("delta").none(), nb::arg("residual").none(), nb::arg("out"));
+        .def("__call__", run_bound_mlp, array("x"), array("delta").none(), array("residual").none(), array("out"));
     nb::class_<BoundExperts>(m, "Experts")
         .def("__init__", build_experts, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
-        .def("__call__", run_experts, nb::arg("x"), nb::arg("ids"), nb::arg("weights"), nb::arg("out"));
+        .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("out"));
 }
 
 }  // namespace ridgeline

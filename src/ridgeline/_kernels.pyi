@@ -4,6 +4,15 @@ Arrays are numpy's, float32 unless it says otherwise; an argument of the wrong t
 ValueError. Every call lets other threads of Python run while it works.
 """
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
 def isa() -> str:
     """The instruction set in use: avx512, avx2 or portable."""
 
@@ -23,3 +32,110 @@ class Pool:
         """float32 operations per second in registers; a product and its sum are two."""
     def dot_rate(self) -> float:
         """The same of bytes."""
+
+# ---- matrices and what is computed with them -------------------------------------------------------------------------
+
+class Matrix:
+    """A matrix [rows, columns] as the kernels read it; its weights are copied."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        parts: Sequence[Array],
+        kind: Literal["float32", "bfloat16", "float16"],
+        format: Literal["fp32", "bf16", "fp16", "int8", "int4"],
+        group: int,
+        biases: Sequence[Floats | None],
+        interleave: bool,
+    ) -> None:
+        """parts: one below the other, each [rows, columns]; 16-bit numbers as uint16. group: columns that share a
+        scale, 32 or 128, of int4; otherwise 0. biases: one for each part. interleave: two parts, gate and up of an MLP.
+
+        int8: a scale for each row, the largest magnitude is 127. int4: a float16 scale for each group of a row, the
+        largest magnitude is 7.5. Raises ValueError for weights that are not finite, or too large for the format.
+        """
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def take(self, pool: Pool, ids: Ints, out: Floats) -> None:
+        """Rows, as float32: what products are computed with, to the bit."""
+
+class Norm:
+    """out = norm(x), along rows. An RMS norm's offset is part of its weight."""
+
+    def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
+    def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
+
+def turn(pool: Pool, x: Floats, head_dim: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats) -> None:
+    """Rotate the heads of x [T, heads * head_dim] in place. cos, sin: [T, rope_dim / 2]."""
+
+# Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
+# written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round
+# each token's elements to 255 steps: its largest magnitude is 127, and a token that is not finite becomes NaN.
+
+class Projection:
+    """out = softcap(scale * matrix(norm(residual)))."""
+
+    def __init__(
+        self, pool: Pool, matrix: Matrix, norm: Norm | None, residual_scale: float, scale: float, softcap: float
+    ) -> None:
+        """softcap: 0 is none."""
+    def __call__(
+        self, x: Floats, delta: Floats | None, rows: Ints | None, residual: Floats | None, out: Floats
+    ) -> None:
+        """rows: of x and delta that are taken; None: all."""
+
+class Heads:
+    """Queries, keys and values: outs = the parts of the matrix, the first `turned` of them normalised and rotated."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        matrix: Matrix,
+        norm: Norm | None,
+        residual_scale: float,
+        head_dim: int,
+        rope_dim: int,
+        interleaved: bool,
+        over_all: bool,
+        norms: Sequence[Norm],
+        turned: int,
+    ) -> None:
+        """rope_dim: 0 is no rotation. norms: of the turned parts, or none. over_all: one norm over all heads."""
+    def __call__(
+        self,
+        x: Floats,
+        delta: Floats | None,
+        residual: Floats | None,
+        cos: Floats | None,
+        sin: Floats | None,
+        outs: Sequence[Floats],
+    ) -> None: ...
+
+class Mlp:
+    """out = down(act(up(norm(residual)))); gated where the first matrix is interleaved."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        up: Matrix,
+        down: Matrix,
+        norm: Norm | None,
+        residual_scale: float,
+        activation: str,
+        alpha: float,
+        limit: float,
+    ) -> None:
+        """alpha, limit: of clamped_swiglu."""
+    def __call__(self, x: Floats, delta: Floats | None, residual: Floats | None, out: Floats) -> None: ...
+
+class Experts:
+    """out[t] = the sum over c of weights[t, c] * expert ids[t, c] of x[t], in this order."""
+
+    def __init__(
+        self, pool: Pool, up: Sequence[Matrix], down: Sequence[Matrix], activation: str, alpha: float, limit: float
+    ) -> None: ...
+    def __call__(self, x: Floats, ids: Ints, weights: Floats, out: Floats) -> None: ...
