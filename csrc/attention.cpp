@@ -83,9 +83,8 @@ void give_room(const AttentionCase& c, Plan& p, float* room) {
 
 }  // namespace
 
-void attend(Pool& pool, const AttentionStep& step, const std::vector<Sequence>& sequences) {
+void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
     const AttentionKernels& kernels = attention_kernels();
-    Pool::Hold hold(pool);
     Plan p = plan(step.c, whole_pieces(step.c, sequences), hold.threads());
     const size_t each = kernels.room(step.c, std::max(1, QUERIES / step.c.group()));
     float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
@@ -99,7 +98,7 @@ void attend(Pool& pool, const AttentionStep& step, const std::vector<Sequence>& 
         });
 }
 
-void write_pages(Pool& pool, const PageWrite& w) {
+void write_pages(Pool::Hold& hold, const PageWrite& w) {
     const AttentionKernels& kernels = attention_kernels();
     struct Run {
         int64_t token, n;
@@ -113,7 +112,6 @@ void write_pages(Pool& pool, const PageWrite& w) {
         else
             runs.push_back({t, 1});
     }
-    Pool::Hold hold(pool);
     hold.draw(int64_t(runs.size()), [&](int64_t i, int) {
         const Run& r = runs[size_t(i)];
         float* to = w.to + w.page[r.token] * w.page_stride;

@@ -7,7 +7,7 @@
 
 namespace ridgeline {
 
-void attend(Pool& pool, const AttentionStep& step, const std::vector<Sequence>& sequences);
+void attend(Pool::Hold&, const AttentionStep& step, const std::vector<Sequence>& sequences);
 
 // x [tokens, heads * numbers] into pages: [heads, numbers, page_tokens] of each if `turned`, else [heads, page_tokens, numbers].
 // Throws std::out_of_range for a place that is not there.
@@ -19,6 +19,6 @@ struct PageWrite {
     int64_t pages, page_stride, page_tokens;
     bool turned;
 };
-void write_pages(Pool& pool, const PageWrite& w);
+void write_pages(Pool::Hold&, const PageWrite& w);
 
 }  // namespace ridgeline

@@ -12,4 +12,6 @@ NB_MODULE(_kernels, m) {
     bind_pool(m);
     bind_attention(m);
     bind_linear(m);
+    bind_recurrent(m);
+    bind_elementwise(m);
 }

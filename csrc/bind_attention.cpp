@@ -9,16 +9,13 @@
 namespace ridgeline {
 namespace {
 
-using Integers = Given<const int64_t>;
-using Free = nb::call_guard<nb::gil_scoped_release>;
-
 AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap, int64_t window,
                         const std::string& pattern, int64_t number) {
     const Pattern kind = pattern == "first_tokens" ? Pattern::first_tokens : pattern == "dilated" ? Pattern::dilated
                        : pattern == "strided" ? Pattern::strided : Pattern::none;
-    if (kind == Pattern::none && !pattern.empty()) throw nb::value_error(("unknown pattern " + pattern).c_str());
+    if (kind == Pattern::none && !pattern.empty()) refuse("unknown pattern " + pattern);
     if (heads < 1 || kv_heads < 1 || heads % kv_heads || key_dim < 1 || value_dim < 1 || window < 0 || (kind != Pattern::none && number < 1))
-        throw nb::value_error("heads, dimensions, window or pattern out of range");
+        refuse("heads, dimensions, window or pattern out of range");
     return {heads, kv_heads, key_dim, value_dim, scale, softcap, window, kind, number};
 }
 
@@ -28,16 +25,17 @@ struct Part {
     int64_t pages, page_tokens, heads, numbers, stride;
 };
 Part part_of(const Output& a, const char* name) {
-    if (a.ndim() != 4) throw nb::value_error((std::string(name) + " must be [pages, page_tokens, heads, numbers]").c_str());
+    if (a.ndim() != 4) refuse(std::string(name) + " must be [pages, page_tokens, heads, numbers]");
     const Rows<float> rows = rows_of(a, name);
     return {rows.data, rows.rows, int64_t(a.shape(1)), int64_t(a.shape(2)), int64_t(a.shape(3)), rows.stride};
 }
 
-void write(Pool& pool, const Output& pages, const Input& x, const Integers& page, const Integers& slot, bool turned) {
+void write(Pool& pool, const Output& pages, const Input& x, const Ids& page, const Ids& slot, bool turned) {
     const Part p = part_of(pages, "pages");
     const int64_t tokens = int64_t(page.size());
     const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
-    write_pages(pool, {from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
+    Work work(pool);
+    write_pages(work.hold, {from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
                        vector_of(slot, "write slots", tokens), p.data, p.pages, p.stride, p.page_tokens, turned});
 }
 
@@ -49,18 +47,18 @@ AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& 
 }
 
 void check_sum(int64_t rows, int64_t sum) {
-    if (rows != sum) throw nb::value_error(("lengths add up to " + std::to_string(sum) + ", not to the " + std::to_string(rows) + " queries").c_str());
+    if (rows != sum) refuse("lengths add up to " + std::to_string(sum) + ", not to the " + std::to_string(rows) + " queries");
 }
 
 std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const int64_t* starts, const int64_t* lengths,
                                       const Rows<const int64_t>& tables, int64_t n) {
-    if (tables.rows != n) throw nb::value_error("there must be a page table for each sequence");
+    if (tables.rows != n) refuse("there must be a page table for each sequence");
     std::vector<Sequence> sequences;
     int64_t row = 0;
     for (int64_t i = 0; i < tables.rows; ++i) {
         const int64_t* table = tables.data + i * tables.stride;
         if (starts[i] < 0 || lengths[i] < 0 || starts[i] + lengths[i] > tables.columns * kv.page_tokens)
-            throw nb::value_error("a sequence is longer than its page table");
+            refuse("a sequence is longer than its page table");
         for (int64_t p = 0; p * kv.page_tokens < starts[i] + lengths[i]; ++p)
             if (table[p] < 0 || table[p] >= kv.pages) throw std::out_of_range("page " + std::to_string(table[p]) + " is not in the arena");
         sequences.push_back({starts[i], lengths[i], row, table, tables.columns, 0});
@@ -70,21 +68,23 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
     return sequences;
 }
 
-void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& keys, const Output& values, const Integers& starts,
-           const Integers& lengths, const Integers& tables, const std::optional<Input>& sinks, const Output& out) {
+void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& keys, const Output& values, const Ids& starts,
+           const Ids& lengths, const Ids& tables, const std::optional<Input>& sinks, const Output& out) {
     const Part k = part_of(keys, "keys"), v = part_of(values, "values");
     if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim || k.pages != v.pages ||
         k.page_tokens != v.page_tokens)
-        throw nb::value_error("keys or values do not have the shape that the case asks for");
+        refuse("keys or values do not have the shape that the case asks for");
     const int64_t size = k.page_tokens, n = int64_t(starts.size());
     const KeyValues kv{k.data, v.data, k.pages, size, k.stride, c.key_dim * size, 0, v.stride, c.value_dim * size, c.value_dim, true};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
-    attend(pool, step, paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
-                                       rows_of(tables, "tables"), n));
+    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
+                                           rows_of(tables, "tables"), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
 }
 
 // Whole sequences, one after the other: their keys and values are one page.
-void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys, const Input& values, const Integers& lengths,
+void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys, const Input& values, const Ids& lengths,
            const std::optional<Input>& sinks, const Output& out) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
     const Rows<const float> k = rows_of(keys, "keys", tokens, int64_t(c.kv_heads) * c.key_dim);
@@ -96,25 +96,23 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys
     int64_t row = 0;
     for (int64_t i = 0; i < n; row += length[i++]) sequences.push_back({0, length[i], row, nullptr, 0, row});
     check_sum(tokens, row);
-    attend(pool, step, sequences);
+    Work work(pool);
+    attend(work.hold, step, sequences);
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    // No conversion: what is written into a converted copy would be lost.
-    using A = nb::arg;
-    m.def("write_pages", write, A("pool"), A("pages").noconvert(), A("x").noconvert(), A("write_pages").noconvert(),
-          A("write_slots").noconvert(), A("turned"), Free());
+    m.def("write_pages", write, nb::arg("pool"), array("pages"), array("x"), array("write_pages"), array("write_slots"), nb::arg("turned"));
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__", [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
                             int64_t window, const std::string& pattern, int64_t number) {
             new (c) AttentionCase(make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number));
         })
-        .def("paged", paged, A("pool"), A("q").noconvert(), A("keys").noconvert(), A("values").noconvert(), A("starts").noconvert(),
-             A("lengths").noconvert(), A("tables").noconvert(), A("sinks").noconvert().none(), A("out").noconvert(), Free())
-        .def("dense", dense, A("pool"), A("q").noconvert(), A("keys").noconvert(), A("values").noconvert(), A("lengths").noconvert(),
-             A("sinks").noconvert().none(), A("out").noconvert(), Free());
+        .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"), array("lengths"),
+             array("tables"), array("sinks").none(), array("out"))
+        .def("dense", dense, nb::arg("pool"), array("q"), array("keys"), array("values"), array("lengths"), array("sinks").none(),
+             array("out"));
 }
 
 }  // namespace ridgeline

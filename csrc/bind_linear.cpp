@@ -12,30 +12,9 @@
 namespace ridgeline {
 namespace {
 
-using Ids = Given<const int64_t>;
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 
-// While a kernel works other threads of Python run, and other callers of the pool wait.
-struct Work {
-    nb::gil_scoped_release release;
-    Pool::Hold hold;
-    explicit Work(Pool& pool) : hold(pool) {}
-};
-
-[[noreturn]] void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
-
-template <class T, size_t n> T one_of(const std::string& name, const char* what, const char* const (&names)[n]) {
-    for (size_t i = 0; i < n; ++i)
-        if (name == names[i]) return T(int(i));
-    std::string known;
-    for (const char* each : names) known += std::string(known.empty() ? "" : ", ") + each;
-    refuse(std::string(what) + " " + name + " is none of " + known);
-}
-
 Format format_of(const std::string& name) { return one_of<Format>(name, "format", {"fp32", "bf16", "fp16", "int8", "int4"}); }
-Activation activation_of(const std::string& name) {
-    return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"});
-}
 
 // ---- matrices -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,33 @@
 
 namespace ridgeline::RL_ISA {
 
+// e^x for x <= 0, at least e^-87 and so never 0; NaN of NaN. 2 u.
+RL_INLINE F exp_down(F x) {
+    x = max(set(-87.f), x);
+    const I n = round(x * set(1.44269504f));
+    const F k = to_float(n), r = fma(k, set(2.12194440e-4f), fma(k, set(-0.693359375f), x));
+    F p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, r * r, r) + set(1.f);
+    return p * floats((n + 127) << 23);
+}
+
+// log(1 + e^x), 4 u. log(1 + u) = 2 artanh(u / (2 + u)); coefficients: least relative error, own fit.
+RL_INLINE F softplus(F x) {
+    const F u = exp_down(-abs(x)), t = u / (set(2.f) + u), z = t * t;
+    F p = set(0.24389511f);
+    p = fma(p, z, set(0.21390578f));
+    p = fma(p, z, set(0.28622124f));
+    p = fma(p, z, set(0.39998570f));
+    p = fma(p, z, set(0.66666681f));
+    p = fma(p, z, set(2.f));
+    return fma(p, t, max(set(0.f), x));
+}
+
 // 1 / (1 + e^-x), 4 u.
 RL_INLINE F sigmoid(F x) { return set(1.f) / (set(1.f) + exp(-x)); }
 

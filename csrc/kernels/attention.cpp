@@ -54,22 +54,8 @@ struct Blocks {
     int64_t begin(int64_t b) const { return rows * b / count; }
 };
 
-// e^x for x <= 0 (or NaN), never 0: a weight of 0 is that of a key that is not seen.
-RL_INLINE F weight(F x) {
-    x = max(set(-87.f), x);
-    I n = round(x * set(1.44269504f));
-    F k = to_float(n);
-    F r = fma(k, set(2.12194440e-4f), fma(k, set(-0.693359375f), x));
-    F p = set(1.9875691500e-4f);
-    p = fma(p, r, set(1.3981999507e-3f));
-    p = fma(p, r, set(8.3334519073e-3f));
-    p = fma(p, r, set(4.1665795894e-2f));
-    p = fma(p, r, set(1.6666665459e-1f));
-    p = fma(p, r, set(5.0000001201e-1f));
-    p = fma(p, r * r, r) + set(1.f);
-    return p * floats((n + 127) << 23);
-}
-float weight(float x) { return weight(set(x))[0]; }
+// A weight of 0 is that of a key that is not seen: exp_down gives none.
+float weight(float x) { return exp_down(set(x))[0]; }
 
 // ---- which keys a query sees -----------------------------------------------------------------------------------
 
@@ -211,7 +197,7 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     RL_UNROLL for (int i = 0; i < V; ++i) total.v[i] = load(sums + i * W) * set(rescale);
     RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
         const F x = load(scores + v * W);
-        const F p = select(x == set(NONE), set(0.f), weight(x - set(now)));
+        const F p = select(x == set(NONE), set(0.f), exp_down(x - set(now)));
         total.v[v % V] += p;
         store(scores + v * W, p);
     }

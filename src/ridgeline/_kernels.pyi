@@ -139,3 +139,123 @@ class Experts:
         self, pool: Pool, up: Sequence[Matrix], down: Sequence[Matrix], activation: str, alpha: float, limit: float
     ) -> None: ...
     def __call__(self, x: Floats, ids: Ints, weights: Floats, out: Floats) -> None: ...
+
+# ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
+
+def write_pages(pool: Pool, pages: Floats, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
+    """x [T, K, D] into pages [pages, page_tokens, K, D], in which a part lies as [K, page_tokens, D], or, if turned,
+    as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is written."""
+
+class Attention:
+    """Causal attention of one layer: what spec.Attention says of scores."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        pattern: Literal["", "first_tokens", "dilated", "strided"],
+        number: int,
+    ) -> None:
+        """softcap, window: 0 is none. number: of first tokens, of a step, of a stride."""
+    def paged(
+        self,
+        pool: Pool,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        starts: Ints,
+        lengths: Ints,
+        tables: Ints,
+        sinks: Floats | None,
+        out: Floats,
+    ) -> None:
+        """keys, values: pages, keys turned (see write_pages). starts, lengths [N], tables [N, P]: see api.PagedLayout."""
+    def dense(
+        self,
+        pool: Pool,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        lengths: Ints,
+        sinks: Floats | None,
+        out: Floats,
+    ) -> None:
+        """keys, values [T, K, D] of whole sequences."""
+
+# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or `left`;
+# beyond a sequence's length y is not written -------------------------------------------------------------------------
+
+def short_conv(
+    pool: Pool,
+    x: Floats,
+    before: Floats,
+    weight: Floats,
+    bias: Floats | None,
+    lengths: Ints,
+    y: Floats,
+    left: Floats,
+) -> None:
+    """before, left [n, k - 1, C], weight [k, C]. y is written beyond lengths too."""
+
+def selective_scan(
+    pool: Pool,
+    x: Floats,
+    dt: Floats,
+    a: Floats,
+    b: Floats,
+    c: Floats,
+    d: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """dt: before softplus. a [S, D], negative. before, h [n, S, D]."""
+
+def linear_scan(
+    pool: Pool,
+    groups: int,
+    x: Floats,
+    dt: Floats,
+    dt_bias: Floats,
+    a: Floats,
+    b: Floats,
+    c: Floats,
+    d: Floats,
+    least: float,
+    most: float,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """Mamba-2. a [H], negative. before, h [n, H, S, P]."""
+
+def taylor_scan(
+    pool: Pool, heads: int, q: Floats, k: Floats, v: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """BASED. before, h [n, H, features, P + 1]."""
+
+# ---- functions of elements, in rows -----------------------------------------------------------------------------------
+
+def add(pool: Pool, a: Floats, b: Floats, factor: float, out: Floats) -> None:
+    """a + factor * b"""
+
+def multiply(pool: Pool, a: Floats, b: Floats, out: Floats) -> None: ...
+def gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
+    """a silu(b)"""
+
+def scale(pool: Pool, x: Floats, number: float, out: Floats) -> None: ...
+def softcap(pool: Pool, x: Floats, number: float, out: Floats) -> None:
+    """number * tanh(x / number)"""
+
+def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats, b: Floats | None, out: Floats) -> None:
+    """act(a), or act(a) * b; alpha, limit: of clamped_swiglu, which needs b."""
+
+def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
+    """RMS norm of y silu(z), by groups of columns."""

@@ -39,7 +39,9 @@ def draw(case: Attention, tokens: int, seed: int) -> tuple[Array, Array, Array, 
     return q, k, v, rng.standard_normal(case.num_heads, dtype=np.float32) if case.sinks else None
 
 
-def dense(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, lengths: list[int], pool: int = 1) -> Array:
+def dense(
+    case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, lengths: list[int], pool: int = 1
+) -> Array:
     out = np.full((len(q), case.num_heads * case.head_dim), NAN, np.float32)
     ours.bind(case).dense(POOLS[pool], q, k, v, np.array(lengths, np.int64), sinks, out)
     return out
@@ -211,7 +213,15 @@ def test_no_tokens() -> None:
     pages = Pages(case, 4, 1, 8, np.random.default_rng(0))
     none = np.zeros(0, np.int64)
     ours.bind(case).paged(
-        POOLS[1], q, pages.keys, pages.values, none, none, np.zeros((0, 2), np.int64), None, np.empty((0, 64), np.float32)
+        POOLS[1],
+        q,
+        pages.keys,
+        pages.values,
+        none,
+        none,
+        np.zeros((0, 2), np.int64),
+        None,
+        np.empty((0, 64), np.float32),
     )
     ours.write_pages(case, POOLS[1])((pages.keys, pages.values), (k, v), none, none)
 
@@ -274,7 +284,9 @@ def test_instruction_sets(isa: str) -> None:
         "sys.stdout.buffer.write(t.fingerprint())"
     )
     env = {**os.environ, "RIDGELINE_ISA": isa}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=os.path.dirname(__file__) + "/../..")
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, cwd=os.path.dirname(__file__) + "/../.."
+    )
     if b"this CPU has no such" in run.stderr:
         pytest.skip(f"no {isa} here")
     assert run.returncode == 0, run.stderr.decode()
