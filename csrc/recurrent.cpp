@@ -50,7 +50,7 @@ void run(Pool::Hold& hold, const SelectiveScan& s) {
 void run(Pool::Hold& hold, const LinearScan& s) {
     const RecurrentKernels& kernels = recurrent_kernels();
     const Rooms rooms(hold, s.states);
-    draw_pieces(hold, s.s.n * s.heads, s.width, kernels.width, [&](int64_t i, int64_t first, int64_t last, int thread) {
+    draw_pieces(hold, s.s.n * s.heads, s.width, kernels.channels, [&](int64_t i, int64_t first, int64_t last, int thread) {
         kernels.linear(s, i / s.heads, i % s.heads, first, last, rooms.of(thread));
     });
 }

@@ -77,8 +77,7 @@ struct RecurrentKernels {
     void (*selective)(const SelectiveScan&, int64_t sequence, int64_t first, int64_t last, float* room);  // channels
     void (*linear)(const LinearScan&, int64_t sequence, int64_t head, int64_t first, int64_t last, float* room);  // of width
     void (*taylor)(const TaylorScan&, int64_t sequence, int64_t head, float* room);
-    int64_t channels;        // of a piece of work for `selective`: a multiple of this many, but for the last
-    int64_t width;           // the same for `linear`
+    int64_t channels;  // of a piece of work for `selective` and `linear`: a multiple of this many, but for the last
     size_t (*room)(int64_t states);  // in floats, for any of them
 };
 RL_TABLE(RecurrentKernels, recurrent_kernels)

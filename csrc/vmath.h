@@ -5,24 +5,28 @@
 
 namespace ridgeline::RL_ISA {
 
-// e^x for x <= 0, at least e^-87 and so never 0; NaN of NaN. 2 u.
-RL_INLINE F exp_down(F x) {
-    x = max(set(-87.f), x);
-    const I n = round(x * set(1.44269504f));
-    const F k = to_float(n), r = fma(k, set(2.12194440e-4f), fma(k, set(-0.693359375f), x));
-    F p = set(1.9875691500e-4f);
-    p = fma(p, r, set(1.3981999507e-3f));
-    p = fma(p, r, set(8.3334519073e-3f));
-    p = fma(p, r, set(4.1665795894e-2f));
-    p = fma(p, r, set(1.6666665459e-1f));
-    p = fma(p, r, set(5.0000001201e-1f));
-    p = fma(p, r * r, r) + set(1.f);
-    return p * floats((n + 127) << 23);
+constexpr float LOG2_E = 1.44269504f;
+
+// 2^x for x <= 0, at least 2^-126 and so never 0; NaN of NaN. 1.3 u. Coefficients: least relative error, own fit.
+// Of K vectors, step by step: one after the other they would wait for each other's latencies.
+template <int K> RL_INLINE void exp2_down(F (&x)[K]) {
+    constexpr float C[] = {1.53533416e-4f, 1.33988704e-3f, 9.61843785e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f, 1.f};
+    I n[K];
+    F r[K];
+    RL_UNROLL for (int i = 0; i < K; ++i) n[i] = round(x[i] = max(set(-126.f), x[i]));
+    RL_UNROLL for (int i = 0; i < K; ++i) r[i] = x[i] - to_float(n[i]), x[i] = set(C[0]);
+    RL_UNROLL for (int c = 1; c < 7; ++c) RL_UNROLL for (int i = 0; i < K; ++i) x[i] = fma(x[i], r[i], set(C[c]));
+    RL_UNROLL for (int i = 0; i < K; ++i) x[i] = floats(bits(x[i]) + (n[i] << 23));
+}
+RL_INLINE F exp2_down(F x) {
+    F one[1] = {x};
+    exp2_down(one);
+    return one[0];
 }
 
 // log(1 + e^x), 4 u. log(1 + u) = 2 artanh(u / (2 + u)); coefficients: least relative error, own fit.
 RL_INLINE F softplus(F x) {
-    const F u = exp_down(-abs(x)), t = u / (set(2.f) + u), z = t * t;
+    const F u = exp2_down(-abs(x) * set(LOG2_E)), t = u / (set(2.f) + u), z = t * t;
     F p = set(0.24389511f);
     p = fma(p, z, set(0.21390578f));
     p = fma(p, z, set(0.28622124f));

@@ -54,8 +54,8 @@ struct Blocks {
     int64_t begin(int64_t b) const { return rows * b / count; }
 };
 
-// A weight of 0 is that of a key that is not seen: exp_down gives none.
-float weight(float x) { return exp_down(set(x))[0]; }
+// Scores are in powers of 2. A weight of 0 is that of a key that is not seen: exp2_down gives none.
+float weight(float x) { return exp2_down(set(x))[0]; }
 
 // ---- which keys a query sees -----------------------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     for (int i = 0; i < W; ++i) lane[i] = ONE << i;
     F top = set(NONE);
     RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
-        F x = load(scores + v * W) * set(c.scale);
-        if (c.softcap > 0) x = set(c.softcap) * tanh(x / set(c.softcap));
+        F x = load(scores + v * W);
+        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap)) : x * set(c.scale * LOG2_E);
         x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
         top = max(top, x);
         store(scores + v * W, x);
@@ -195,11 +195,16 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     most = now;
     Sum16 total;
     RL_UNROLL for (int i = 0; i < V; ++i) total.v[i] = load(sums + i * W) * set(rescale);
-    RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
-        const F x = load(scores + v * W);
-        const F p = select(x == set(NONE), set(0.f), exp_down(x - set(now)));
-        total.v[v % V] += p;
-        store(scores + v * W, p);
+    RL_UNROLL for (int at = 0; at < VECTORS; at += 4) {
+        F p[4];
+        RL_UNROLL for (int v = 0; v < 4; ++v) p[v] = load(scores + (at + v) * W) - set(now);
+        exp2_down(p);
+        RL_UNROLL for (int v = 0; v < 4; ++v) {
+            float* x = scores + (at + v) * W;
+            p[v] = select(load(x) == set(NONE), set(0.f), p[v]);
+            total.v[(at + v) % V] += p[v];
+            store(x, p[v]);
+        }
     }
     RL_UNROLL for (int i = 0; i < V; ++i) store(sums + i * W, total.v[i]);
     return rescale;
@@ -282,7 +287,7 @@ void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, cons
     const int64_t group = a.c.group(), token = w.sequence->row + w.first + row / group, head = w.head * group + row % group;
     float most = m.all_most[row], sum = m.all_sum[row], old = 1.f;
     if (a.sinks) {
-        const float sink = a.sinks[head], now = most > sink ? most : sink;
+        const float sink = a.sinks[head] * LOG2_E, now = most > sink ? most : sink;
         old = most == now ? 1.f : weight(most - now);
         sum = sum * old + (sink == now ? 1.f : weight(sink - now));
     }

@@ -13,8 +13,8 @@ constexpr int N = 2;                     // vectors of channels at once
 constexpr int HELD = W == 16 ? 8 : 4;    // states whose N vectors stay in registers while tokens go by
 constexpr int64_t CHANNELS = N * W;
 
-// e^x for x <= 0: a decay, which may be complete.
-RL_INLINE F decay(F x) { return select(x < set(-87.f), set(0.f), exp_down(x)); }
+// 2^x for x <= 0: a decay, which may be complete.
+RL_INLINE F decay(F x) { return select(x < set(-126.f), set(0.f), exp2_down(x)); }
 
 // ---- short convolution -----------------------------------------------------------------------------------------
 
@@ -45,32 +45,58 @@ void left(const ShortConv& c, int64_t i) {
 
 // ---- Mamba -----------------------------------------------------------------------------------------------------
 
-// W channels from `at` on. room: [states, 2 W], the state and A.
-void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room) {
-    const int n = int(std::min<int64_t>(W, s.channels - at));
-    const int64_t state = i * s.states * s.channels + at;
-    for (int64_t j = 0; j < s.states; ++j) {
-        store(room + j * 2 * W, load(s.before + state + j * s.channels, n));
-        store(room + j * 2 * W + W, load(s.a + j * s.channels + at, n));
-    }
-    const F d = load(s.d + at, n);
-    for (int64_t t = i * s.s.m; t < i * s.s.m + s.s.lengths[i]; ++t) {
-        const F x = load(s.x.row(t) + at, n), dt = softplus(load(s.dt.row(t) + at, n)), dx = dt * x;
-        const float *b = s.b.row(t), *c = s.c.row(t);
-        F y = set(0.f);
-        for (int64_t j = 0; j < s.states; ++j) {
-            float* h = room + j * 2 * W;
-            const F now = fma(dx, set(b[j]), load(h) * decay(dt * load(h + W)));
-            y = fma(now, set(c[j]), y);
-            store(h, now);
+// K states of N vectors of channels go on by a token, and add to its result. held: each state and its A, [K, 2, CHANNELS].
+template <int K> RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const float* c, float* held, F (&y)[N]) {
+    F a[K * N];
+    I whole[K * N];  // where the decay is complete
+    RL_UNROLL for (int j = 0; j < K; ++j)
+        RL_UNROLL for (int v = 0; v < N; ++v) a[j * N + v] = dt[v] * load(held + (2 * j + 1) * CHANNELS + v * W);
+    RL_UNROLL for (int i = 0; i < K * N; ++i) whole[i] = a[i] < set(-126.f);
+    exp2_down(a);
+    RL_UNROLL for (int j = 0; j < K; ++j) {
+        const F bs = set(b[j]), cs = set(c[j]);
+        RL_UNROLL for (int v = 0; v < N; ++v) {
+            float* state = held + 2 * j * CHANNELS + v * W;
+            const F h = fma(dx[v], bs, load(state) * select(whole[j * N + v], set(0.f), a[j * N + v]));
+            y[v] = fma(h, cs, y[v]);
+            store(state, h);
         }
-        store(s.y.row(t) + at, fma(d, x, y), n);
     }
-    for (int64_t j = 0; j < s.states; ++j) store(s.h + state + j * s.channels, load(room + j * 2 * W), n);
+}
+
+// Channels from `at` on. room: what go_on holds, [states, 2, CHANNELS].
+void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room) {
+    constexpr int64_t PAIR = 2 * CHANNELS;
+    const int n = int(std::min(CHANNELS, s.channels - at));
+    const int64_t state = i * s.states * s.channels + at;
+    for (int64_t j = 0; j < s.states; ++j)
+        for (int v = 0; v < N; ++v) {
+            const int64_t from = j * s.channels + v * W;
+            store(room + j * PAIR + v * W, load(s.before + state + from, n - v * W));
+            store(room + j * PAIR + CHANNELS + v * W, load(s.a + at + from, n - v * W) * set(LOG2_E));
+        }
+    for (int64_t t = i * s.s.m; t < i * s.s.m + s.s.lengths[i]; ++t) {
+        const float *b = s.b.row(t), *c = s.c.row(t);
+        // A few lines of every row: no hardware sees what comes next.
+        for (const float* next : {s.x.row(t + 8) + at, s.dt.row(t + 8) + at, (const float*)s.y.row(t + 8) + at})
+            for (int64_t line = 0; line < CHANNELS; line += 16) prefetch(next + line);
+        F x[N], dt[N], dx[N], y[N];
+        RL_UNROLL for (int v = 0; v < N; ++v) {
+            x[v] = load(s.x.row(t) + at + v * W, n - v * W);
+            dt[v] = softplus(load(s.dt.row(t) + at + v * W, n - v * W));
+            dx[v] = dt[v] * x[v], y[v] = set(0.f);
+        }
+        int64_t j = 0;
+        for (; j + 2 <= s.states; j += 2) go_on<2>(dt, dx, b + j, c + j, room + j * PAIR, y);
+        for (; j < s.states; ++j) go_on<1>(dt, dx, b + j, c + j, room + j * PAIR, y);
+        RL_UNROLL for (int v = 0; v < N; ++v) store(s.y.row(t) + at + v * W, fma(load(s.d + at + v * W, n - v * W), x[v], y[v]), n - v * W);
+    }
+    for (int64_t j = 0; j < s.states; ++j)
+        for (int v = 0; v < N; ++v) store(s.h + state + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
 }
 
 void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, float* room) {
-    for (int64_t at = first; at < last; at += W) selective_block(s, i, at, room);
+    for (int64_t at = first; at < last; at += CHANNELS) selective_block(s, i, at, room);
 }
 
 // ---- states with one decay for all -----------------------------------------------------------------------------
@@ -119,7 +145,7 @@ template <bool DECAYS> void scan_all(const Chunk& k, int64_t states, const float
 
 // dt and decay of a head, for some tokens.
 void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float* dt, float* decays) {
-    const F bias = set(s.dt_bias[head]), a = set(s.a[head]), least = set(s.dt_least), most = set(s.dt_most);
+    const F bias = set(s.dt_bias[head]), a = set(s.a[head] * LOG2_E), least = set(s.dt_least), most = set(s.dt_most);
     for (int64_t t = 0; t < tokens; t += W) {
         float given[W] = {};
         for (int j = 0; j < W && t + j < tokens; ++j) given[j] = s.dt.row(row + t + j)[head];
@@ -197,10 +223,10 @@ void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
     }
 }
 
-size_t room(int64_t states) { return size_t(2 * CHUNK * CHANNELS + 3 * CHUNK + 2 * states * std::max<int64_t>(CHUNK, W)); }
+size_t room(int64_t states) { return size_t(2 * CHUNK * CHANNELS + 3 * CHUNK + 2 * states * std::max(CHUNK, CHANNELS)); }
 
 }  // namespace
 
-extern const RecurrentKernels recurrent_kernels = {conv, left, selective, linear, taylor, W, CHANNELS, room};
+extern const RecurrentKernels recurrent_kernels = {conv, left, selective, linear, taylor, CHANNELS, room};
 
 }  // namespace ridgeline::RL_ISA

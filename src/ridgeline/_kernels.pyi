@@ -174,7 +174,7 @@ class Attention:
         sinks: Floats | None,
         out: Floats,
     ) -> None:
-        """keys, values: pages, keys turned (see write_pages). starts, lengths [N], tables [N, P]: see api.PagedLayout."""
+        """keys, values: pages, keys turned (see write_pages). starts, lengths [N], tables [N, P]: api.PagedLayout's."""
     def dense(
         self,
         pool: Pool,
@@ -187,8 +187,8 @@ class Attention:
     ) -> None:
         """keys, values [T, K, D] of whole sequences."""
 
-# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or `left`;
-# beyond a sequence's length y is not written -------------------------------------------------------------------------
+# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or
+# `left`; beyond a sequence's length y is not written ---------------------------------------------------------------
 
 def short_conv(
     pool: Pool,
@@ -241,7 +241,7 @@ def taylor_scan(
 ) -> None:
     """BASED. before, h [n, H, features, P + 1]."""
 
-# ---- functions of elements, in rows -----------------------------------------------------------------------------------
+# ---- functions of elements, in rows --------------------------------------------------------------------------------
 
 def add(pool: Pool, a: Floats, b: Floats, factor: float, out: Floats) -> None:
     """a + factor * b"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -284,9 +285,7 @@ def test_instruction_sets(isa: str) -> None:
         "sys.stdout.buffer.write(t.fingerprint())"
     )
     env = {**os.environ, "RIDGELINE_ISA": isa}
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, cwd=os.path.dirname(__file__) + "/../.."
-    )
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
     if b"this CPU has no such" in run.stderr:
         pytest.skip(f"no {isa} here")
     assert run.returncode == 0, run.stderr.decode()

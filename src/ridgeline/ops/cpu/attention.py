@@ -1,7 +1,7 @@
 """Attention over pages and over whole sequences, and the write into pages, by kernels.
 
-Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, and values as
-[K, page_tokens, D]; latents stand as their shape says.
+Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, and values
+as [K, page_tokens, D]; latents stand as their shape says.
 """
 
 from __future__ import annotations
