@@ -14,14 +14,12 @@ constexpr int64_t AHEAD = 4096;             // bytes that a single stream is fet
 constexpr int64_t L1_BYTES = 16 << 10;      // of weights that stay in the first cache while tiles pass over them
 constexpr int64_t L2_BYTES = 256 << 10;     // and in the second
 constexpr int64_t FEW_TILES = 8;            // tiles: so many tokens are still fewer than a panel's weights take to fetch
-constexpr int NIBBLE_TOKENS = 4;            // up to so many, unpacking to the cache does not pay
 
 // ---- a tile of m tokens as a table over m -------------------------------------------------------------------------
 
 using FloatTile = void (*)(const char*, const float*, int64_t, float*, bool, Fetch);
 using ByteTile = void (*)(const char*, const int8_t*, int64_t, int32_t*, bool, Fetch);
-using NibbleTile = void (*)(const char*, const int8_t*, const int32_t*, int64_t, int, float*, Fetch);
-using UnpackedTile = void (*)(const uint8_t*, const float*, const int8_t*, const int32_t*, int64_t, int, float*, bool);
+using GroupTile = void (*)(const Groups&, float*, bool, Fetch);
 
 template <class Type, int... I> constexpr std::array<FloatTile, sizeof...(I)> float_tiles(std::integer_sequence<int, I...>) {
     return {&float_tile<Type, I + 1>...};
@@ -29,11 +27,8 @@ template <class Type, int... I> constexpr std::array<FloatTile, sizeof...(I)> fl
 template <int... I> constexpr std::array<ByteTile, sizeof...(I)> byte_tiles(std::integer_sequence<int, I...>) {
     return {&byte_tile<I + 1>...};
 }
-template <int... I> constexpr std::array<NibbleTile, sizeof...(I)> nibble_tiles(std::integer_sequence<int, I...>) {
-    return {&nibble_tile<I + 1>...};
-}
-template <int... I> constexpr std::array<UnpackedTile, sizeof...(I)> unpacked_tiles(std::integer_sequence<int, I...>) {
-    return {&unpacked_tile<I + 1>...};
+template <class Type, int... I> constexpr std::array<GroupTile, sizeof...(I)> group_tiles(std::integer_sequence<int, I...>) {
+    return {&group_tile<Type, I + 1>...};
 }
 using Sizes = std::make_integer_sequence<int, TILE>;
 template <class Type> FloatTile float_tile_of(int64_t m) {
@@ -44,12 +39,8 @@ ByteTile byte_tile_of(int64_t m) {
     static constexpr auto table = byte_tiles(Sizes{});
     return table[size_t(m - 1)];
 }
-NibbleTile nibble_tile_of(int64_t m) {
-    static constexpr auto table = nibble_tiles(std::make_integer_sequence<int, NIBBLE_TOKENS>{});
-    return table[size_t(m - 1)];
-}
-UnpackedTile unpacked_tile_of(int64_t m) {
-    static constexpr auto table = unpacked_tiles(Sizes{});
+template <class Type> GroupTile group_tile_of(int64_t m) {
+    static constexpr auto table = group_tiles<Type>(Sizes{});
     return table[size_t(m - 1)];
 }
 
@@ -143,6 +134,11 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
         const int8_t* x = (const int8_t*)a.data + begin * a.padded_k + k0 * m;
         return byte_tile_of(m)(from, x, k1 - k0, (int32_t*)c, first, ahead);
     }
+    if (w.format == Format::int4) {
+        const int8_t* x = (const int8_t*)a.data + begin * a.padded_k + k0 * m;
+        const int32_t* offsets = a.offset + begin * a.groups + k0 / w.group * m;
+        return group_tile_of<Nibbles>(m)({from, nullptr, x, offsets, (k1 - k0) / w.group, w.group}, c, first, ahead);
+    }
     const float* x = (const float*)a.data + begin * a.padded_k + k0 * m;
     const auto run = w.format == Format::fp32   ? float_tile_of<Fp32>(m)
                      : w.format == Format::bf16 ? float_tile_of<Bf16>(m)
@@ -155,10 +151,8 @@ struct Blocks {
 };
 Blocks blocks(const Matrix& w, const Activations& a) {
     const Layout l = layout(w);
-    if (w.format == Format::int4) {
-        const int64_t groups = std::max<int64_t>(1, L1_BYTES / (w.group * PANEL));
-        return {groups * w.group, 1};
-    }
+    // 4-bit weights are passed over by two parts of each tile, even of one; and they are half as long as what they unpack to.
+    if (w.format == Format::int4) return {std::max<int64_t>(1, L1_BYTES / 2 / l.bytes) * l.step, 1};
     if (a.tiles == 1) return {w.padded_k, 1};
     if (a.tiles <= FEW_TILES) return {L1_BYTES / l.bytes * l.step, 1};
     // Many tokens: a tile's activations stay in the first cache, and the panels' weights in the second.
@@ -170,10 +164,7 @@ Blocks blocks(const Matrix& w, const Activations& a) {
 void one_tile(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
     const Layout l = layout(w);
     for (int64_t p = begin; p < end; ++p) {
-        if (w.format == Format::int4)
-            nibble_tile_of(a.tokens)(w.panel(p), (const int8_t*)a.data, a.offset, a.groups, w.group, c, {w.panel(p) + AHEAD, 128});
-        else
-            tile(w, a, p, 0, 0, w.padded_k, c, {w.panel(p) + AHEAD, l.bytes});
+        tile(w, a, p, 0, 0, w.padded_k, c, {w.panel(p) + AHEAD, l.bytes});
         deliver(w, a, e, p, 0, c);
     }
 }
@@ -183,7 +174,7 @@ void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end
     const Layout l = layout(w);
     const Blocks b = blocks(w, a);
     const int64_t stretch = b.k / l.step * l.bytes, share = stretch / a.tiles / 64 * 64;
-    const int64_t step = l.bytes / a.tiles;
+    const int64_t step = (w.format == Format::int4 ? Nibbles::BYTES : l.bytes) / a.tiles;
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
@@ -216,7 +207,7 @@ void many_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t en
 void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
     const Layout l = layout(w);
     const Blocks b = blocks(w, a);
-    uint8_t* bytes = (uint8_t*)room;
+    char* bytes = room;
     float* scales = (float*)(room + b.k * PANEL);
     float* c = scales + b.k / w.group * PANEL;
     for (int64_t p = begin; p < end; ++p)
@@ -229,13 +220,11 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
                 float* sums = c + t * TILE * PANEL;
                 const int8_t* x = (const int8_t*)a.data + first * a.padded_k + k * m;
                 const int32_t* offsets = a.offset + first * a.groups + k / w.group * m;
-                unpacked_tile_of(m)(bytes, scales, x, offsets, groups, w.group, sums, k == 0);
+                group_tile_of<Unpacked>(m)({bytes, scales, x, offsets, groups, w.group}, sums, k == 0, {bytes, 0});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
 }
-
-bool in_place(const Matrix& w, const Activations& a) { return w.format != Format::int4 || a.tokens <= NIBBLE_TOKENS; }
 
 size_t room_bytes(const Matrix& w, const Activations& a) {
     const Blocks b = blocks(w, a);
@@ -245,12 +234,12 @@ size_t room_bytes(const Matrix& w, const Activations& a) {
 }
 
 void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
-    if (!in_place(w, a))
-        unpacked(w, a, begin, end, e, room);
-    else if (a.tiles == 1)
+    if (a.tiles == 1 && w.format != Format::int4)
         one_tile(w, a, begin, end, e, (float*)room);
     else if (a.tiles <= FEW_TILES)
         few_tiles(w, a, begin, end, e, (float*)room);
+    else if (w.format == Format::int4)
+        unpacked(w, a, begin, end, e, room);
     else
         many_tiles(w, a, begin, end, e, (float*)room);
 }

@@ -115,74 +115,77 @@ template <int m> void byte_tile(const char* panel, const int8_t* activations, in
     }
 }
 
-// A group's exact sums join the chain over groups.
-template <int m, int N>
-RL_INLINE void join_group(const I (&sum)[m][N], const F (&scale)[N], float* c, int pass, bool first) {
-    RL_UNROLL for (int i = 0; i < m; ++i)
-        RL_UNROLL for (int v = 0; v < N; ++v) {
-            float* at = c + i * PANEL + (pass + v) * W;
-            store(at, fma_exact(to_float(sum[i][v]), scale[v], first ? F{} : load(at)));
-        }
-}
+// 4-bit weights as they are stored (w: groups with their scales), and as `unpack_groups` has written them (w: bytes as of int8;
+// scales: floats beside them). Unpacking costs more instructions than a few tokens' products.
+struct Nibbles {
+    static constexpr int BYTES = 128, SCALES = 64;  // of 8 k, of a group
+    RL_INLINE void weights(const char* w, int v, I& low, I& high) {
+        const I both = load((const int32_t*)w + v * W);
+        low = both & 0x0f0f0f0f;
+        high = (both >> 4) & 0x0f0f0f0f;
+    }
+    RL_INLINE F scale(const char* end, const float*, int v) { return from_f16((const uint16_t*)end + v * W); }
+};
+struct Unpacked {
+    static constexpr int BYTES = 256, SCALES = 0;
+    RL_INLINE void weights(const char* w, int v, I& low, I& high) {
+        low = load((const int32_t*)w + v * W);
+        high = load((const int32_t*)(w + 128) + v * W);
+    }
+    RL_INLINE F scale(const char*, const float* scales, int v) { return load(scales + v * W); }
+};
 
-// Groups of 4-bit weights as they are stored: for few tokens. offsets: [groups][m], where a group's sums begin.
-template <int m>
-void nibble_tile(const char* panel, const int8_t* activations, const int32_t* offsets, int64_t groups, int group, float* c,
-                 Fetch ahead) {
-    constexpr int N = pass_vectors(m);
-    const int64_t block = group / 8 * 128 + 64;
+// A stretch of groups. offsets: [groups][m], where a group's sums begin.
+struct Groups {
+    const char* w;
+    const float* scales;  // [groups][32]
+    const int8_t* activations;
+    const int32_t* offsets;
+    int64_t count;
+    int size;
+};
+
+// Of a tile's m tokens those from `from` on, n of them: so many that a group's exact sums, and the chain over groups that they
+// join, both stay in registers. To join in memory costs twice as much.
+template <class Type, int m, int from, int n> RL_INLINE void group_part(const Groups& groups, float* c, bool first, Fetch ahead) {
+    constexpr int N = pass_vectors(n);
     for (int pass = 0; pass < VECTORS; pass += N) {
-        const char* w = panel;
-        const int32_t *a = (const int32_t*)activations, *begin = offsets;
-        for (int64_t g = 0; g < groups; ++g, w += block, begin += m) {
-            I sum[m][N];
-            RL_UNROLL for (int i = 0; i < m; ++i)
+        const char* w = groups.w;
+        const int32_t *a = (const int32_t*)groups.activations + from, *begin = groups.offsets + from;
+        const float* scales = groups.scales;
+        F total[n][N];
+        RL_UNROLL for (int i = 0; i < n; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
+        for (int64_t g = 0; g < groups.count; ++g, begin += m, scales += PANEL) {
+            I sum[n][N];
+            RL_UNROLL for (int i = 0; i < n; ++i)
                 RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(begin[i]);
-            for (int k = 0; k < group; k += 8, a += 2 * m) {
+            for (int k = 0; k < groups.size; k += 8, w += Type::BYTES, a += 2 * m) {
                 fetch<2>(ahead);
                 I low[N], high[N];
-                RL_UNROLL for (int v = 0; v < N; ++v) {
-                    I both = load((const int32_t*)(w + k / 8 * 128) + (pass + v) * W);
-                    low[v] = both & 0x0f0f0f0f;
-                    high[v] = (both >> 4) & 0x0f0f0f0f;
-                }
+                RL_UNROLL for (int v = 0; v < N; ++v) Type::weights(w, pass + v, low[v], high[v]);
                 dot_step(sum, low, a);
                 dot_step(sum, high, a + m);
             }
             fetch_line(ahead);
-            F scale[N];
-            RL_UNROLL for (int v = 0; v < N; ++v) scale[v] = from_f16((const uint16_t*)(w + block - 64) + (pass + v) * W);
-            join_group(sum, scale, c, pass, g == 0);
+            RL_UNROLL for (int v = 0; v < N; ++v) {
+                const F scale = Type::scale(w, scales, pass + v);
+                RL_UNROLL for (int i = 0; i < n; ++i) total[i][v] = fma_exact(to_float(sum[i][v]), scale, total[i][v]);
+            }
+            w += Type::SCALES;
         }
+        RL_UNROLL for (int i = 0; i < n; ++i)
+            RL_UNROLL for (int v = 0; v < N; ++v) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
     }
 }
 
-// The same of weights that `unpack_groups` has written as bytes, for many tokens: bytes as of int8, a group's scales as floats.
-template <int m>
-void unpacked_tile(const uint8_t* bytes, const float* scales, const int8_t* activations, const int32_t* offsets, int64_t groups,
-                   int group, float* c, bool first) {
-    constexpr int N = pass_vectors(m);
-    for (int pass = 0; pass < VECTORS; pass += N) {
-        const uint8_t* w = bytes;
-        const int32_t* a = (const int32_t*)activations;
-        for (int64_t g = 0; g < groups; ++g) {
-            I sum[m][N];
-            RL_UNROLL for (int i = 0; i < m; ++i)
-                RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(offsets[g * m + i]);
-            for (int k = 0; k < group; k += 8, w += 256, a += 2 * m)
-                for (int h = 0; h < 2; ++h) {
-                    I x[N];
-                    RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
-                    dot_step(sum, x, a + h * m);
-                }
-            F scale[N];
-            RL_UNROLL for (int v = 0; v < N; ++v) scale[v] = load(scales + g * PANEL + (pass + v) * W);
-            join_group(sum, scale, c, pass, first && g == 0);
-        }
-    }
+template <class Type, int m> void group_tile(const Groups& groups, float* c, bool first, Fetch ahead) {
+    constexpr int most = W == 16 ? 6 : 2, half = m > most ? (m + 1) / 2 : m;
+    group_part<Type, m, 0, half>(groups, c, first, ahead);
+    if constexpr (half < m) group_part<Type, m, half, m - half>(groups, c, first, {groups.w, 0});
 }
 
-RL_INLINE void unpack_groups(const char* w, int64_t groups, int group, uint8_t* bytes, float* scales, Fetch ahead) {
+RL_INLINE void unpack_groups(const char* w, int64_t groups, int group, char* bytes, float* scales, Fetch ahead) {
     for (int64_t g = 0; g < groups; ++g, w += 64) {
         for (int k = 0; k < group; k += 8, w += 128, bytes += 256) {
             fetch<2>(ahead);
