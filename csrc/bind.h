@@ -31,6 +31,7 @@ inline Activation activation_of(const std::string& name) {
 void bind_pool(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_latent(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_elementwise(nb::module_& m);
 

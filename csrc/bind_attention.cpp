@@ -83,6 +83,14 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& key
     attend(work.hold, step, sequences);
 }
 
+std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
+    std::vector<Sequence> sequences;
+    int64_t row = 0;
+    for (int64_t i = 0; i < n; row += lengths[i++]) sequences.push_back({0, lengths[i], row, nullptr, 0, row});
+    check_sum(rows, row);
+    return sequences;
+}
+
 // Whole sequences, one after the other: their keys and values are one page.
 void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys, const Input& values, const Ids& lengths,
            const std::optional<Input>& sinks, const Output& out) {
@@ -91,11 +99,37 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys
     const Rows<const float> v = rows_of(values, "values", tokens, int64_t(c.kv_heads) * c.value_dim);
     const KeyValues kv{k.data, v.data, 1, std::max<int64_t>(1, tokens), 0, c.key_dim, k.stride, 0, c.value_dim, v.stride, false};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
-    const int64_t* length = vector_of(lengths, "lengths", n);
-    std::vector<Sequence> sequences;
-    int64_t row = 0;
-    for (int64_t i = 0; i < n; row += length[i++]) sequences.push_back({0, length[i], row, nullptr, 0, row});
-    check_sum(tokens, row);
+    const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+// Latents: one row for each token, which is the key of all heads, and with its first numbers their value. Heads are
+// counted as groups, so that not all of them need room at once, and every group reads the same rows.
+void check_latents(const AttentionCase& c, int64_t numbers) {
+    if (numbers != c.key_dim || c.value_dim > c.key_dim) refuse("latents do not have the shape that the case asks for");
+}
+
+void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Output& latents, const Ids& starts, const Ids& lengths,
+                   const Ids& tables, const Output& out) {
+    const Part p = part_of(latents, "latents");
+    check_latents(c, p.heads * p.numbers);
+    const KeyValues kv{p.data, p.data, p.pages, p.page_tokens, p.stride, 0, p.numbers, p.stride, 0, p.numbers, false};
+    const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
+    const int64_t n = int64_t(starts.size());
+    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
+                                           rows_of(tables, "tables"), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Input& latents, const Ids& lengths, const Output& out) {
+    const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
+    const Rows<const float> rows = rows_of(latents, "latents", tokens, c.key_dim);
+    check_latents(c, rows.columns);
+    const KeyValues kv{rows.data, rows.data, 1, std::max<int64_t>(1, tokens), 0, 0, rows.stride, 0, 0, rows.stride, false};
+    const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
+    const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
     attend(work.hold, step, sequences);
 }
@@ -112,7 +146,10 @@ void bind_attention(nb::module_& m) {
         .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"), array("lengths"),
              array("tables"), array("sinks").none(), array("out"))
         .def("dense", dense, nb::arg("pool"), array("q"), array("keys"), array("values"), array("lengths"), array("sinks").none(),
-             array("out"));
+             array("out"))
+        .def("paged_latents", paged_latents, nb::arg("pool"), array("q"), array("latents"), array("starts"), array("lengths"),
+             array("tables"), array("out"))
+        .def("dense_latents", dense_latents, nb::arg("pool"), array("q"), array("latents"), array("lengths"), array("out"));
 }
 
 }  // namespace ridgeline

@@ -186,6 +186,16 @@ class Attention:
         out: Floats,
     ) -> None:
         """keys, values [T, K, D] of whole sequences."""
+    def paged_latents(
+        self, pool: Pool, q: Floats, latents: Floats, starts: Ints, lengths: Ints, tables: Ints, out: Floats
+    ) -> None:
+        """latents: pages [pages, page_tokens, 1, key_dim]; each is every head's key, its beginning every head's value.
+        kv_heads: groups of heads that are computed apart."""
+    def dense_latents(self, pool: Pool, q: Floats, latents: Floats, lengths: Ints, out: Floats) -> None:
+        """latents [T, key_dim] of whole sequences."""
+
+def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
+    """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
 
 # ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or
 # `left`; beyond a sequence's length y is not written ---------------------------------------------------------------
