@@ -14,7 +14,7 @@ from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Pattern, Strided
 
-TABLE = open_table("cpu", {"attention": "reference"})
+TABLE = open_table("reference", {"attention": "reference"})
 NAN = float("nan")
 
 
