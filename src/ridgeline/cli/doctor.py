@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,6 +89,8 @@ def missing_devices() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
+    from importlib import metadata
+
     out = {}
     for package in PACKAGES:
         try:

@@ -84,7 +84,9 @@ def train(
     """
     given = locals()
     from ridgeline.errors import DataError
+    from ridgeline.ops.devices import require_torch
 
+    require_torch("training")
     try:
         if recipe is not None:
             _recipe(recipe, given)
