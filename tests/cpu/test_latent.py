@@ -27,7 +27,7 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.module import LanguageModel
 
-TABLE = open_table("cpu")
+TABLE = open_table("reference")
 NAN = float("nan")
 NORM = RMSNorm()
 SMALL = LatentAttention(3, 12, 5, 4, 7, 0.3, NORM)

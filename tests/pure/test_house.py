@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
 }
 # Package -> packages of others, besides the standard library. torch has its own rule.
 THIRD_PARTY: dict[str, frozenset[str]] = {
-    "ops": frozenset({"numpy"}),
+    "ops": frozenset({"numpy", "ml_dtypes"}),
     "nn": frozenset({"numpy"}),
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
     "runtime": frozenset({"numpy"}),
@@ -64,7 +64,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 TORCH: dict[str, str] = {
     "ops/reference/": "the definition of every op is written in torch",
     "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
-    "cli/doctor.py": "reports torch's version and build",
     "train/": "gradients, optimisers and data parallelism are torch's",
 }
 # Longer than the limits, and why.

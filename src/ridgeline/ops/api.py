@@ -301,7 +301,14 @@ class Memory(Protocol):
     """Where arrays live: the way in and out of the backend's library."""
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """As `resolve_device` names it."""
+        ...
+
+    @property
+    def on_host(self) -> bool:
+        """Is it this machine's main memory? Then weights that keep their type stay views of their files."""
+        ...
 
     def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:
         """A host array of `dtype` elements (bfloat16 as uint16) as an array of type `to`; shared if it can be."""
