@@ -40,7 +40,8 @@ def widen(x: Ndarray) -> Ndarray:
     signed &= np.int32(-0x70002000)
     wide = signed.view(np.float32)
     wide *= np.float32(2.0**112)
-    is_finite = np.abs(wide).max(initial=0.0) < 2.0**16  # infinity and NaN come out as numbers beyond the others
+    # Infinity and NaN come out as numbers beyond the others.
+    is_finite = max(wide.max(initial=0.0), -wide.min(initial=0.0)) < 2.0**16
     return wide if is_finite else x.astype(np.float32)
 
 
