@@ -7,6 +7,7 @@ as [K, page_tokens, D]; latents stand as their shape says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from ridgeline._kernels import Attention as Case
 from ridgeline._kernels import Pool
 from ridgeline._kernels import write_pages as write
 from ridgeline.ops import api
-from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -37,8 +38,8 @@ def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     bound, width = bind(case), case.num_heads * case.head_dim
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
-        out, layout = np.empty((q.shape[0], width), np.float32), kv.layout
-        bound.paged(pool, q, kv.keys, kv.values, layout.starts, layout.lengths, layout.tables, sinks, out)
+        out = np.empty((q.shape[0], width), np.float32)
+        bound.paged(pool, q, np.asarray(kv.keys), np.asarray(kv.values), *places(kv.layout), sinks, out)
         return out
 
     return run
@@ -49,25 +50,31 @@ def attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
 
     def run(q: Floats, kv: DenseKeyValues, sinks: Floats | None = None) -> Floats:
         out = np.empty((q.shape[0], width), np.float32)
-        bound.dense(pool, q, kv.keys, kv.values, np.array(kv.lengths, np.int64), sinks, out)
+        lengths = np.array(kv.lengths, np.int64)
+        bound.dense(pool, q, np.asarray(kv.keys), np.asarray(kv.values), lengths, sinks, out)
         return out
 
     return run
 
 
+def places(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:
+    """Where the sequences of a step begin, how long they are, and where their pages are."""
+    return np.asarray(layout.starts), np.asarray(layout.lengths), np.asarray(layout.tables)
+
+
 def bind(case: Attention) -> Case:
     """What the kernels must know of a case."""
+    dim, softcap = case.head_dim, case.softcap or 0.0
+    make = partial(Case, case.num_heads, case.num_kv_heads, dim, dim, case.scale, softcap, case.window or 0)
     match case.pattern:
         case None:
-            pattern, number = "", 0
-        case FirstTokens(number):
-            pattern = "first_tokens"
-        case Dilated(number):
-            pattern = "dilated"
-        case Strided(number):
-            pattern = "strided"
-    heads, dim = (case.num_heads, case.num_kv_heads), case.head_dim
-    return Case(*heads, dim, dim, case.scale, case.softcap or 0.0, case.window or 0, pattern, number)
+            return make("", 0)
+        case FirstTokens(count):
+            return make("first_tokens", count)
+        case Dilated(step):
+            return make("dilated", step)
+        case Strided(stride):
+            return make("strided", stride)
 
 
 KERNELS: Kernels = {

@@ -14,6 +14,7 @@ import numpy as np
 from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
+from ridgeline.ops.cpu.attention import places
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_matrix
 from ridgeline.spec import LatentAttention
@@ -42,8 +43,7 @@ def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Float
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
-        where = [np.asarray(x) for x in (kv.layout.starts, kv.layout.lengths, kv.layout.tables)]
-        pages = np.asarray(kv.parts[0])
+        pages, where = np.asarray(kv.parts[0]), places(kv.layout)
         return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out))
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -57,4 +58,9 @@ class NumpyBackend:
 
 def open_host() -> tuple[Memory, tuple[Backend, ...]]:
     """numpy's memory, and the backends that work on it, best first."""
-    return NumpyMemory(), (NumpyBackend(),)
+    if find_spec("ridgeline._kernels") is None:
+        return NumpyMemory(), (NumpyBackend(),)
+    from ridgeline._kernels import Pool, usable_cores
+    from ridgeline.ops.cpu.backend import CpuBackend
+
+    return NumpyMemory(), (CpuBackend(Pool(usable_cores())), NumpyBackend())
