@@ -17,7 +17,7 @@ namespace ridgeline {
 
 constexpr int TILE = 64;
 constexpr int SEGMENT = 512;
-constexpr int QUERIES = 64;  // of all heads of a group, in one piece of work
+constexpr int QUERIES = 72;  // of all heads of a group, in one piece of work
 
 enum class Pattern { none, first_tokens, dilated, strided };
 

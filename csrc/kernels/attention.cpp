@@ -6,14 +6,15 @@
 
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "vmath.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int BLOCK = 6;                 // rows
-constexpr int WIDE = W == 16 ? 4 : 2;    // vectors: BLOCK * WIDE accumulators and WIDE operands fit the registers
+constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
+constexpr int WIDE = 2;                  // vectors: BLOCK * WIDE accumulators and WIDE operands fit the registers
 constexpr int VECTORS = TILE / W;        // of a tile
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
@@ -116,18 +117,21 @@ void turn_rows(const float* const* rows, int64_t numbers, float* to) {
     }
 }
 
+// Does a vector of keys lie in one page, and in order?
+bool in_place(const KeyValues& kv) { return kv.turned && kv.page_tokens % W == 0; }
+
 void find_keys(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile& t, float* room) {
     const KeyValues& kv = a.kv;
     const float* base = kv.keys + w.head * kv.key_head;
-    const bool in_place = kv.turned && kv.page_tokens % W == 0;  // then a vector of keys lies in one page
+    const bool there = in_place(kv);
     const int begin = t.first / W, end = t.last / W + 1;
     const float* rows[TILE] = {};
-    const int first = in_place ? begin * W : t.first, last = in_place ? end * W - 1 : t.last;
+    const int first = there ? begin * W : t.first, last = there ? end * W - 1 : t.last;
     find(kv, *w.sequence, at, first, last, base, kv.key_page, kv.turned ? 1 : kv.key_row, rows);
-    t.step = in_place ? kv.page_tokens : TILE;
+    t.step = there ? kv.page_tokens : TILE;
     for (int v = begin; v < end; ++v) {
-        t.keys[v] = in_place ? rows[v * W] : room + v * W;
-        if (in_place) continue;
+        t.keys[v] = there ? rows[v * W] : room + v * W;
+        if (there) continue;
         if (!kv.turned || kv.page_tokens == 1) {
             turn_rows(rows + v * W, a.c.key_dim, room + v * W);
             continue;
@@ -137,17 +141,36 @@ void find_keys(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile&
     }
 }
 
+void find_values(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile& t) {
+    const KeyValues& kv = a.kv;
+    find(kv, *w.sequence, at, t.first, t.last, kv.values + w.head * kv.value_head, kv.value_page, kv.value_row, t.values);
+}
+
+// Where the tile at `at` stands, as far as that can be asked for; `t`, which is there already, where it cannot.
+Tile tile_ahead(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile& t) {
+    Tile ahead = t;
+    if (at > w.sequence->start + w.last - 1) return ahead;
+    ahead.first = 0, ahead.last = TILE - 1;
+    find_values(a, w, at, ahead);
+    if (in_place(a.kv)) find_keys(a, w, at, ahead, nullptr);
+    return ahead;
+}
+
 // ---- the three parts of a tile ---------------------------------------------------------------------------------
 
+// Both loops over keys and values ask for what stands in the same place of the tile `ahead`, the next one: pages lie
+// anywhere, so that no hardware does.
+
 // N vectors of scores of R rows. q: [numbers][R].
-template <int R, int N> void scores(const float* const* keys, int64_t step, int64_t numbers, const float* q, float* to) {
+template <int R, int N>
+void scores(const float* const* keys, const float* const* ahead, int64_t step, int64_t numbers, const float* q, float* to) {
     F acc[R][N];
     RL_UNROLL for (int r = 0; r < R; ++r) RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = set(0.f);
-    const float* k[N];
-    RL_UNROLL for (int v = 0; v < N; ++v) k[v] = keys[v];
+    const float *k[N], *next[N];
+    RL_UNROLL for (int v = 0; v < N; ++v) k[v] = keys[v], next[v] = ahead[v];
     for (int64_t d = 0; d < numbers; ++d, q += R) {
         F x[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k[v]), k[v] += step;
+        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k[v]), k[v] += step, prefetch(next[v]), next[v] += step;
         RL_UNROLL for (int r = 0; r < R; ++r) {
             const F y = set(q[r]);
             RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = fma(x[v], y, acc[r][v]);
@@ -158,7 +181,7 @@ template <int R, int N> void scores(const float* const* keys, int64_t step, int6
 
 // The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all keys.
 template <int R, int N, bool SOME>
-void add_values(const Tile& t, int64_t d, int64_t numbers, const float* weights, const float* rescale, float* to, int64_t width) {
+void add_values(const Tile& t, const Tile& ahead, int64_t d, int64_t numbers, const float* weights, const float* rescale, float* to, int64_t width) {
     F acc[R][N];
     RL_UNROLL for (int r = 0; r < R; ++r)
         RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
@@ -166,6 +189,7 @@ void add_values(const Tile& t, int64_t d, int64_t numbers, const float* weights,
     for (int j = t.first; j <= t.last; ++j) {
         F x[N];
         RL_UNROLL for (int v = 0; v < N; ++v) x[v] = N > 1 || n >= W ? load(t.values[j] + d + v * W) : load(t.values[j] + d, n);
+        RL_UNROLL for (int v = 0; v < N; ++v) prefetch(ahead.values[j] + d + v * W);
         RL_UNROLL for (int r = 0; r < R; ++r) {
             const F p = set(weights[r * TILE + j]);
             RL_UNROLL for (int v = 0; v < N; ++v) {
@@ -210,11 +234,12 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     return rescale;
 }
 
-template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const uint64_t* masks, const float* q, int64_t row, Room& m) {
+template <int R>
+void tile_rows(const AttentionStep& a, const Tile& t, const Tile& ahead, const uint64_t* masks, const float* q, int64_t row, Room& m) {
     const int begin = t.first / W, end = t.last / W + 1;
     int v = begin;
-    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
-    for (; v < end; ++v) scores<R, 1>(t.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t.keys + v, ahead.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v < end; ++v) scores<R, 1>(t.keys + v, ahead.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
     bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
         const uint64_t mask = masks[(row + r) / a.c.group()];
@@ -229,12 +254,13 @@ template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const uin
     float* to = m.values + row * m.width;
     int64_t d = 0;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<R, WIDE, true> : add_values<R, WIDE, false>)(t, d, numbers, m.scores, m.rescale, to, m.width);
+        (some ? add_values<R, WIDE, true> : add_values<R, WIDE, false>)(t, ahead, d, numbers, m.scores, m.rescale, to, m.width);
     for (; d < numbers; d += W)
-        (some ? add_values<R, 1, true> : add_values<R, 1, false>)(t, d, numbers, m.scores, m.rescale, to, m.width);
+        (some ? add_values<R, 1, true> : add_values<R, 1, false>)(t, ahead, d, numbers, m.scores, m.rescale, to, m.width);
 }
 
-constexpr decltype(&tile_rows<1>) TILE_ROWS[BLOCK + 1] = {nullptr, tile_rows<1>, tile_rows<2>, tile_rows<3>, tile_rows<4>, tile_rows<5>, tile_rows<6>};
+template <int... R> constexpr std::array<decltype(&tile_rows<1>), BLOCK> all_rows(std::integer_sequence<int, R...>) { return {tile_rows<R + 1>...}; }
+constexpr auto TILE_ROWS = all_rows(std::make_integer_sequence<int, BLOCK>());
 
 // ---- segments --------------------------------------------------------------------------------------------------
 
@@ -246,11 +272,12 @@ void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& 
     Tile t;
     t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
     find_keys(a, w, at, t, m.keys);
-    find(a.kv, *w.sequence, at, t.first, t.last, a.kv.values + w.head * a.kv.value_head, a.kv.value_page, a.kv.value_row, t.values);
+    find_values(a, w, at, t);
+    const Tile ahead = tile_ahead(a, w, at + TILE, t);
     const Blocks blocks(queries * group);
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t row = blocks.begin(b), n = blocks.begin(b + 1) - row;
-        TILE_ROWS[n](a, t, masks, m.q + row * a.c.key_dim, row, m);
+        TILE_ROWS[size_t(n - 1)](a, t, b == 0 ? ahead : t, masks, m.q + row * a.c.key_dim, row, m);
     }
 }
 
