@@ -9,9 +9,11 @@
 namespace ridgeline {
 namespace {
 
+constexpr int PIECES = 3;  // of work for each thread, at least, where there is so much
+
 struct Piece {
     AttentionWork work;
-    int64_t cost;  // keys times rows, about
+    int64_t cost;   // keys times rows, about
     int64_t group;  // of those that share partial results; -1: it is whole
 };
 
@@ -21,17 +23,32 @@ int64_t first_segment(const AttentionCase& c, int64_t position) {
     return back > position ? 0 : (position - back) / SEGMENT;
 }
 
+// Key heads of a piece of work. A few queries are bound by memory: they take many heads at once, to read pages as they
+// lie, as long as that leaves enough pieces. Many queries take one head, whose keys stay in the cache.
+int heads_of(const AttentionCase& c, int64_t queries, int64_t segments, int threads) {
+    const int64_t rows = queries * c.group();
+    if (rows * 4 > QUERIES) return 1;
+    const int64_t wanted = threads == 1 ? c.kv_heads : c.kv_heads * segments / (threads * PIECES);
+    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(QUERIES / rows, c.kv_heads)));
+}
+
 // All the work, each piece with all of its segments.
-std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequence>& sequences) {
+std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequence>& sequences, int threads) {
     const int64_t size = std::max(1, QUERIES / c.group());
     std::vector<Piece> pieces;
-    for (const Sequence& s : sequences)
+    int64_t segments = 0;
+    for (const Sequence& s : sequences) segments += (s.start + s.length - 1) / SEGMENT + 1;
+    for (const Sequence& s : sequences) {
+        if (s.length == 0) continue;
+        const int heads = heads_of(c, s.length, segments, threads);
         for (int64_t first = 0; first < s.length; first += size)
-            for (int head = 0; head < c.kv_heads; ++head) {
+            for (int head = 0; head < c.kv_heads; head += heads) {
                 const int64_t last = std::min(s.length, first + size), end = (s.start + last - 1) / SEGMENT + 1;
                 const int64_t begin = first_segment(c, s.start + first);
-                pieces.push_back({{&s, head, first, last, begin, end, nullptr}, (last - first) * (end - begin), -1});
+                const AttentionWork w{&s, head, std::min(head + heads, c.kv_heads), first, last, begin, end, nullptr};
+                pieces.push_back({w, w.rows(c) * (end - begin), -1});
             }
+    }
     return pieces;
 }
 
@@ -46,7 +63,7 @@ Plan plan(const AttentionCase& c, std::vector<Piece> whole, int threads) {
     Plan p;
     int64_t total = 0;
     for (const Piece& piece : whole) total += piece.cost;
-    const int64_t most = std::max<int64_t>(1, total / (int64_t(threads) * 3));
+    const int64_t most = std::max<int64_t>(1, total / (int64_t(threads) * PIECES));
     const size_t width = size_t((c.value_dim + 15) / 16 * 16 + 2);
     for (Piece& piece : whole) {
         AttentionWork& w = piece.work;
@@ -62,7 +79,7 @@ Plan plan(const AttentionCase& c, std::vector<Piece> whole, int threads) {
             p.pieces.push_back(part);
         }
         p.merged.push_back(w);
-        p.floats += size_t((w.last - w.first) * c.group() * segments) * width;
+        p.floats += size_t(w.rows(c) * segments) * width;
     }
     if (threads > 1) std::stable_sort(p.pieces.begin(), p.pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     return p;
@@ -72,12 +89,12 @@ void give_room(const AttentionCase& c, Plan& p, float* room) {
     const int64_t width = (c.value_dim + 15) / 16 * 16 + 2;
     for (AttentionWork& w : p.merged) {
         w.partial = room;
-        room += (w.last - w.first) * c.group() * (w.end - w.begin) * width;
+        room += w.rows(c) * (w.end - w.begin) * width;
     }
     for (Piece& piece : p.pieces)
         if (piece.group >= 0) {
             const AttentionWork& all = p.merged[size_t(piece.group)];
-            piece.work.partial = all.partial + (piece.work.begin - all.begin) * (all.last - all.first) * c.group() * width;
+            piece.work.partial = all.partial + (piece.work.begin - all.begin) * all.rows(c) * width;
         }
 }
 
@@ -85,8 +102,10 @@ void give_room(const AttentionCase& c, Plan& p, float* room) {
 
 void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
     const AttentionKernels& kernels = attention_kernels();
-    Plan p = plan(step.c, whole_pieces(step.c, sequences), hold.threads());
-    const size_t each = kernels.room(step.c, std::max(1, QUERIES / step.c.group()));
+    Plan p = plan(step.c, whole_pieces(step.c, sequences, hold.threads()), hold.threads());
+    int64_t rows = 1;
+    for (const Piece& piece : p.pieces) rows = std::max(rows, piece.work.rows(step.c));
+    const size_t each = kernels.room(step.c, rows);
     float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
     give_room(step.c, p, rooms + each * size_t(hold.threads()));
     hold.draw(int64_t(p.pieces.size()), [&](int64_t i, int thread) {

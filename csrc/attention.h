@@ -64,19 +64,20 @@ struct AttentionStep {
     int64_t out_stride;
 };
 
-// Queries [first, last) of a sequence, one key head, segments [begin, end).
+// Queries [first, last) of a sequence, key heads [head, head_end), segments [begin, end).
 struct AttentionWork {
     const Sequence* sequence;
-    int head;
+    int head, head_end;
     int64_t first, last, begin, end;
     float* partial;  // null: all segments are here, and out is written; else [segments, rows, value_dim + 2] of them
+    int64_t rows(const AttentionCase& c) const { return (head_end - head) * (last - first) * c.group(); }
 };
 
 struct AttentionKernels {
     void (*attend)(const AttentionStep&, const AttentionWork&, float* room);
     // Out from the partial results of all segments.
     void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
-    size_t (*room)(const AttentionCase&, int64_t queries);  // in floats
+    size_t (*room)(const AttentionCase&, int64_t rows);  // in floats
     // n tokens [numbers] into neighbouring slots of a page, turned.
     void (*write_turned)(const float* x, int64_t stride, int64_t n, int64_t numbers, int64_t page_tokens, float* to);
 };

@@ -83,6 +83,8 @@ template <class X> RL_INLINE void keep(X& x) {
 }
 
 RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// To the second level: far ahead, the first one has neither the room nor the lines in flight for it.
+RL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 // BLOCK, whose accumulators stay in registers.
 #include "attention.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
@@ -14,7 +15,8 @@ namespace ridgeline::RL_ISA {
 namespace {
 
 constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
-constexpr int WIDE = 2;                  // vectors: BLOCK * WIDE accumulators and WIDE operands fit the registers
+// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for more.
+constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
 constexpr int VECTORS = TILE / W;        // of a tile
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
@@ -42,9 +44,9 @@ struct Room {
     }
 };
 
-size_t room_floats(const AttentionCase& c, int64_t queries) {
+size_t room_floats(const AttentionCase& c, int64_t rows) {
     size_t floats = 0;
-    for (int64_t n : Room::sizes(c, queries * c.group())) floats += size_t(rounded(n));
+    for (int64_t n : Room::sizes(c, rows)) floats += size_t(rounded(n));
     return floats;
 }
 
@@ -92,6 +94,7 @@ struct Tile {
     const float* keys[VECTORS];  // of each vector's keys, the first number; the next is `step` on
     int64_t step;
     const float* values[TILE];
+    const float* blocks[VECTORS];  // of each vector's keys, the values, where they lie in one piece; else something near
     int first, last;  // keys that some query sees lie in [first, last]
 };
 
@@ -120,9 +123,9 @@ void turn_rows(const float* const* rows, int64_t numbers, float* to) {
 // Does a vector of keys lie in one page, and in order?
 bool in_place(const KeyValues& kv) { return kv.turned && kv.page_tokens % W == 0; }
 
-void find_keys(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile& t, float* room) {
+void find_keys(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, Tile& t, float* room) {
     const KeyValues& kv = a.kv;
-    const float* base = kv.keys + w.head * kv.key_head;
+    const float* base = kv.keys + head * kv.key_head;
     const bool there = in_place(kv);
     const int begin = t.first / W, end = t.last / W + 1;
     const float* rows[TILE] = {};
@@ -141,25 +144,29 @@ void find_keys(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile&
     }
 }
 
-void find_values(const AttentionStep& a, const AttentionWork& w, int64_t at, Tile& t) {
+void find_values(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, Tile& t) {
     const KeyValues& kv = a.kv;
-    find(kv, *w.sequence, at, t.first, t.last, kv.values + w.head * kv.value_head, kv.value_page, kv.value_row, t.values);
+    find(kv, *w.sequence, at, t.first, t.last, kv.values + head * kv.value_head, kv.value_page, kv.value_row, t.values);
+    const bool dense = kv.value_row == a.c.value_dim && kv.page_tokens % W == 0;
+    for (int v = t.first / W; v <= t.last / W; ++v) t.blocks[v] = dense ? t.values[v * W < t.first ? t.first : v * W] : t.keys[v];
+    std::fill(t.values, t.values + t.first, t.values[t.first]);
+    std::fill(t.values + t.last + 1, t.values + TILE, t.values[t.last]);
 }
 
-// Where the tile at `at` stands, as far as that can be asked for; `t`, which is there already, where it cannot.
-Tile tile_ahead(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile& t) {
-    Tile ahead = t;
-    if (at > w.sequence->start + w.last - 1) return ahead;
-    ahead.first = 0, ahead.last = TILE - 1;
-    find_values(a, w, at, ahead);
-    if (in_place(a.kv)) find_keys(a, w, at, ahead, nullptr);
-    return ahead;
+// The memory of the keys that come next, a key's worth at a time; `t`'s values, which are there already, where none do.
+void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, const Tile& t, const float** lines) {
+    const KeyValues& kv = a.kv;
+    if (++head == w.head_end) head = w.head, at += TILE;
+    std::copy_n(t.values, TILE, lines);
+    if (at > w.sequence->start + w.last - 1) return;
+    const float* base = kv.keys + head * kv.key_head;
+    find(kv, *w.sequence, at, 0, TILE - 1, base, kv.key_page, kv.turned ? a.c.key_dim : kv.key_row, lines);
 }
 
 // ---- the three parts of a tile ---------------------------------------------------------------------------------
 
-// Both loops over keys and values ask for what stands in the same place of the tile `ahead`, the next one: pages lie
-// anywhere, so that no hardware does.
+// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and the
+// loop over values for the next keys, both `ahead`.
 
 // N vectors of scores of R rows. q: [numbers][R].
 template <int R, int N>
@@ -170,7 +177,7 @@ void scores(const float* const* keys, const float* const* ahead, int64_t step, i
     RL_UNROLL for (int v = 0; v < N; ++v) k[v] = keys[v], next[v] = ahead[v];
     for (int64_t d = 0; d < numbers; ++d, q += R) {
         F x[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k[v]), k[v] += step, prefetch(next[v]), next[v] += step;
+        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k[v]), k[v] += step, prefetch_far(next[v]), next[v] += W;
         RL_UNROLL for (int r = 0; r < R; ++r) {
             const F y = set(q[r]);
             RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = fma(x[v], y, acc[r][v]);
@@ -181,7 +188,7 @@ void scores(const float* const* keys, const float* const* ahead, int64_t step, i
 
 // The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all keys.
 template <int R, int N, bool SOME>
-void add_values(const Tile& t, const Tile& ahead, int64_t d, int64_t numbers, const float* weights, const float* rescale, float* to, int64_t width) {
+void add_values(const Tile& t, const float* const* ahead, int64_t d, int64_t numbers, const float* weights, const float* rescale, float* to, int64_t width) {
     F acc[R][N];
     RL_UNROLL for (int r = 0; r < R; ++r)
         RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
@@ -189,7 +196,7 @@ void add_values(const Tile& t, const Tile& ahead, int64_t d, int64_t numbers, co
     for (int j = t.first; j <= t.last; ++j) {
         F x[N];
         RL_UNROLL for (int v = 0; v < N; ++v) x[v] = N > 1 || n >= W ? load(t.values[j] + d + v * W) : load(t.values[j] + d, n);
-        RL_UNROLL for (int v = 0; v < N; ++v) prefetch(ahead.values[j] + d + v * W);
+        RL_UNROLL for (int v = 0; v < N; ++v) prefetch_far(ahead[j] + d + v * W);
         RL_UNROLL for (int r = 0; r < R; ++r) {
             const F p = set(weights[r * TILE + j]);
             RL_UNROLL for (int v = 0; v < N; ++v) {
@@ -235,14 +242,15 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
 }
 
 template <int R>
-void tile_rows(const AttentionStep& a, const Tile& t, const Tile& ahead, const uint64_t* masks, const float* q, int64_t row, Room& m) {
+void tile_rows(const AttentionStep& a, const Tile& t, const float* const* ahead, const uint64_t* masks, int64_t own, const float* q, int64_t row, Room& m) {
+    constexpr int WIDE = wide(R);
     const int begin = t.first / W, end = t.last / W + 1;
     int v = begin;
-    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t.keys + v, ahead.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
-    for (; v < end; ++v) scores<R, 1>(t.keys + v, ahead.keys + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v < end; ++v) scores<R, 1>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
     bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
-        const uint64_t mask = masks[(row + r) / a.c.group()];
+        const uint64_t mask = masks[(own + r) / a.c.group()];
         some |= mask != ~uint64_t(0);
         float* p = m.scores + r * TILE;
         if (mask)
@@ -269,30 +277,45 @@ void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& 
     uint64_t masks[QUERIES], any = 0;
     for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->start + w.first + i, at);
     if (!any) return;
-    Tile t;
-    t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-    find_keys(a, w, at, t, m.keys);
-    find_values(a, w, at, t);
-    const Tile ahead = tile_ahead(a, w, at + TILE, t);
-    const Blocks blocks(queries * group);
-    for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t row = blocks.begin(b), n = blocks.begin(b + 1) - row;
-        TILE_ROWS[size_t(n - 1)](a, t, b == 0 ? ahead : t, masks, m.q + row * a.c.key_dim, row, m);
+    // Head after head, and then the next keys: pages are read as they lie.
+    for (int head = w.head; head < w.head_end; ++head) {
+        Tile t;
+        t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
+        find_keys(a, w, head, at, t, m.keys);
+        find_values(a, w, head, at, t);
+        const float* ahead[TILE];
+        keys_ahead(a, w, head, at, t, ahead);
+        const Blocks blocks(queries * group);
+        for (int64_t b = 0; b < blocks.count; ++b) {
+            const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own, row = (head - w.head) * queries * group + own;
+            TILE_ROWS[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, masks, own, m.q + row * a.c.key_dim, row, m);
+        }
     }
 }
 
+// Of a row: its token of the step, and its head among all of the queries'.
+struct Place {
+    int64_t token, head;
+    Place(const AttentionStep& a, const AttentionWork& w, int64_t row) {
+        const int64_t group = a.c.group(), own = (w.last - w.first) * group;
+        token = w.sequence->row + w.first + row % own / group;
+        head = (w.head + row / own) * group + row % group;
+    }
+};
+
 // Queries by blocks of rows: [numbers][rows] each.
 void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
-    const int64_t group = a.c.group(), numbers = a.c.key_dim;
-    const Blocks blocks((w.last - w.first) * group);
-    for (int64_t b = 0; b < blocks.count; ++b) {
-        const int64_t row = blocks.begin(b), n = blocks.begin(b + 1) - row;
-        for (int64_t r = 0; r < n; ++r) {
-            const int64_t token = w.sequence->row + w.first + (row + r) / group, head = w.head * group + (row + r) % group;
-            const float* from = a.q + token * a.q_stride + head * numbers;
-            for (int64_t d = 0; d < numbers; ++d) m.q[row * numbers + d * n + r] = from[d];
+    const int64_t numbers = a.c.key_dim, own = (w.last - w.first) * a.c.group();
+    const Blocks blocks(own);
+    for (int64_t start = 0; start < w.rows(a.c); start += own)
+        for (int64_t b = 0; b < blocks.count; ++b) {
+            const int64_t row = start + blocks.begin(b), n = start + blocks.begin(b + 1) - row;
+            for (int64_t r = 0; r < n; ++r) {
+                const Place place(a, w, row + r);
+                const float* from = a.q + place.token * a.q_stride + place.head * numbers;
+                for (int64_t d = 0; d < numbers; ++d) m.q[row * numbers + d * n + r] = from[d];
+            }
         }
-    }
 }
 
 // A segment's result joins those before.
@@ -311,21 +334,21 @@ void join(float most, float sum, const float* values, int64_t width, float& all_
 }
 
 void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, const Room& m) {
-    const int64_t group = a.c.group(), token = w.sequence->row + w.first + row / group, head = w.head * group + row % group;
+    const Place place(a, w, row);
     float most = m.all_most[row], sum = m.all_sum[row], old = 1.f;
     if (a.sinks) {
-        const float sink = a.sinks[head] * LOG2_E, now = most > sink ? most : sink;
+        const float sink = a.sinks[place.head] * LOG2_E, now = most > sink ? most : sink;
         old = most == now ? 1.f : weight(most - now);
         sum = sum * old + (sink == now ? 1.f : weight(sink - now));
     }
     const float factor = old / sum;
-    float* to = a.out + token * a.out_stride + head * a.c.value_dim;
+    float* to = a.out + place.token * a.out_stride + place.head * a.c.value_dim;
     const float* from = m.all_values + row * m.width;
     for (int64_t d = 0; d < a.c.value_dim; d += W) store(to + d, load(from + d) * set(factor), int(a.c.value_dim - d));
 }
 
 void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
-    const int64_t rows = (w.last - w.first) * a.c.group();
+    const int64_t rows = w.rows(a.c);
     Room m(room, a.c, rows);
     load_queries(a, w, m);
     for (int64_t r = 0; r < rows; ++r) m.all_most[r] = NONE, m.all_sum[r] = 0;
@@ -353,7 +376,7 @@ void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
 }
 
 void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
-    const int64_t rows = (w.last - w.first) * a.c.group();
+    const int64_t rows = w.rows(a.c);
     Room m(room, a.c, rows);
     for (int64_t r = 0; r < rows; ++r) {
         m.all_most[r] = NONE, m.all_sum[r] = 0;
