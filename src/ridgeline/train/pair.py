@@ -154,8 +154,10 @@ def _joined(parts: list[Trained]) -> Trained:
     falling = last.run.options.decay_share * last.run.options.steps / planned
     options = replace(parts[0].run.options, steps=planned, decay_share=falling)
     costs = [part.cost for part in parts]
+    machines = list(dict.fromkeys(c.machine for c in costs))
+    peaks = [c.peak_flops_per_s for c in costs]
     cost = Cost(
         sum(c.tokens for c in costs), sum(c.flops for c in costs), sum(c.seconds for c in costs),
-        last.cost.peak_flops_per_s, last.cost.machine,
+        peaks[-1] if len(machines) == 1 and None not in peaks else None, "; ".join(machines),
     )  # fmt: skip
     return Trained(replace(parts[0].run, options=options), last.weights, starts[-2] + last.step, log, cost)
