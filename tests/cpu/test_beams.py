@@ -18,7 +18,8 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.errors import RequestError
 from ridgeline.runtime.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates

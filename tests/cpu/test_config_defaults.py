@@ -7,6 +7,7 @@ classes are the oracle here: filled in by them, or left as it was, a config must
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -28,8 +29,19 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3},
+    "deepseek_v2": {"num_experts_per_tok": 3},
 }
 INSTEAD: dict[str, dict[str, Any]] = {
+    "mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},
+    "falcon_mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},
+    "mamba2": {
+        "vocab_size": 1000,
+        "hidden_size": 64 * 24,
+        "num_hidden_layers": 30,
+        "num_heads": 64,
+        "head_dim": 48,
+    },
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
 # Names under which a class writes a size that it was given under another.
@@ -42,6 +54,9 @@ SWITCHES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 5}),
     *(("llama", {"rope_scaling": scaling}) for scaling in (YARN, {**YARN, "original_max_position_embeddings": 3000})),
     ("olmo3", {"rope_scaling": YARN}),
+    *(("gpt_oss", {"rope_scaling": scaling}) for scaling in (YARN, {"rope_type": "default"}, None)),
+    *((name, {"rope_scaling": YARN}) for name in ("deepseek_v2", "deepseek_v3")),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
     ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     *((name, {"rope_parameters": {"rope_theta": 5e5}}) for name in ("smollm3", "glm4", "gpt_neox", "phi3")),
 ]
@@ -54,8 +69,13 @@ def sizes(model_type: str) -> dict[str, Any]:
 
 def filled(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
     """A config with every field, as transformers' class fills it in and writes it."""
-    config = CONFIG_MAPPING[model_type](**json.loads(json.dumps(given)))  # classes write into what they are given
-    return json.loads(config.to_json_string(use_diff=False))
+    copy = json.loads(json.dumps(given), object_hook=_infinity)  # classes write into what they are given
+    return json.loads(CONFIG_MAPPING[model_type](**copy).to_json_string(use_diff=False))
+
+
+def _infinity(value: dict[str, Any]) -> Any:
+    """What the classes write for an infinity they cannot read themselves."""
+    return math.inf if value == {"__float__": "Infinity"} else value
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
+from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec import LatentAttention
 
 Tokens = dict[tuple[int, int], list[int]]
 FREE = 1 << 30
@@ -34,12 +37,19 @@ REQUESTS = [
 ]
 
 
+# A model with a regime switch is served in the regime of its case.
+CONTEXT = {name: case.max_model_len for name, case in CASES.items()}
+CONTEXT |= {name: spec.max_position_embeddings for name, spec in SPECS.items()}
+
+
 @cache
 def loaded(name: str) -> LLM:
     with TemporaryDirectory() as folder:
-        build(CASES[name], folder)
-        # A model with a regime switch is served in the regime of its case.
-        return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off")
+        if name in SPECS:
+            write(SPECS[name], folder)
+        else:
+            build(CASES[name], folder)
+        return LLM(folder, max_model_len=CONTEXT[name], cache="off")
 
 
 def request(prompt: list[int], params: SamplingParams, seed: int) -> GenerationRequest:
@@ -48,7 +58,7 @@ def request(prompt: list[int], params: SamplingParams, seed: int) -> GenerationR
 
 def fitting(name: str) -> list[int]:
     """The requests that fit the context of a case (a few have a context of 100 tokens)."""
-    return [i for i, p in enumerate(PROMPTS) if len(p) + 20 <= CASES[name].max_model_len]
+    return [i for i, p in enumerate(PROMPTS) if len(p) + 20 <= CONTEXT[name]]
 
 
 @cache
@@ -62,7 +72,7 @@ def baseline(name: str) -> Tokens:
 
 
 def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
-    spec, length = loaded(name).loaded.spec, CASES[name].max_model_len
+    spec, length = loaded(name).loaded.spec, CONTEXT[name]
     chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True)
     if tight:  # little more than the longest request needs alone: the others are preempted
         chosen = replace(chosen, num_pages=tuple(g.most_pages(85) + 3 for g in chosen.groups))
@@ -93,13 +103,13 @@ def serve(
     return out, engine
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CONTEXT)
 def test_every_family_is_exact_in_company(name: str) -> None:
     """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone."""
     settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
     out, engine = serve(name, settings)
     assert out == baseline(name)
-    if CASES[name].max_model_len > 100:
+    if CONTEXT[name] > 100:
         assert engine.stats().preempted_recompute > 0
 
 
@@ -112,17 +122,27 @@ MATRIX = [
 
 
 @pytest.mark.parametrize("options", [m for m in MATRIX if m["max_num_batched_tokens"] > 1][::3], ids=str)
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "gpt_oss", "cla_mixed", "deepseek_v3"])
 def test_chunks_pages_and_steps_in_flight_change_nothing(name: str, options: dict[str, int]) -> None:
     out, _ = serve(name, config(name, max_num_seqs=6, **options))
     assert out == baseline(name)
 
 
+@pytest.mark.parametrize("absorb", [True, False])
+def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which form is cheaper depends on the company: it must not matter."""
+    name = "deepseek_v2"
+    wanted = baseline(name)
+    monkeypatch.setattr(LatentAttention, "absorbs", lambda self, tokens, context: absorb)
+    settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
+    assert serve(name, settings)[0] == wanted
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CONTEXT)
 def test_the_matrix_for_every_family(name: str) -> None:
     """Three settings of the matrix for each family, another three for the next one; with plenty of pages and few."""
-    at = list(CASES).index(name)
+    at = list(CONTEXT).index(name)
     for options in (MATRIX * 10)[5 * at : 5 * at + 15 : 5]:
         for tight in (False, True):
             out, _ = serve(name, config(name, tight=tight, max_num_seqs=6, **options))
@@ -137,11 +157,12 @@ def test_random_arrivals_change_nothing(seed: int) -> None:
     assert out == baseline("qwen2_window")
 
 
-def test_a_shared_prefix_is_computed_once() -> None:
+@pytest.mark.parametrize("name", ["llama_gqa", "cla3_mqa"])
+def test_a_shared_prefix_is_computed_once(name: str) -> None:
     """Requests that come later find the pages of earlier ones; choices of one prompt share it."""
     arrivals = {i: 40 * i for i in range(len(PROMPTS))}
-    out, engine = serve("llama_gqa", config("llama_gqa", block_size=4), arrivals)
-    assert out == baseline("llama_gqa")
+    out, engine = serve(name, config(name, block_size=4), arrivals)
+    assert out == baseline(name)
     assert engine.stats().hit_tokens >= 40 + 32  # 41 of request 5 and 33 of request 6, in whole pages, one token left
 
 

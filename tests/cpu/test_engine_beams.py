@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.engine import Engine, Session
 from ridgeline.errors import RequestError
@@ -27,7 +28,7 @@ PARAMS = [
     BeamSearchParams(beam_width=5, n=3, max_tokens=9, length_penalty=0.6, early_stopping=True),
     BeamSearchParams(beam_width=3, max_tokens=15, length_penalty=2.0, early_stopping="never"),
 ]
-NAMES = ["llama_gqa", "gemma3", "qwen2_window", "mixtral", "gpt2"]
+NAMES = ["llama_gqa", "gemma3", "qwen2_window", "mixtral", "gpt2", "deepseek_v2"]
 
 
 @cache

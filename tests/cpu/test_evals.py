@@ -18,8 +18,9 @@ import torch
 import transformers
 
 from oracle.build import build, oracle_logits
+from oracle.case import VOCAB
 from oracle.data import shared_data
-from oracle.families import CASES, VOCAB
+from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.cli.main import main
 from ridgeline.errors import RequestError

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from oracle.build import build, oracle_logits, respell, to_v4_config
+from oracle.case import Case, prompts
 from oracle.compare import compare
-from oracle.families import CASES, prompts
+from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.archs import FAMILIES
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.nn import Model
+from ridgeline.runtime.step import DenseStep
 
 TOLERANCE = 1e-4
 
@@ -54,8 +57,9 @@ def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -
     assert open_checkpoint(old).spec == open_checkpoint(new).spec
 
 
-# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones.
-@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3"])
+# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones;
+# experts in one tensor, gate and up interleaved; a matrix per head.
+@pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3", "gpt_oss", "deepseek_v3"])
 def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """A model of our own making: config.json holds the spec, the tensors have our names."""
     from safetensors.numpy import save_file
@@ -76,4 +80,13 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
     again = LLM(str(ours))
     assert again.loaded.spec == llm.loaded.spec
     for a, b in zip(again.logits(prompts(case)), llm.logits(prompts(case)), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert np.abs(a - b).max() < TOLERANCE / 5
+    np.testing.assert_array_equal(logits_from_memory(again, case), logits_from_memory(llm, case))
+
+
+def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
+    """With copies of the weights: where a file has them, at any byte, can decide the last digit of a product."""
+    loaded = llm.loaded
+    weights = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
+    model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory
+    return memory.get(model(DenseStep.build(prompts(case), memory)))

@@ -22,7 +22,8 @@ import transformers
 
 import ridgeline.spec
 from oracle.build import build
-from oracle.families import CASES, WINDOW, Case, prompts
+from oracle.case import WINDOW, Case, prompts
+from oracle.families import CASES
 from ridgeline.archs import spec_from_config
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.safetensors import TensorFiles
@@ -34,7 +35,9 @@ from ridgeline.spec import (
     MLP,
     AnyLayer,
     DynamicNTKScaling,
+    FirstTokens,
     GatedMLP,
+    LatentAttention,
     Layer,
     LayerNorm,
     LinearScaling,
@@ -56,10 +59,30 @@ SHAPED = {
     "Attention.num_kv_heads": "rows of k and v",
     "Attention.head_dim": "rows of q, k and v",
     "Attention.qk_norm_over": "length of the norm's weight",
+    "LatentAttention.num_heads": "rows of q",
+    "LatentAttention.kv_lora_rank": "rows of kv_a",
+    "LatentAttention.qk_nope_head_dim": "rows of kv_b",
+    "LatentAttention.qk_rope_head_dim": "rows of kv_a",
+    "LatentAttention.v_head_dim": "rows of kv_b",
+    "LatentAttention.q_lora_rank": "rows of q_a",
     "MLP.intermediate_size": "rows of up",
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
+    "Mamba.inner_size": "rows of in",
+    "Mamba.state_size": "columns of A_log",
+    "Mamba.conv_size": "columns of the filters",
+    "Mamba.dt_rank": "rows of x",
+    "Mamba2.num_heads": "length of D",
+    "Mamba2.head_dim": "rows of in",
+    "Mamba2.state_size": "rows of in",
+    "Mamba2.num_groups": "rows of in",
+    "Mamba2.conv_size": "columns of the filters",
+    "ShortConvolution.channels": "rows of in",
+    "ShortConvolution.conv_size": "columns of the filters",
+    "TaylorAttention.num_heads": "rows of q",
+    "TaylorAttention.head_dim": "rows of v",
+    "TaylorAttention.feature_dim": "rows of q and k",
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
 }
@@ -69,7 +92,10 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
 # Fields that are off in a case and bring weights along when they are switched on.
-ABSENT = {"qkv_bias", "out_bias", "bias", "qk_norm", "pre_norm", "post_norm"}
+ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
+ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
+ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
+ABSENT |= {"inner_norm_weights", "mlp"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, and why.
@@ -83,6 +109,11 @@ ASLEEP = {
     "phi3_longrope_short": {"LongRopeScaling.long_factor"},
     "phi3_longrope_long": {"LongRopeScaling.short_factor"},
 }
+# Parts that no family of transformers has: the tests that judge them.
+OURS = {
+    "SharedAttention": "test_shared_attention.py",
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+}
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
 
@@ -93,10 +124,16 @@ def changed(part: Any, field: str) -> Any:
     if value is None and field == "rope":
         return Rope(part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
-        return {"window": WINDOW, "softcap": 2.0, "logit_softcap": 2.0, "scaling": LinearScaling(2.0)}[field]
+        caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
+        return {
+            **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
+            "inner_norm": RMSNorm(1e-2),
+        }[field]  # fmt: skip
     match field:
         case "eps":
-            return 100 * value  # to 1: the stream's own mean square is some units in the last layers
+            return 1.0  # the stream's own mean square is some units in the last layers
+        case "dt_least":
+            return value + 0.5
         case "offset":
             return 1.0 - value
         case "activation":
@@ -111,10 +148,20 @@ def changed(part: Any, field: str) -> Any:
             return value + "?"
         case "num_kv_heads":
             return 1 if value > 1 else part.num_heads
+        case "num_groups":
+            return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
             return 0 if value else 256
         case "short_factor" | "long_factor":
             return tuple(2 * x for x in value)  # their number follows from the rotation
+        case "scores":
+            return "sigmoid" if value == "softmax" else "softmax"
+        case "score":
+            return "best" if value == "best_two" else "best_two"
+        case "count":
+            return value // 2
+        case "chosen":
+            return value - 1
         case "qk_norm_over":
             return "all_heads" if value == "head" else "head"
     return not value if isinstance(value, bool) else value * 2
@@ -136,10 +183,14 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
         if f.name == "layers" or (f.name in ABSENT and not value):
             continue
+        if f.name == "pattern" and part.window is None:
+            continue  # of keys outside a window that is not there
         if f.name == "qk_norm_over" and not part.qk_norm:
             continue  # over what there is none of
         if is_dataclass(value):
             for inner, other in flips(value):
+                if isinstance(part, LatentAttention) and inner == "Rope.dim":
+                    continue  # it is qk_rope_head_dim
                 yield f"{name}.{inner}", replace(part, **{f.name: other})
             yield from ((name, replace(part, **{f.name: other})) for other in other_kinds(part, f.name))
         else:
@@ -152,17 +203,21 @@ def with_field(part: Any, field: str, value: Any) -> Any:
         pairs = value // 2
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
         return replace(part, dim=value, scaling=cut)
+    if field == "qk_rope_head_dim" and part.rope:
+        return replace(part, qk_rope_head_dim=value, rope=replace(part.rope, dim=value))
     return replace(part, **{field: value})
 
 
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """What may stand in place of a part within, on the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in ("qk_norm", "post_norm", "rope", "scaling") or (field == "pre_norm" and isinstance(part, Layer)):
+    if field in ("qk_norm", "post_norm", "rope", "scaling", "groups", "shared") or (
+        field == "pre_norm" and isinstance(part, Layer)
+    ):
         yield None
     if isinstance(value, LayerNorm):
         yield RMSNorm(value.eps)
-    if isinstance(value, GatedMLP):
+    if isinstance(value, GatedMLP) and field == "mlp":
         yield MLP(value.intermediate_size, value.activation, value.bias)
 
 
@@ -170,7 +225,7 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """The other arrangement of the two branches, which has the same weights."""
     if isinstance(layer, ParallelLayer):
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
-    elif layer.pre_norm and not layer.post_norm:
+    elif layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 
 
@@ -257,7 +312,8 @@ def test_every_exported_field_is_changed_in_some_case() -> None:
     exported = [getattr(ridgeline.spec, name) for name in ridgeline.spec.__all__]
     parts = {part.__name__: part for part in exported if is_dataclass(part)}  # TokenMixer is another name for one
     assert set(DERIVED) < set(parts)
-    everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in DERIVED for f in fields(part)}
+    ours = {*DERIVED, *OURS}
+    everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in ours for f in fields(part)}
     assert moved == everything - set(SHAPED) - set(SILENT)
     assert set(ONE_WAY) <= moved
     assert set(SHAPED) | set(SILENT) <= everything

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from oracle.build import build, make_model, oracle_greedy, oracle_logits, redraw
+from oracle.case import prompts
 from oracle.data import shared_data
-from oracle.families import CASES, prompts
+from oracle.families import CASES
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.errors import CheckpointError, RequestError, RidgelineError, TokenizerError
 from ridgeline.runtime import naive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from oracle.build import build, oracle_logits
-from oracle.families import CASES, VOCAB, Case, prompts
+from oracle.case import VOCAB, Case, prompts
+from oracle.families import CASES
 from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint
@@ -93,6 +95,10 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
         ("qwen2", "model.layers.0.self_attn.k_proj.bias"),
         ("qwen3_moe", "model.layers.1.mlp.experts.4.down_proj.weight"),
         ("gpt2", "transformer.wpe.weight"),
+        ("deepseek_v2", "model.layers.1.self_attn.kv_b_proj.weight"),
+        ("deepseek_v2", "model.layers.1.self_attn.q_a_layernorm.weight"),
+        ("deepseek_v3", "model.layers.3.mlp.gate.e_score_correction_bias"),
+        ("deepseek_v3", "model.layers.2.mlp.shared_experts.up_proj.weight"),
     ],
 )
 def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -118,6 +124,52 @@ def test_an_unknown_tensor_is_named(name: str, key: str, saved: Callable[[str], 
     assert "does not know" in message
 
 
+def halves_of_kv_b(tensors: Tensors) -> None:
+    """As converters to other programs write it: what makes keys and what makes values, each on its own."""
+    for i in range(4):
+        at = f"model.layers.{i}.self_attn."
+        whole = tensors.pop(f"{at}kv_b_proj.weight").unflatten(0, (4, 36))
+        tensors[f"{at}k_b_proj.weight"], tensors[f"{at}v_b_proj.weight"] = (
+            half.flatten(0, 1).contiguous() for half in whole.split((16, 20), 1)
+        )
+
+
+def test_a_split_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    message = refusal(altered(saved("deepseek_v2"), tmp_path, halves_of_kv_b))
+    assert "lacks model.layers.0.self_attn.kv_b_proj.weight" in message
+
+
+def test_an_unsplit_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """In our own format it is a matrix per head."""
+    from ridgeline.spec import to_json
+
+    spec, weights = open_checkpoint(saved("deepseek_v2")).spec, load(saved("deepseek_v2"))
+    weights["layers.2.mixer.kv_b.weight"] = weights["layers.2.mixer.kv_b.weight"].flatten(0, 1)
+    save_file({name: w.contiguous() for name, w in weights.items()}, tmp_path / SINGLE)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ridgeline", "spec": to_json(spec)}))
+    assert "layers.2.mixer.kv_b.weight has shape [144, 32], but config.json asks for [4, 36, 32]" in refusal(tmp_path)
+
+
+def test_the_layer_that_predicts_a_second_token_is_left_alone(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """DeepSeek-V3's files hold one more layer than the model has, and no other family's."""
+
+    def add(tensors: Tensors) -> None:
+        for name in ("eh_proj", "self_attn.kv_b_proj", "shared_head.head"):
+            tensors[f"model.layers.4.{name}.weight"] = torch.ones(3, 2)
+
+    case = CASES["deepseek_v3"]
+    plain, more = (
+        logits(f, case) for f in (saved("deepseek_v3"), altered(saved("deepseek_v3"), tmp_path / "more", add))
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(plain, more, strict=True))
+    assert "model.layers.4" in refusal(altered(saved("deepseek_v2"), tmp_path / "v2", add))
+
+    def beyond(tensors: Tensors) -> None:
+        tensors["model.layers.5.eh_proj.weight"] = torch.ones(3, 2)
+
+    assert "model.layers.5" in refusal(altered(saved("deepseek_v3"), tmp_path / "beyond", beyond))
+
+
 def test_many_missing_tensors_stay_one_short_line(saved: Callable[[str], Path], tmp_path: Path) -> None:
     message = refusal(altered(saved("llama"), tmp_path, lambda tensors: tensors.clear()))
     count = len(load_file(saved("llama") / SINGLE))
@@ -141,6 +193,9 @@ def test_many_missing_tensors_stay_one_short_line(saved: Callable[[str], Path], 
         ("gpt_neox", "gpt_neox.layers.0.attention.query_key_value.weight", (360, 96), (288, 96)),
         ("gpt_neox", "gpt_neox.layers.0.attention.query_key_value.bias", (291,), (288,)),
         ("qwen3_moe", "model.layers.0.mlp.experts.3.up_proj.weight", (41, 64), (40, 64)),
+        ("deepseek_v2", "model.layers.0.self_attn.kv_b_proj.weight", (4, 36, 32), (144, 32)),
+        ("deepseek_v2", "model.layers.0.self_attn.kv_b_proj.weight", (32, 144), (144, 32)),
+        ("deepseek_v3", "model.layers.0.self_attn.kv_a_proj_with_mqa.weight", (32, 64), (40, 64)),
     ],
 )
 def test_a_misshaped_tensor_is_refused_with_both_shapes(

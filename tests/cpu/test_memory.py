@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,19 @@ import ridgeline
 from ridgeline.ops.reference import paged, primitives
 from ridgeline.plan import memory
 from ridgeline.runtime import arena, generator, runner, sampler
+from ridgeline.spec import (
+    Attention,
+    Dilated,
+    FirstTokens,
+    GatedMLP,
+    Layer,
+    ModelSpec,
+    RMSNorm,
+    Rope,
+    SharedAttention,
+    Strided,
+    to_json,
+)
 
 MIB = 2**20
 # Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another
@@ -51,10 +64,36 @@ GEMMA = {
     "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "sliding_window": 128, "query_pre_attn_scalar": 64,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+GPT_OSS = {
+    "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 8000, "max_position_embeddings": 4096, "sliding_window": 128,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "kv_lora_rank": 128, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1, "vocab_size": 8000, "max_position_embeddings": 4096,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
 SHORT = {**SMALL, "max_position_embeddings": 512}
+
+
+def ours(*mixers: Attention | SharedAttention) -> dict[str, Any]:
+    """A config of our own, of these layers."""
+    layers = tuple(Layer(mixer, GatedMLP(512), RMSNorm()) for mixer in mixers)
+    return {"model_type": "ridgeline", "spec": to_json(ModelSpec("ours", 16000, 192, 2048, layers, RMSNorm()))}
+
+
+WIDE = Attention(6, 3, 64, 0.125, Rope(64))
+SHARING = ours(WIDE, SharedAttention(0, WIDE), WIDE, SharedAttention(2, WIDE))
+PATTERNS = ours(
+    replace(WIDE, window=200, pattern=FirstTokens(70)),
+    replace(WIDE, window=60, pattern=Dilated(5)),
+    replace(WIDE, num_heads=3, window=60, pattern=Strided(9)),
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +119,11 @@ CASES = {
     "many heads": Case(HEADS, options={"max_num_seqs": 64}),
     "one key head": Case({**SMALL, "num_key_value_heads": 1}, context=500, options={"max_num_seqs": 64}),
     "experts": Case(MIXTRAL, "bfloat16", options={"max_num_batched_tokens": 1024}),
+    "sinks": Case(GPT_OSS, "bfloat16", context=300, options={"max_num_seqs": 64}),
+    "shared keys": Case(SHARING, context=500, options={"max_num_seqs": 64}),
+    "patterns": Case(PATTERNS, context=500, options={"max_num_seqs": 64}),
+    "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
+    "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),

@@ -12,22 +12,25 @@ from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, Attention
+from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Pattern, Strided
 
 TABLE = open_table("cpu", {"attention": "reference"})
 NAN = float("nan")
 
 
 class Pages:
-    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN."""
+    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN.
+
+    Six sequences of 100 tokens fit, in pages of one.
+    """
 
     def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator) -> None:
         self.case, self.size = case, page_tokens
-        shape = (500, page_tokens, case.num_kv_heads, case.head_dim)
+        shape = (601, page_tokens, case.num_kv_heads, case.head_dim)
         self.keys, self.values = torch.full(shape, NAN), torch.full(shape, NAN)
         self.tables = np.zeros((rows, 130), np.int64)
-        self.free = rng.permutation(np.arange(1, 500)).tolist()
-        self.lookback = ALL if case.window is None else case.window - 1
+        self.free = rng.permutation(np.arange(1, 601)).tolist()
+        self.state = case.state()
 
     def grow(self, row: int, start: int, end: int) -> None:
         for index in range(start // self.size, (end - 1) // self.size + 1):
@@ -35,7 +38,8 @@ class Pages:
                 self.tables[row, index] = self.free.pop()
 
     def drop_unread(self, row: int, position: int) -> None:
-        for index in range(max(0, position - self.lookback) // self.size):
+        first = -(-self.state.first_tokens // self.size)
+        for index in range(first, max(0, position - self.state.lookback) // self.size):
             page, self.tables[row, index] = self.tables[row, index], 0
             self.keys[page] = self.values[page] = NAN
             if page:
@@ -48,7 +52,8 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     torch.manual_seed(seed)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
-    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)))
+    sinks = torch.randn(case.num_heads) if case.sinks else None
+    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
     attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
     pages = Pages(case, page_tokens, len(lengths), rng)
     offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
@@ -61,31 +66,39 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
         for i, count in zip(chosen, counts, strict=True):
             pages.grow(rows[i], done[i], done[i] + count)
         slices = Slices(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
-        layout = build_layout(slices, pages.tables, page_tokens, pages.lookback, TABLE.memory)
+        state = pages.state
+        layout = build_layout(slices, pages.tables, page_tokens, state.lookback, TABLE.memory, state.first_tokens)
         spans = [offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)]
         tokens = np.concatenate(spans)
         write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
         write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
-        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout))
+        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout), sinks)
         for i, count in zip(chosen, counts, strict=True):
             done[i] += count
             pages.drop_unread(rows[i], done[i])
     return out, dense
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
     window=st.sampled_from([None, 1, 2, 7, 24, 200]),
     softcap=st.sampled_from([None, 2.0]),
+    sinks=st.booleans(),
+    pattern=st.none()
+    | st.builds(FirstTokens, st.integers(1, 40))
+    | st.builds(Dilated, st.integers(1, 9))
+    | st.builds(Strided, st.integers(1, 30)),
     page_tokens=st.sampled_from([1, 3, 16, 64]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_paged_equals_dense(
-    heads: tuple[int, int], window: int | None, softcap: float | None, page_tokens: int, lengths: list[int], seed: int
-) -> None:
-    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap)
+    heads: tuple[int, int], window: int | None, softcap: float | None, sinks: bool, pattern: Pattern | None,
+    page_tokens: int, lengths: list[int], seed: int,
+) -> None:  # fmt: skip
+    pattern = pattern if window else None
+    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern)
     out, dense = run_chunks(case, page_tokens, lengths, seed)
     torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
 

@@ -19,7 +19,20 @@ from torch import Tensor
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, Op, Rotary
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend
-from ridgeline.spec import MLP, Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import (
+    MLP,
+    Attention,
+    ClampedSwiGLU,
+    Dilated,
+    ExpertGroups,
+    FirstTokens,
+    GatedMLP,
+    LayerNorm,
+    MoE,
+    RMSNorm,
+    Rope,
+    Strided,
+)
 
 SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32
@@ -119,6 +132,21 @@ def test_activations(name: Any) -> None:
     check(call(api.ACTIVATION, GatedMLP(8, name), tensor(x), tensor(up)), wanted * up)
 
 
+def clamped_swiglu(case: ClampedSwiGLU, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    gate, up = np.minimum(gate, case.limit), np.clip(up, -case.limit, case.limit)
+    return gate / (1 + np.exp(-case.alpha * gate)) * (up + 1)
+
+
+def test_clamped_swiglu() -> None:
+    """The gate is clamped from above only; values at the limit, on both sides and far out."""
+    edge = [-9.0, -2.0, -1.9999, 0.0, 1.9999, 2.0, 2.0001, 9.0]
+    gate, up = (rng(i).normal(0, 3, (3, 257)).astype(np.float32) for i in range(2))
+    gate[:, :8], up[:, 8:16] = edge, edge
+    case = ClampedSwiGLU(1.3, 2.0)
+    wanted = clamped_swiglu(case, gate.astype(np.float64), up.astype(np.float64))
+    check(call(api.ACTIVATION, MoE(2, 1, 8, case), tensor(gate), tensor(up)), wanted)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_elementwise(size: int) -> None:
     a, b = (rng(size, i).normal(0, 5, (3, size)).astype(np.float32) for i in range(2))
@@ -131,6 +159,9 @@ def test_elementwise(size: int) -> None:
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
     split = call(api.SPLIT_HEADS, None, tensor(np.tile(a, 4)), 4)
     check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head is a run of neighbours
+    check(call(api.JOIN, None, tensor(a), tensor(b)), np.concatenate((wide, other), 1), rtol=0, atol=0)
+    start, stop = size // 3, size // 3 + size // 2
+    check(call(api.CUT, None, tensor(a), start, stop), wide[:, start:stop], rtol=0, atol=0)
 
 
 # ---- matrices -----------------------------------------------------------------------------------------------
@@ -199,19 +230,37 @@ def test_rope(size: int, dim: int, head_dim: int, interleaved: bool) -> None:
 # ---- attention ----------------------------------------------------------------------------------------------
 
 
-def attend(case: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
+def keys_of(case: Attention, start: int, i: int) -> list[int]:
+    """The keys that row i of a sequence which begins at row `start` sees."""
+    window = case.window or 1 << 40
+    match case.pattern:
+        case FirstTokens(count):
+            return [j for j in range(start, i + 1) if i - j < window or j - start < count]
+        case Dilated(step):
+            return [j for j in range(start, i + 1) if (i - j) % step == 0 and (i - j) // step < window]
+        case Strided(stride):
+            return [j for j in range(start, i + 1) if i - j < window or (i - j) % stride == 0]
+    return [j for j in range(start, i + 1) if i - j < window]
+
+
+def attend(
+    case: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: tuple[int, ...],
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """One query after the other, one head after the other."""
     out = np.zeros(q.shape)
     group, start = case.num_heads // case.num_kv_heads, 0
     for n in lengths:
         for i in range(start, start + n):
-            first = start if case.window is None else max(start, i - case.window + 1)
+            keys = keys_of(case, start, i)
             for h in range(case.num_heads):
-                scores = k[first : i + 1, h // group] @ q[i, h] * case.scale
+                scores = k[keys, h // group] @ q[i, h] * case.scale
                 if case.softcap:
                     scores = case.softcap * np.tanh(scores / case.softcap)
-                weights = np.exp(scores - scores.max())
-                out[i, h] = weights / weights.sum() @ v[first : i + 1, h // group]
+                rest = -np.inf if sinks is None else sinks[h]
+                highest = max(scores.max(), rest)
+                weights = np.exp(scores - highest)
+                out[i, h] = weights / (weights.sum() + np.exp(rest - highest)) @ v[keys, h // group]
         start += n
     return out.reshape(len(q), -1)
 
@@ -234,18 +283,29 @@ CASES = [
     Attention(2, 1, 8, 0.3, window=63),
     Attention(4, 2, 8, 0.3, window=100, softcap=3.0),
     Attention(4, 2, 8, 0.3, softcap=3.0),
+    Attention(6, 2, 8, 0.3, sinks=True),
+    Attention(4, 1, 8, 0.3, window=24, softcap=3.0, sinks=True),
+    Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(4)),
+    Attention(4, 2, 8, 0.3, window=9, pattern=Dilated(5)),
+    Attention(4, 2, 8, 0.3, window=9, pattern=Strided(11), sinks=True),
 ]
 
 
-SERVED = [(REFERENCE, case) for case in CASES] + [(SDPA, case) for case in CASES if case.softcap is None]
+SERVED = [(b, case) for case in CASES for b in (REFERENCE, SDPA) if b.refuses(api.ATTENTION, case) is None]
+
+
+def sinks_of(case: Attention) -> np.ndarray | None:
+    """From far below the scores, where a sink is as good as none, to far above them, where nothing is left."""
+    return np.linspace(-30, 30, case.num_heads).astype(np.float32) if case.sinks else None
 
 
 @pytest.mark.parametrize("lengths", [(1,), (63,), (100, 1, 63), (257,)], ids=str)
 @pytest.mark.parametrize(("backend", "case"), SERVED, ids=lambda x: x.name if hasattr(x, "name") else str(x))
 def test_attention(case: Attention, lengths: tuple[int, ...], backend: Any) -> None:
-    q, k, v = qkv(case, lengths)
-    got = call(api.ATTENTION, case, tensor(q), DenseKeyValues(tensor(k), tensor(v), lengths), backend=backend)
-    wanted = attend(case, *(x.astype(np.float64) for x in (q, k, v)), lengths)
+    (q, k, v), sinks = qkv(case, lengths), sinks_of(case)
+    kv = DenseKeyValues(tensor(k), tensor(v), lengths)
+    got = call(api.ATTENTION, case, tensor(q), kv, None if sinks is None else tensor(sinks), backend=backend)
+    wanted = attend(case, *(x.astype(np.float64) for x in (q, k, v)), lengths, sinks)
     check(got, wanted, rtol=0, atol=1e-5)
 
 
@@ -293,6 +353,10 @@ def test_sdpa_is_the_reference(problem: tuple[Attention, tuple[int, ...]]) -> No
 def test_sdpa_refuses_what_it_cannot_do() -> None:
     reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, softcap=3.0))
     assert reason is not None and "cap" in reason
+    reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, sinks=True))
+    assert reason is not None and "sinks" in reason
+    reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, window=4, pattern=Strided(3)))
+    assert reason is not None and "windows" in reason
     assert all(SDPA.refuses(op, None) for op in (*api.PRIMITIVES, *api.STAGES) if op is not api.ATTENTION)
     assert [op.name for op in api.PRIMITIVES if REFERENCE.refuses(op, None)] == []
     assert all(REFERENCE.refuses(op, None) for op in api.STAGES)
@@ -315,6 +379,37 @@ def test_route(size: int, experts: int, k: int, normalise: bool) -> None:
     ids, weights = call(api.ROUTE, case, tensor(logits))
     assert ids.tolist() == wanted
     check(weights, chosen / chosen.sum(-1, keepdims=True) if normalise else chosen)
+
+
+def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
+    """Neighbouring numbers: their exponentials round to one, and the greater one still goes first."""
+    high = np.float32(0.1)
+    low = np.nextafter(high, np.float32(0))
+    logits = torch.tensor([[float(low), float(high), 5.0, float(low), float(high)]])
+    assert len(set(logits.softmax(-1)[0].tolist())) == 2
+    assert call(api.ROUTE, MoE(5, 4, 8), logits)[0].tolist() == [[2, 1, 4, 0]]
+
+
+@pytest.mark.parametrize("score", ["best", "best_two"])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("size", SIZES)
+def test_route_within_groups(size: int, scores: Any, score: Any) -> None:
+    """The best three of four groups of four, then the best five of these experts; ties go to the lower number."""
+    case = MoE(16, 5, 8, normalise=False, scores=scores, choice_bias=True, groups=ExpertGroups(4, 3, score), scale=2.5)
+    logits, bias = rng(size).integers(-1, 3, (size, 16)).astype(np.float64), np.zeros(16)
+    bias[[1, 6, 10]] = 0.5, 0.25, -0.5
+    exps = np.exp(logits)
+    rated = exps / exps.sum(-1, keepdims=True) if scores == "softmax" else 1 / (1 + 1 / exps)
+    wanted = []
+    for row in (rated + bias).astype(np.float32):  # a tie is one of numbers as they are stored
+        groups = row.reshape(4, 4)
+        best = np.sort(groups, 1)[:, ::-1][:, : 1 if score == "best" else 2].sum(1)
+        chosen = sorted(range(4), key=lambda g, best=best: (-best[g], g))[:3]
+        inside = [e for e in range(16) if e // 4 in chosen]
+        wanted.append(sorted(inside, key=lambda e, row=row: (-row[e], e))[:5])
+    ids, weights = call(api.ROUTE, case, tensor(logits), tensor(bias))
+    assert ids.tolist() == wanted
+    check(weights, 2.5 * np.take_along_axis(rated, np.array(wanted), 1))  # without the bias
 
 
 def expert_problem(size: int, k: int, dtype: str) -> tuple[MoE, tuple[Tensor, ...]]:
@@ -372,7 +467,16 @@ DIFFERENTIABLE: dict[str, tuple[Any, object, list[tuple[int, ...]], Callable[...
     "scale": (api.SCALE, None, [(3, 5)], lambda x: (x, 0.3)),
     "softcap": (api.SOFTCAP, None, [(3, 5)], lambda x: (x, 0.8)),
     "take": (api.TAKE, None, [(4, 3)], lambda x: (x, torch.tensor([2, 0, 2]))),
+    "clamped": (api.ACTIVATION, MoE(2, 1, 4, ClampedSwiGLU(1.3, 0.8)), [(3, 5), (3, 5)], lambda *a: a),
     "route": (api.ROUTE, MoE(5, 2, 4), [(4, 5)], lambda x: (x,)),
+    "route_groups": (
+        api.ROUTE,
+        MoE(6, 2, 4, scores="sigmoid", groups=ExpertGroups(3, 2, "best_two"), scale=1.5),
+        [(4, 6)],
+        lambda x: (x,),
+    ),
+    "cut": (api.CUT, None, [(3, 6)], lambda x: (x, 2, 5)),
+    "join": (api.JOIN, None, [(3, 6), (3, 2)], lambda *a: a),
     "route_raw": (api.ROUTE, MoE(5, 2, 4, normalise=False), [(4, 5)], lambda x: (x,)),
 }
 
@@ -384,6 +488,13 @@ def test_gradients(name: str) -> None:
     kernel = REFERENCE.primitive(op, case)
     function = (lambda *a: kernel(*arguments(*a))[1]) if op is api.ROUTE else (lambda *a: kernel(*arguments(*a)))
     assert torch.autograd.gradcheck(function, inputs)
+
+
+def test_gradients_of_attention_with_sinks() -> None:
+    case = Attention(4, 2, 3, 0.6, window=2, sinks=True)
+    kernel = REFERENCE.primitive(api.ATTENTION, case)
+    inputs = tuple(torch.from_numpy(x).double().requires_grad_() for x in (*qkv(case, _LENGTHS), rng(1).normal(size=4)))
+    assert torch.autograd.gradcheck(lambda q, k, v, sinks: kernel(q, DenseKeyValues(k, v, _LENGTHS), sinks), inputs)
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
@@ -22,6 +23,7 @@ from ridgeline.spec.groups import NULL_PAGE
 from ridgeline.spec.request import RequestOutput
 
 FULL, WINDOWS = "llama_gqa", "gemma3"  # every layer sees all; some see a window only: two groups of pages
+LATENT = "deepseek_v3"  # one row per token for all heads
 ALWAYS, NEVER = (1.0, 0.0), (0.0, 1.0)  # seconds per token computed again, seconds per byte copied
 RNG = np.random.default_rng(1)
 PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (5, 30, 60, 43, 12)]
@@ -70,7 +72,7 @@ def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("name", [FULL, WINDOWS])
+@pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
 def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled, one answer and several, whole pages moved one at a time."""
     monkeypatch.setattr(Runner, "preemption_rates", lambda self: ALWAYS)
@@ -82,7 +84,7 @@ def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeyp
     assert all(group.host_pages_used == 0 for group in stats.groups)
 
 
-@pytest.mark.parametrize("name", [FULL, WINDOWS])
+@pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
 def test_where_copies_are_dear_nothing_is_swapped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "preemption_rates", lambda self: NEVER)
     out, engine = serve(name, settings(name))

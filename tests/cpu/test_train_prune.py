@@ -58,7 +58,7 @@ def drawn(config: dict[str, Any], table: OpsTable) -> tuple[ModelSpec, dict[str,
 
 
 def logits(spec: ModelSpec, weights: dict[str, torch.Tensor], batch: Batch, table: OpsTable) -> torch.Tensor:
-    step = DenseStep(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), batch.lengths)
+    step = DenseStep(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), batch.lengths, table.memory)
     found: torch.Tensor = Model(spec, weights, table, 64)(step)
     return found
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from oracle.build import build
-from oracle.families import CASES, VOCAB
+from oracle.case import VOCAB
+from oracle.families import CASES
+from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
 from ridgeline.engine import Engine, engine
@@ -41,6 +43,9 @@ SCALE = Scale(longest=256, new_tokens=NEW_TOKENS, windows=(24,))
 @cache
 def loaded(name: str) -> LoadedModel:
     with TemporaryDirectory() as folder:
+        if name in SPECS:
+            write(SPECS[name], folder)
+            return LLM(folder, cache="off").loaded
         build(CASES[name], folder)
         # A model with a regime switch is served in the regime of its case.
         return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off").loaded
@@ -115,7 +120,7 @@ def test_prompts_fit_the_context_or_the_case_says_why_not(longest: int, windows:
 # Right engines ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window"])
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gpt_oss", "cla_mixed", "deepseek_v2_lite"])
 def test_quick(name: str) -> None:
     report = verify(loaded(name), quick=True)
     assert report.equal, unequal(report)
@@ -160,9 +165,9 @@ def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *SPECS])
 def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, object], None]) -> None:
-    report = verify(loaded(name), new_tokens=NEW_TOKENS, seed=list(CASES).index(name))
+    report = verify(loaded(name), new_tokens=NEW_TOKENS, seed=[*CASES, *SPECS].index(name))
     record_property("near ties", [d.describe() for r in report.results for d in r.differences])
     assert report.equal, unequal(report)
     assert report.complete, unequal(report)

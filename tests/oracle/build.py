@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from oracle.families import SPECIAL_TOKENS, Case, greedy_prompt, prompts
+from oracle.case import SPECIAL_TOKENS, Case, greedy_prompt, prompts
 
 logging.disable_progress_bar()  # saving a model draws one, and a test run saves dozens of models
 
@@ -56,12 +56,18 @@ def redraw(model: nn.Module, seed: int) -> None:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             _draw(module, name, parameter.data, tied, generator)
+    stored = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in stored:  # the bias of DeepSeek-V3's choice: some units in the last place of a score's spread
+            buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
 
 
 def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generator: torch.Generator) -> None:
     """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
-    if name == "bias":
+    if name == "A_log":  # decays from fast to slow
+        value.uniform_(-2.0, 1.5, generator=generator)
+    elif name.endswith("bias") and name != "dt_bias":  # that one sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
     elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
         low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
@@ -71,8 +77,9 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         # embedding would drown the layers.
         std = GAIN * value.shape[-1] ** -0.5 if tied else 1.0 / getattr(module, "scalar_embed_scale", 1.0)
         value.normal_(0.0, std, generator=generator)
-    elif value.ndim >= 2:  # a matrix, or a stack of experts; Conv1D alone stores [in, out]
-        fan_in = value.shape[0] if isinstance(module, Conv1D) else value.shape[-1]
+    elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
+        transposed = isinstance(module, Conv1D) or type(module).__name__ == "GptOssExperts"
+        fan_in = value.shape[-2 if transposed else -1]
         value.normal_(0.0, GAIN * fan_in**-0.5, generator=generator)
     else:
         value.normal_(0.0, 1.0, generator=generator)
@@ -164,17 +171,36 @@ def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) 
 
 
 def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
-    """The smallest gap between the last chosen and the first rejected expert's router logit; inf if none.
+    """The smallest gap between the last chosen and the first rejected expert, or group of experts; inf if none.
 
-    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree.
+    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree. In logits, and
+    where those do not decide alone in the scores that do.
     """
-    top_k = getattr(model.config, "num_experts_per_tok", None)
     gap = float("inf")
-    for tokens in sequences if top_k else ():
-        for logits in _forward(model, tokens, output_router_logits=True).router_logits:
-            best = logits.topk(top_k + 1).values
-            gap = min(gap, float((best[:, -2] - best[:, -1]).min()))
+    for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
+        biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        found = _forward(model, tokens, output_router_logits=True).router_logits
+        for i, logits in enumerate(found):
+            rated = logits.sigmoid() + biases[i] if biases else logits
+            gap = min(gap, *_choice_gaps(model.config, rated))
     return gap
+
+
+def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
+    """Between the worst chosen and the best rejected of [tokens, experts]; of groups too, if they limit the choice."""
+
+    def gap(values: torch.Tensor, count: int) -> float:
+        best = values.topk(count + 1).values
+        return float((best[:, -2] - best[:, -1]).min())
+
+    limited = config.model_type == "deepseek_v3" or getattr(config, "topk_method", "") == "group_limited_greedy"
+    if limited and config.topk_group < config.n_group:
+        groups = rated.unflatten(-1, (config.n_group, -1))
+        score = groups.topk(2 if config.model_type == "deepseek_v3" else 1).values.sum(-1)
+        yield gap(score, config.topk_group)
+        closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
+        rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)
+    yield gap(rated, config.num_experts_per_tok)
 
 
 # The spelling of transformers 4 -----------------------------------------------------------------------
@@ -214,7 +240,8 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
         scaling["type"] = scaling.pop("rope_type")
         scaling.pop("original_max_position_embeddings", None)
     kind = scaling.get("type", scaling.get("rope_type"))
-    fields["rope_scaling"] = None if kind == "default" else scaling
+    # A null is no scaling, but for gpt_oss, whose class then takes its own.
+    fields["rope_scaling"] = None if kind == "default" and model_type != "gpt_oss" else scaling
     return fields
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from oracle.build import build, oracle_greedy, oracle_logits, oracle_margins
-from oracle.families import CASES, Case, greedy_prompt, prompts
+from oracle.case import Case, greedy_prompt, prompts
+from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 
 

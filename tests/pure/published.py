@@ -447,6 +447,35 @@ _add(
     "logits_scaling": 16.0, "rope_theta": 10000000.0, "transformers_version": "4.49.0", "vocab_size": 49159}}""",
 )
 
+# gpt_oss ----------------------------------------------------------------------------------------------
+
+_GPT_OSS = """"architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+    "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+    "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
+    "num_key_value_heads": 8, "output_router_logits": false, "pad_token_id": 199999,
+    "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+    "model.embed_tokens", "lm_head"], "quant_method": "mxfp4"}, "rms_norm_eps": 1e-05, "rope_scaling":
+    {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+    "rope_type": "yarn", "truncate": false}, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+    "swiglu_limit": 7.0, "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0", "use_cache": true,
+    "vocab_size": 201088"""
+_IN_TURN = ["sliding_attention", "full_attention"]
+
+# Counts seen, of both; configs seen.  They count numbers, not the bytes that MXFP4 packs two of them into.
+_add(
+    "openai/gpt-oss-20b",
+    20914757184,
+    f'{{{_GPT_OSS}, "num_hidden_layers": 24, "num_local_experts": 32}}',
+    layer_types=_IN_TURN * 12,
+)
+_add(
+    "openai/gpt-oss-120b",
+    116829156672,
+    f'{{{_GPT_OSS}, "num_hidden_layers": 36, "num_local_experts": 128}}',
+    layer_types=_IN_TURN * 18,
+)
+
 # gpt --------------------------------------------------------------------------------------------------
 
 _GPT2 = """"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
@@ -483,4 +512,126 @@ _add(
     6857302016,
     f"""{{{_NEOX}, "hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32,
     "num_hidden_layers": 32, "vocab_size": 50432}}""",
+)
+
+# state space models -----------------------------------------------------------------------------------
+
+# Memory.
+_add(
+    "state-spaces/mamba-130m-hf",
+    129135360,
+    """{"architectures": ["MambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "d_inner": 1536, "d_model": 768,
+    "eos_token_id": 0, "expand": 2, "fused_add_norm": true, "hidden_act": "silu", "hidden_size": 768,
+    "initializer_range": 0.1, "intermediate_size": 1536, "layer_norm_epsilon": 1e-05, "model_type": "mamba",
+    "n_layer": 24, "num_hidden_layers": 24, "pad_token_id": 0, "pad_vocab_size_multiple": 8,
+    "rescale_prenorm_residual": false, "residual_in_fp32": true, "rms_norm": true, "ssm_cfg": {}, "state_size": 16,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 48, "time_step_scale": 1.0, "torch_dtype": "float32", "transformers_version": "4.39.0.dev0",
+    "use_bias": false, "use_cache": true, "use_conv_bias": true, "vocab_size": 50280}""",
+)
+_add(
+    "state-spaces/mamba-2.8b-hf",
+    2768345600,
+    """{"architectures": ["MambaForCausalLM"], "conv_kernel": 4, "d_inner": 5120, "d_model": 2560, "expand": 2,
+    "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 5120, "layer_norm_epsilon": 1e-05,
+    "model_type": "mamba", "n_layer": 64, "num_hidden_layers": 64, "rms_norm": true, "ssm_cfg": {}, "state_size": 16,
+    "time_step_rank": 160, "use_bias": false, "use_conv_bias": true, "vocab_size": 50280}""",
+)
+# Config seen; its expand says something else than its intermediate_size, which is what the weights have.
+_add(
+    "tiiuae/falcon-mamba-7b",
+    7272665088,
+    """{"_name_or_path": "./", "architectures": ["FalconMambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4,
+    "eos_token_id": 11, "expand": 16, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1,
+    "intermediate_size": 8192, "layer_norm_epsilon": 1e-05, "model_type": "falcon_mamba", "num_hidden_layers": 64,
+    "pad_token_id": 11, "rescale_prenorm_residual": false, "residual_in_fp32": true, "state_size": 16,
+    "tie_word_embeddings": false, "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1,
+    "time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0", "use_bias": false, "use_cache": true, "use_conv_bias": true,
+    "vocab_size": 65024}""",
+)
+# Memory.
+_add(
+    "mistralai/Mamba-Codestral-7B-v0.1",
+    7285403648,
+    """{"architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4,
+    "eos_token_id": 0, "expand": 2, "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 8, "norm_before_gate": true, "num_heads": 128,
+    "num_hidden_layers": 64, "residual_in_fp32": false, "rms_norm": true, "state_size": 128,
+    "tie_word_embeddings": false, "time_step_limit": [0.0, Infinity], "time_step_rank": 256,
+    "use_bias": false, "use_conv_bias": true,
+    "vocab_size": 32768}""",
+)
+_add(
+    "ai21labs/Jamba-v0.1",
+    51570323328,
+    """{"architectures": ["JambaForCausalLM"], "attention_dropout": 0.0, "attn_layer_offset": 4, "attn_layer_period": 8,
+    "bos_token_id": 1, "calc_logits_for_entire_prompt": false, "eos_token_id": 2, "expert_layer_offset": 1,
+    "expert_layer_period": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256,
+    "mamba_expand": 2, "mamba_inner_layernorms": true, "mamba_proj_bias": false, "model_type": "jamba", "n_ctx": 262144,
+    "num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0", "use_cache": true, "use_mamba_kernels": true, "vocab_size": 65536}""",
+)
+_add(
+    "LiquidAI/LFM2-1.2B",
+    1170340608,
+    """{"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048,
+    "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+    "block_norm_eps": 1e-05,
+    "block_out_init_scale": 1.0, "block_use_swiglu": true, "block_use_xavier_init": true, "bos_token_id": 1,
+    "conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": true,
+    "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "initializer_range": 0.02,
+    "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32,
+    "num_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": true, "use_pos_enc": true,
+    "vocab_size": 65536}""",
+)
+
+# deepseek ---------------------------------------------------------------------------------------------
+
+_DEEPSEEK = """"attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "hidden_act": "silu",
+    "initializer_range": 0.02, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_layer_freq": 1,
+    "pretraining_tp": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "seq_aux": true, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "v_head_dim": 128"""
+_DEEPSEEK_YARN = """"type": "yarn", "beta_fast": 32, "beta_slow": 1, "factor": 40,
+    "original_max_position_embeddings": 4096"""
+_DEEPSEEK_V2 = f"""{_DEEPSEEK}, "architectures": ["DeepseekV2ForCausalLM"], "bos_token_id": 100000,
+    "eos_token_id": 100001, "first_k_dense_replace": 1, "model_type": "deepseek_v2", "n_shared_experts": 2,
+    "norm_topk_prob": false, "num_experts_per_tok": 6, "scoring_func": "softmax", "vocab_size": 102400"""
+
+# Counts seen, all three; config seen of V2 and V2-Lite, else memory.  V3's files hold more than its count: the layer
+# that predicts a second token (11.5 billion) and the scales of its fp8 matrices.
+_add(
+    "deepseek-ai/DeepSeek-V2-Lite",
+    15706484224,
+    f"""{{{_DEEPSEEK_V2}, "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_group": 1,
+    "n_routed_experts": 64, "num_attention_heads": 16, "num_hidden_layers": 27, "num_key_value_heads": 16,
+    "q_lora_rank": null, "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    "routed_scaling_factor": 1.0, "topk_group": 1, "topk_method": "greedy", "transformers_version": "4.33.1"}}""",
+)
+_add(
+    "deepseek-ai/DeepSeek-V2",
+    235741434880,
+    f"""{{{_DEEPSEEK_V2}, "ep_size": 1, "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+    "n_group": 8, "n_routed_experts": 160, "num_attention_heads": 128, "num_hidden_layers": 60,
+    "num_key_value_heads": 128, "q_lora_rank": 1536,
+    "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 1.0, "mscale_all_dim": 1.0}}, "routed_scaling_factor": 16.0,
+    "topk_group": 3, "topk_method": "group_limited_greedy", "transformers_version": "4.39.3"}}""",
+)
+_add(
+    "deepseek-ai/DeepSeek-V3",
+    671026419200,
+    f"""{{{_DEEPSEEK}, "architectures": ["DeepseekV3ForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1,
+    "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "quantization_config": {{"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+    "weight_block_size": [128, 128]}},
+    "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 1.0, "mscale_all_dim": 1.0}}, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc", "transformers_version": "4.33.1",
+    "vocab_size": 129280}}""",
 )

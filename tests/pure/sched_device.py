@@ -172,7 +172,8 @@ class FakeDevice:
 
     def _run_rows(self, g: int, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> None:
         group, size = self.groups[g], self.groups[g].page_tokens
-        for position in range(max(0, work.start - group.lookback), work.start):
+        back = max(0, work.start - group.lookback)
+        for position in (*range(min(group.first_tokens, back)), *range(back, work.start)):
             held = self._page(g, work.row, position // size).get(position % size)
             assert held == script.state(position + 1), f"{group.name}: wrong row at {position} of {work.start}"
             self.counts["reads"] += 1

@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ridgeline.archs
-from ridgeline.archs import FAMILIES, family_of, spec_from_config
+from ridgeline.archs import FAMILIES, family_of, packing_of, spec_from_config, weight_blocks
 from ridgeline.archs.config import HARMLESS
 from ridgeline.errors import ConfigError
 from ridgeline.spec import (
     MLP,
     DynamicNTKScaling,
+    ExpertGroups,
     GatedMLP,
+    LatentAttention,
     Layer,
     LayerNorm,
     LinearScaling,
@@ -38,19 +41,30 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 GPT2: dict[str, Any] = {"vocab_size": 32, "n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 128}
 EXPERTS = {"num_experts_per_tok": 2}
+RECURRENT: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4}
 # The fields that a family cannot do without.
 REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
     "gpt2": GPT2,
+    "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+    "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), RECURRENT),
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
+    "gpt_oss": SIZES,
+    "deepseek_v2": SIZES | EXPERTS,
+    "deepseek_v3": SIZES,
 }
 # What else a small config must say: left out, these fields mean the sizes of the family's published model.
 HEADS = {"num_key_value_heads": 4, "head_dim": 16}
 KV_HEADS = {"num_key_value_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
+    "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
+    "lfm2": {"num_key_value_heads": 4},
+    "jamba": {"num_key_value_heads": 4, "num_experts": 4},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
     **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
@@ -210,6 +224,37 @@ def test_quantised_weights_are_refused_by_name() -> None:
         assert f"quant_method '{method}' is not supported" in message
     assert "'unnamed'" in refusal("llama", quantization_config={"bits": 4})
     assert read("llama", quantization_config=None) == read("llama")
+
+
+# As DeepSeek-V3's config has it, and later ones of the same kind.
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 64]}
+
+
+def test_fp8_in_blocks_is_read() -> None:
+    more = {"scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head"]}
+    assert weight_blocks({"quantization_config": FP8}) == weight_blocks({"quantization_config": FP8 | more})
+    assert weight_blocks({"quantization_config": FP8}) == (128, 64)
+    assert weight_blocks({"quantization_config": None}) is weight_blocks({}) is None
+    for family in ("deepseek_v3", "llama"):
+        assert read(family, quantization_config=FP8) == read(family)
+        assert packing_of({"model_type": family, "quantization_config": FP8}) == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_block_size": None}, "quant_method 'fp8' is not supported yet without weight_block_size"),
+        ({"weight_block_size": [128]}, "weight_block_size is [128]; it must be two positive numbers"),
+        ({"weight_block_size": [128, 0]}, "it must be two positive numbers"),
+        ({"weight_block_size": [128, True]}, "it must be two positive numbers"),
+        ({"weight_block_size": 128}, "weight_block_size is 128, not list"),
+        ({"fmt": "e5m2"}, "quantization_config.fmt is 'e5m2', which is not supported"),
+        ({"activation_scheme": "static"}, "quantization_config.activation_scheme is 'static'"),
+        ({"group_size": 128}, "quantization_config.group_size: not understood"),
+    ],
+)
+def test_other_fp8_is_refused(change: dict[str, Any], message: str) -> None:
+    assert message in refusal("deepseek_v3", quantization_config=FP8 | change)
 
 
 # ---- the rotation, in two spellings -------------------------------------------------------------------------
@@ -382,6 +427,76 @@ def test_experts() -> None:
     assert spec_from_config({"model_type": "qwen3_moe", **renamed}) == read("qwen3_moe")
 
 
+def test_experts_of_deepseek() -> None:
+    v2 = read("deepseek_v2", n_shared_experts=3, moe_intermediate_size=10, n_routed_experts=8)
+    shared = GatedMLP(30)
+    assert v2.layers[0].mlp == MoE(8, 2, 10, normalise=False, shared=shared)
+    limited = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}
+    moe = read("deepseek_v2", n_routed_experts=8, **limited).layers[0].mlp
+    assert isinstance(moe, MoE) and moe.shared == GatedMLP(2 * 1407)
+    assert (moe.groups, moe.scale) == (ExpertGroups(4, 2, "best"), 16.0)
+    v3 = read("deepseek_v3", first_k_dense_replace=1).layers[1].mlp
+    assert v3 == MoE(
+        256, 8, 2048, normalise=True, scores="sigmoid", choice_bias=True, groups=ExpertGroups(8, 4, "best_two"),
+        scale=2.5, shared=GatedMLP(2048),
+    )  # fmt: skip
+
+    def kinds(family: str, **fields: Any) -> list[bool]:
+        return [isinstance(layer.mlp, MoE) for layer in read(family, **fields).layers]
+
+    assert kinds("deepseek_v3") == [False, False, False, True]
+    assert kinds("deepseek_v2") == [True] * 4
+    assert kinds("deepseek_v2", first_k_dense_replace=1, moe_layer_freq=2) == [False, False, True, False]
+    assert "moe_layer_freq is 0; it must be positive" in refusal("deepseek_v3", moe_layer_freq=0)
+    for none in (0, None):
+        assert read("deepseek_v2", n_shared_experts=none).layers[0].mlp == replace(v2_default(), shared=None)
+    assert "n_routed_experts is missing" in refusal("deepseek_v3", n_routed_experts=None)
+    one = read("deepseek_v3", n_group=1, topk_group=1, first_k_dense_replace=0).layers[0].mlp
+    assert isinstance(one, MoE) and one.groups is None
+
+
+def v2_default() -> MoE:
+    moe = read("deepseek_v2").layers[0].mlp
+    assert isinstance(moe, MoE)
+    return moe
+
+
+def test_what_deepseek_refuses() -> None:
+    assert "topk_method is 'noaux_tc'; known are greedy" in refusal("deepseek_v2", topk_method="noaux_tc")
+    assert "n_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", topk_group=1)
+    assert "topk_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", n_group=8)
+    assert "norm_topk_prob is True" in refusal("deepseek_v2", norm_topk_prob=True)
+    assert "scoring_func is 'sigmoid'" in refusal("deepseek_v2", scoring_func="sigmoid")
+    assert "scoring_func is 'softmax'" in refusal("deepseek_v3", scoring_func="softmax")
+    assert "256 experts do not make 7 equal groups" in refusal("deepseek_v3", n_group=7)
+    assert "num_experts_per_tok 40 is more than the 32 experts" in refusal(
+        "deepseek_v3", num_experts_per_tok=40, topk_group=1
+    )
+    assert "rope dim must be even" in refusal("deepseek_v3", qk_rope_head_dim=7)
+
+
+def test_latent_attention() -> None:
+    yarn = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, **_YARN_LENGTH}
+    mixer = read("deepseek_v2", q_lora_rank=None, rope_scaling=yarn).layers[0].mixer
+    assert isinstance(mixer, LatentAttention)
+    # sqrt(d) of the whole key, times yarn's temperature for the scores: on queries and keys, hence squared.
+    assert mixer.scale == pytest.approx((0.1 * 0.707 * math.log(40) + 1) ** 2 / math.sqrt(192))
+    assert mixer.rope == Rope(64, interleaved=True, scaling=YarnScaling(40.0, 64, 1.0))
+    assert (mixer.q_lora_rank, mixer.latent_norm) == (None, RMSNorm(1e-6))
+    assert read("deepseek_v2").layers[0].mixer == replace(mixer, q_lora_rank=1536, scale=192**-0.5, rope=INTERLEAVED)
+    new = {"rope_type": "yarn", "rope_theta": 1e4, **{k: v for k, v in yarn.items() if k != "type"}}
+    assert read("deepseek_v2", q_lora_rank=None, rope_parameters=new).layers[0].mixer == mixer
+    assert read("deepseek_v3").ropes() == (INTERLEAVED,)
+    assert read("deepseek_v3", rope_interleave=False).ropes() == read("deepseek_v3", rope_interleave=None).ropes()
+    assert read("deepseek_v3", rope_interleave=False).ropes() == (Rope(64),)
+    biased = read("deepseek_v3", attention_bias=True).layers[0].mixer
+    assert isinstance(biased, LatentAttention) and biased.latent_bias and biased.out_bias
+
+
+_YARN_LENGTH = {"original_max_position_embeddings": 64}
+INTERLEAVED = Rope(64, interleaved=True)
+
+
 def test_shapes_of_layers() -> None:
     pre_and_post = {
         "olmo2": (None, RMSNorm(1e-5)),
@@ -402,7 +517,7 @@ def test_shapes_of_layers() -> None:
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
-    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2"}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2"}
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
     assert "num_heads 4 is not a multiple of num_kv_heads 3" in refusal("llama", num_key_value_heads=3)
@@ -435,10 +550,16 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     totals: dict[str, int] = {}
     for weight in spec.weights():
         r = reads[weight.name]
-        assert len(r.keys) == (weight.shape[0] if len(weight.shape) == 3 else 1)
+        assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
+        kept = weight.name.endswith("conv.weight")  # [channels, 1, taps], there too
+        every = r.every is not None and weight.is_matrix
+        assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:
             assert key not in whole
-            if r.total_rows is None:
+            if r.every is not None:
+                rows.setdefault(key, []).append((r.every[0], r.every[0] + 1))
+                totals[key] = r.every[1]
+            elif r.total_rows is None:
                 whole.add(key)
             elif r.rows is not None:
                 rows.setdefault(key, []).append(r.rows)

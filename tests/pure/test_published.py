@@ -19,5 +19,21 @@ def test_published_model(name: str) -> None:
     assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
 
 
+@pytest.mark.parametrize(
+    ("name", "per_layer", "layers"),
+    [
+        ("deepseek-ai/DeepSeek-V2-Lite", 576, 27),
+        ("deepseek-ai/DeepSeek-V2", 576, 60),
+        ("deepseek-ai/DeepSeek-V3", 576, 61),
+    ],
+)
+def test_latent_state(name: str, per_layer: int, layers: int) -> None:
+    """The latent's 512 numbers and 64 rotated ones (arXiv:2405.04434, table 1: 4.5 d_h, with heads of 128)."""
+    spec = spec_from_config(PUBLISHED[name][0])
+    assert spec.state_elements(1) == per_layer * layers
+    assert spec.state_elements(1000) == 1000 * per_layer * layers
+    assert spec.resolve_max_model_len(None) == 163840
+
+
 def test_every_family_has_a_published_model() -> None:
     assert {config["model_type"] for config, _ in PUBLISHED.values()} == set(FAMILIES)

@@ -78,8 +78,34 @@ def test_pages_that_a_group_reads_and_needs() -> None:
     assert KV.resumable(12, 3)
     assert not KV.resumable(12, 2)
     assert WINDOW.resumable(12, 2)
+    first = StateGroup("first", 4, 8, 1, first_tokens=6)  # pages 0 and 1 for ever
+    assert list(first.reads(13)) == [0, 1, 2, 3]
+    assert list(first.reads(41)) == [0, 1, 8, 9, 10]
+    assert list(first.reads(4)) == [0]
+    assert first.most_pages(1000) == 5
+    assert first.most_pages(13) == 4
+    assert first.resumable(40, 2)
+    assert not first.resumable(40, 1)
+    with pytest.raises(ValueError, match="a snapshot has none"):
+        StateGroup("x", 4, 1, 1, snapshot=True, first_tokens=1)
     with pytest.raises(ValueError, match="lookback of a snapshot"):
         StateGroup("x", 4, 2, 1, snapshot=True)
+
+
+def test_a_prefix_without_its_first_tokens_is_no_prefix() -> None:
+    """All pages of the window are cached, but the page of the first tokens is not: begin before it."""
+    group = StateGroup("first", 4, 8, 64, first_tokens=6)
+    prompt = [i % 50 for i in range(41)]
+    for lost, hit in ((None, 40), (0, 0), (1, 4), (5, 40), (8, 32)):
+        scheduler = make(group)
+        scheduler.add(Sequence(0, prompt, 1))
+        run(scheduler)
+        pool, asking = scheduler._cache.pools[0], Sequence(1, prompt, 1)
+        if lost is not None:
+            pool._keys[pool._by_key.pop(asking.prefix_hash(4 * lost + 4, scheduler._cache.grid))] = None
+        position, pages = scheduler._cache.find_prefix(asking)
+        assert position == hit
+        assert all(pages[0]) and len(pages[0]) == len(group.reads(hit))
 
 
 # ---- pages -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ copy on write not sent             epoch not raised by preemption     lookback o
 swap-in to the wrong page          end of sequence ignored            snapshot published off its position
 drafts not rolled back             accepted drafts not replayed       checkpoint overwritten in flight
 parent writes on after a fork      swapped before the step in flight  two sequences on one row
+first tokens let go with the window
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ def lookback_off_by_one(patch: Patch) -> None:
         return max(0, position - group.lookback + 1) // group.page_tokens
 
     patch.setattr(StateGroup, "first_live_page", first_live_page)
+
+
+def first_tokens_let_go(patch: Patch) -> None:
+    patch.setattr(StateGroup, "first_pages", 0)
 
 
 def swapped_to_wrong_page(patch: Patch) -> None:
@@ -202,6 +207,7 @@ BUGS: list[Callable[[Patch], None]] = [
     copy_not_sent,
     epoch_not_raised,
     lookback_off_by_one,
+    first_tokens_let_go,
     swapped_to_wrong_page,
     end_ignored,
     snapshot_off_position,
@@ -227,4 +233,5 @@ def seeds_until_caught(mixes: list[Any]) -> int:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
-    assert seeds_until_caught([MIXES["kv, latent, window, snapshot"], MIXES["kv, snapshot"]]), "the fuzz saw nothing"
+    names = ["kv, latent, window, snapshot", "kv, snapshot", "kv, first tokens, window, snapshot", "first tokens"]
+    assert seeds_until_caught([MIXES[name] for name in names]), "the fuzz saw nothing"

@@ -18,12 +18,16 @@ KV = StateGroup("kv", 4, ALL, 64)
 WINDOW = StateGroup("window", 4, 11, 64)
 LATENT = StateGroup("latent", 8, ALL, 16)
 STATE = StateGroup("state", 16, 1, 256, snapshot=True)
+FIRST = StateGroup("first and window", 4, 11, 64, first_tokens=6)
 MIXES = {
     "kv": (KV,),
     "kv, window": (KV, WINDOW),
     "snapshot": (STATE,),
     "kv, snapshot": (KV, STATE),
     "kv, latent, window, snapshot": (KV, LATENT, WINDOW, STATE),
+    "first tokens": (FIRST,),
+    "kv, first tokens, window, snapshot": (KV, FIRST, WINDOW, STATE),
+    "first tokens beyond the window, large pages": (StateGroup("first", 8, 3, 64, first_tokens=33), WINDOW),
     "pages of one token, two windows": (
         StateGroup("kv", 1, ALL, 8),
         StateGroup("narrow", 2, 0, 8),

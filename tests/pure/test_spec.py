@@ -18,8 +18,13 @@ from ridgeline.spec import (
     ALL,
     MLP,
     Attention,
+    ClampedSwiGLU,
+    Dilated,
     DynamicNTKScaling,
+    ExpertGroups,
+    FirstTokens,
     GatedMLP,
+    LatentAttention,
     Layer,
     LayerNorm,
     LinearScaling,
@@ -30,7 +35,9 @@ from ridgeline.spec import (
     ParallelLayer,
     RMSNorm,
     Rope,
+    SharedAttention,
     State,
+    Strided,
     Weight,
     YarnScaling,
     from_json,
@@ -45,13 +52,25 @@ NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
 NORM = st.builds(RMSNorm, NUMBER, NUMBER) | st.builds(LayerNorm, NUMBER)
-MLPS = (
-    st.builds(MLP, SIZE, ACTIVATION, st.booleans())
-    | st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
-    | st.integers(1, 64).flatmap(
-        lambda n: st.builds(MoE, st.just(n), st.integers(1, n), SIZE, ACTIVATION, st.booleans())
-    )
-)
+GATED = st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
+CLAMPED = st.builds(ClampedSwiGLU, NUMBER, POSITIVE)
+SCORES = st.sampled_from(["softmax", "sigmoid"])
+
+
+@st.composite
+def moes(draw: st.DrawFn) -> MoE:
+    count, size = draw(st.integers(1, 8)), draw(st.integers(2, 8))
+    chosen = draw(st.integers(1, count))
+    groups = draw(st.none() | st.builds(ExpertGroups, st.just(count), st.just(chosen), st.sampled_from(KINDS)))
+    return MoE(
+        count * size, draw(st.integers(1, size * (chosen if groups else count))), draw(SIZE),
+        draw(ACTIVATION | CLAMPED), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), draw(SCORES),
+        draw(st.booleans()), groups, draw(NUMBER), draw(st.none() | GATED),
+    )  # fmt: skip
+
+
+KINDS = ["best", "best_two"]
+MLPS = st.builds(MLP, SIZE, ACTIVATION, st.booleans()) | GATED | moes()
 
 
 @st.composite
@@ -69,18 +88,35 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
     return Rope(2 * half, draw(POSITIVE), draw(st.booleans()), scaling)
 
 
+PATTERN = st.builds(FirstTokens, SIZE) | st.builds(Dilated, SIZE) | st.builds(Strided, SIZE)
+
+
 @st.composite
 def attentions(draw: st.DrawFn) -> Attention:
     kv, head_dim = draw(st.integers(1, 16)), draw(st.integers(2, 64))
+    window = draw(st.none() | SIZE)
     return Attention(
         kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
-        draw(st.none() | SIZE), draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
-        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])),
+        window, draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
+        draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])), draw(st.booleans()),
+        draw(st.none() | PATTERN) if window else None,
     )  # fmt: skip
 
 
-LAYER = st.builds(Layer, attentions(), MLPS, st.none() | NORM, st.none() | NORM, NUMBER) | st.builds(
-    ParallelLayer, attentions(), MLPS, NORM
+@st.composite
+def latent_attentions(draw: st.DrawFn) -> LatentAttention:
+    rope = draw(st.none() | ropes(32))
+    rotated = rope.dim if rope else draw(st.integers(1, 64))
+    return LatentAttention(
+        draw(st.integers(1, 64)), draw(st.integers(1, 512)), draw(st.integers(1, 128)), rotated,
+        draw(st.integers(1, 128)), draw(POSITIVE), draw(NORM), draw(st.none() | st.integers(1, 512)), rope,
+        draw(st.booleans()), draw(st.booleans()),
+    )  # fmt: skip
+
+
+MIXER_KINDS = attentions() | latent_attentions()
+LAYER = st.builds(Layer, MIXER_KINDS, MLPS, st.none() | NORM, st.none() | NORM, NUMBER) | st.builds(
+    ParallelLayer, MIXER_KINDS, MLPS, NORM
 )
 
 
@@ -89,6 +125,11 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     pool = draw(st.lists(LAYER, min_size=1, max_size=3))
     # Runs, repeats and lone layers: equal neighbours are written once.
     layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
+    for i in range(1, len(layers)):
+        owners = [j for j in range(i) if isinstance(layers[j].mixer, Attention)]
+        if owners and draw(st.booleans()):
+            source = draw(st.sampled_from(owners))
+            layers[i] = replace(layers[i], mixer=SharedAttention(source, layers[source].mixer))
     return ModelSpec(
         draw(st.text()), draw(SIZE), draw(SIZE), draw(SIZE), tuple(layers), draw(NORM), draw(st.booleans()),
         draw(st.integers(0, 99)), draw(NUMBER), draw(NUMBER), draw(st.none() | NUMBER),
@@ -184,6 +225,17 @@ DAMAGE: list[tuple[str, str, Any, str]] = [
     ("layers.0.layer.mixer", "num_heads", 3, f"{LAYER_0}.mixer: num_heads 3 is not a multiple of num_kv_heads 2"),
     ("layers.0.layer.mixer", "window", 2.5, f"{LAYER_0}.mixer.window: 2.5 is not int"),
     ("layers.0.layer.mixer", "scale", math.nan, f"{LAYER_0}.mixer"),
+    ("layers.0.layer.mixer", "type", "Hyena", f"{LAYER_0}.mixer: type 'Hyena' is none of Attention, SharedAttention"),
+    (
+        "layers.1.layer", "mixer",
+        {"type": "LatentAttention", "num_heads": 2, "kv_lora_rank": 0, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+         "v_head_dim": 4, "scale": 1, "latent_norm": {"type": "RMSNorm"}},
+        f"{LAYER_3}.mixer: kv_lora_rank must be positive, not 0",
+    ),
+    (
+        "layers.1.layer.mlp", "groups", {"type": "ExpertGroups", "count": 3, "chosen": 1, "score": "best"},
+        f"{LAYER_3}.mlp: 4 experts do not make 3 equal groups",
+    ),
     ("layers.0.layer.mixer", "qk_norm_over", "heads", f"{LAYER_0}.mixer.qk_norm_over: 'heads' is not"),
     ("layers.1.layer.mixer", "rope", {"type": "Rope", "dim": 7}, f"{LAYER_3}.mixer.rope: rope dim must be even"),
     ("layers.1.layer.mixer", "rope", 8, f"{LAYER_3}.mixer.rope: 8 is not an object"),
@@ -232,6 +284,7 @@ def test_other_json_is_refused(value: Any) -> None:
 
 # ---- what parts refuse --------------------------------------------------------------------------------------
 
+LATENT = LatentAttention(3, 12, 5, 4, 7, 0.3, RMSNorm(), 6, Rope(4))
 LONG = LongRopeScaling((1.0, 2.0), (1.0, 2.0, 3.0), 8, 1.0)
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(0, 1, 8, 1.0), "num_heads, num_kv_heads and head_dim must be positive"),
@@ -240,10 +293,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(6, 4, 8, 1.0), "num_heads 6 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(2, 4, 8, 1.0), "num_heads 2 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(4, 2, 8, 1.0, window=0), "window must be positive, not 0"),
+    (lambda: Attention(4, 2, 8, 1.0, pattern=Strided(4)), "a pattern of keys needs a window"),
+    (lambda: FirstTokens(0), "the first tokens that stay visible must be at least 1, not 0"),
+    (lambda: Dilated(0), "the step of a dilated window must be at least 1, not 0"),
+    (lambda: Strided(-2), "the stride of a pattern must be at least 1, not -2"),
     (lambda: Attention(4, 2, 8, 0.0), "the attention scale must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, math.nan), "the attention scale must be positive, not nan"),
     (lambda: Attention(4, 2, 8, 1.0, softcap=0.0), "softcap must be positive, not 0.0"),
     (lambda: Attention(4, 2, 8, 1.0, Rope(10)), "rope dim 10 exceeds head_dim 8"),
+    (lambda: SharedAttention(-1, MIXER), "source must be a layer's number, not -1"),
     (lambda: Rope(0), "rope dim must be even and at least 2, not 0"),
     (lambda: Rope(5), "rope dim must be even and at least 2, not 5"),
     (lambda: Rope(4, 0.0), "rope theta must be positive, not 0.0"),
@@ -255,6 +313,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GatedMLP(8, "swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
     (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
     (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
+    (lambda: ClampedSwiGLU(1.0, 0.0), "the limit of a clamped SwiGLU must be positive, not 0.0"),
+    (lambda: MoE(12, 3, 8, groups=ExpertGroups(5, 2, "best")), "12 experts do not make 5 equal groups"),
+    (lambda: MoE(12, 5, 8, groups=ExpertGroups(6, 2, "best")), "num_experts_per_tok 5 is more than the 4 experts of"),
+    (lambda: MoE(4, 2, 8, groups=ExpertGroups(4, 2, "best_two")), "groups of one expert have no two best"),
+    (lambda: ExpertGroups(4, 5, "best"), "5 chosen groups of experts are not in 1..4"),
+    (lambda: replace(LATENT, num_heads=0), "num_heads must be positive, not 0"),
+    (lambda: replace(LATENT, v_head_dim=-1), "v_head_dim must be positive, not -1"),
+    (lambda: replace(LATENT, q_lora_rank=0), "q_lora_rank must be positive, not 0"),
+    (lambda: replace(LATENT, scale=0.0), "the attention scale must be positive, not 0.0"),
+    (lambda: replace(LATENT, rope=Rope(6)), "rope dim 6 is not qk_rope_head_dim 4"),
     (lambda: replace(SMALL, hidden_size=0), "hidden_size must be positive, not 0"),
     (lambda: replace(SMALL, max_position_embeddings=-1), "max_position_embeddings must be positive, not -1"),
     (lambda: replace(SMALL, layers=()), "a model needs at least one layer"),
@@ -293,10 +361,15 @@ def test_state_of_published_models() -> None:
 
 
 def test_state_of_parts() -> None:
-    assert Attention(6, 2, 24, 1.0).state() == State(96, ALL, snapshot=False)
-    assert Attention(6, 2, 24, 1.0, window=24).state() == State(96, 23)
+    assert Attention(6, 2, 24, 1.0).state() == State(((2, 24), (2, 24)), ALL, snapshot=False)
+    assert Attention(6, 2, 24, 1.0, window=24).state() == State(((2, 24), (2, 24)), 23)
+    assert Attention(6, 2, 24, 1.0).state().elements == 96
+    # Exactly the latent and the rotated part of the key, however many heads; DeepSeek-V3: 576 numbers.
+    assert LATENT.state() == State(((1, 16),), ALL)
+    assert replace(LATENT, num_heads=99, v_head_dim=99).state().elements_at(1000) == 16_000
     assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # it sees itself alone
-    assert State(96, 1, snapshot=True).elements_at(1) == State(96, 1, snapshot=True).elements_at(10**6) == 96
+    summary = State(((4, 16), (32,)), 1, snapshot=True)
+    assert summary.elements_at(1) == summary.elements_at(10**6) == summary.elements == 96
 
 
 def test_mixed_layers_add_up() -> None:
@@ -349,6 +422,31 @@ def test_weights_of_a_layer() -> None:
     }  # fmt: skip
 
 
+def test_weights_of_latent_attention() -> None:
+    assert list(replace(LATENT, latent_bias=True, out_bias=True).weights(16)) == [
+        Weight("q_a.weight", (6, 16)), Weight("q_a.bias", (6,)), Weight("q_a_norm.weight", (6,)),
+        Weight("q_b.weight", (27, 6), "out"),
+        Weight("kv_a.weight", (16, 16)), Weight("kv_a.bias", (16,)), Weight("kv_a_norm.weight", (12,)),
+        Weight("kv_b.weight", (3, 12, 12), "head"),
+        Weight("o.weight", (16, 21), "in"), Weight("o.bias", (16,), None),
+    ]  # fmt: skip
+    assert [w.name for w in replace(LATENT, q_lora_rank=None).weights(16)] == [
+        "q.weight", "kv_a.weight", "kv_a_norm.weight", "kv_b.weight", "o.weight",
+    ]  # fmt: skip
+
+
+def test_weights_of_experts() -> None:
+    moe = MoE(4, 2, 8, choice_bias=True, shared=GatedMLP(24, bias=True))
+    assert {w.name: w.shape for w in moe.weights(16)} == {
+        "router.weight": (4, 16), "choice.bias": (4,), "experts.gate.weight": (4, 8, 16),
+        "experts.up.weight": (4, 8, 16), "experts.down.weight": (4, 16, 8), "shared.gate.weight": (24, 16),
+        "shared.gate.bias": (24,), "shared.up.weight": (24, 16), "shared.up.bias": (24,),
+        "shared.down.weight": (16, 24), "shared.down.bias": (16,),
+    }  # fmt: skip
+    # Of the experts, two of four; all of the rest.
+    assert moe.active_params(16) == sum(w.num_params for w in moe.weights(16)) - 2 * 3 * 8 * 16
+
+
 def test_weights_of_a_model() -> None:
     spec = replace(SMALL, num_position_embeddings=64, layers=(ParallelLayer(MIXER, MoE(4, 2, 8), RMSNorm()),))
     shapes = {w.name: w.shape for w in spec.weights()}
@@ -363,6 +461,28 @@ def test_weights_of_a_model() -> None:
     assert spec.num_params() - spec.num_active_params() == 2 * 3 * 8 * 16  # two of four experts
     assert {w.name for w in replace(spec, tie_word_embeddings=True).weights()} == set(shapes) - {"head.weight"}
     assert all(w.is_matrix == (len(w.shape) > 1) for w in spec.weights())
+
+
+def test_weights_of_experts_with_biases() -> None:
+    """A stack of biases is no matrix: it stays in float32."""
+    moe = MoE(4, 2, 8, ClampedSwiGLU(1.7, 7.0), router_bias=True, bias=True)
+    found = {w.name: w.shape for w in moe.weights(16)}
+    assert found.items() - {w.name: w.shape for w in MoE(4, 2, 8).weights(16)}.items() == {
+        ("router.bias", (4,)), ("experts.gate.bias", (4, 8)), ("experts.up.bias", (4, 8)),
+        ("experts.down.bias", (4, 16)),
+    }  # fmt: skip
+    assert all(w.is_matrix == w.name.endswith("weight") for w in moe.weights(16))
+    assert moe.active_params(16) == 16 * 4 + 4 + 2 * (3 * 16 * 8 + 2 * 8 + 16)
+
+
+def test_weights_and_state_of_a_sharing_layer() -> None:
+    own = replace(MIXER, qkv_bias=True, qk_norm=RMSNorm(), sinks=True)
+    mixer = SharedAttention(0, own)
+    missing = {w.name for w in own.weights(16)} - {w.name for w in mixer.weights(16)}
+    assert missing == {"k.weight", "k.bias", "v.weight", "v.bias", "k_norm.weight"}
+    assert [w for w in mixer.weights(16) if w.name == "sinks"] == [Weight("sinks", (4,), "out")]
+    assert mixer.state() == State(())
+    assert mixer.work(3, 50) == own.work(3, 50)
 
 
 def test_ropes_are_the_distinct_ones_in_order() -> None:

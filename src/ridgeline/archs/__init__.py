@@ -8,19 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.archs import gemma, glm, gpt, llama, moe, olmo
+from ridgeline.archs import deepseek, gemma, glm, gpt, gpt_oss, jamba, lfm2, llama, mamba, moe, olmo
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
+from ridgeline.archs.quantization import packing_method, weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
 FAMILIES: Mapping[str, Family] = {
-    family.model_type: family for module in (llama, gemma, olmo, glm, gpt, moe) for family in module.FAMILIES
+    family.model_type: family
+    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2)
+    for family in module.FAMILIES
 }
 OUR_MODEL_TYPE = "ridgeline"
 
-__all__ = ["FAMILIES", "OUR_MODEL_TYPE", "Family", "Names", "Read", "family_of", "spec_from_config"]
+__all__ = [
+    "FAMILIES",
+    "OUR_MODEL_TYPE",
+    "Family",
+    "Names",
+    "Read",
+    "family_of",
+    "packing_of",
+    "spec_from_config",
+    "weight_blocks",
+]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -35,20 +48,23 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
+def packing_of(config: Mapping[str, Any]) -> str | None:
+    """How the checkpoint packs some of its matrices: "fp8" (see `weight_blocks`), in any family, or one of its family's
+    `packings`; None where it does not.
+
+    Raises ConfigError for a packing that its family's loader cannot unpack, or a field of it that is not understood.
+    """
+    return packing_method(config, family_of(config).packings)
+
+
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec that a parsed config.json describes.
 
     Raises ConfigError for an unknown architecture, a missing or ill-typed field, a value that is not supported,
-    quantised weights, and any field that nobody read (but for those listed as harmless).
+    weights quantised in a way that is not read, and any field that nobody read (but for those listed as harmless).
     """
-    if config.get("quantization_config") is not None:
-        quantization = config["quantization_config"]
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else quantization
-        raise ConfigError(
-            f"config.json: quantization_config with quant_method {method!r} is not supported yet; "
-            "use the unquantised checkpoint"
-        )
     family = family_of(config)
+    packing_of(config)
     reader = Config(config)
     reader.raw("quantization_config")
     try:

@@ -15,13 +15,15 @@ from ridgeline.spec import AnyLayer, Attention, GatedMLP, Layer, ModelSpec, Norm
 class Family:
     """One architecture: config -> ModelSpec, and where its weights lie in a checkpoint.
 
-    harmless: fields of its configs, besides the common ones, that change nothing in a forward pass.
+    harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: ways
+    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks.
     """
 
     model_type: str
     spec: Callable[[Config], ModelSpec]
     names: Names = LLAMA
     harmless: tuple[str, ...] = ()
+    packings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

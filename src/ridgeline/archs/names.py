@@ -1,7 +1,8 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`) or one of ours in several (`Each`).
+our weights lie in one tensor there (`Part`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`), in fewer axes
+(`Flat`) or under a name that is not made as ours are (`Tensor`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import Attention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,41 @@ class Each:
     module: str
 
 
-Source = str | Part | HeadPart | Each
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A matrix per head, [head, out, in] with us, lies there as one: [head * out, in]."""
+
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The whole name of a tensor, where its last part is not ours."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllExperts:
+    """All experts in one tensor: matrices [expert, in, out] under `module` itself, biases [expert, out] under
+    `module`_bias. Of every `count` neighbouring outputs the one at `index` is ours (GPT-OSS).
+    """
+
+    module: str
+    index: int = 0
+    count: int = 1
+
+
+Source = str | Part | HeadPart | Each | Flat | Tensor | AllExperts
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
 
-    stacked: one key per entry of the first axis. total_rows: rows that a fused tensor must have after the transpose.
-    head_part: (index, count, head_dim).
+    stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
+    must have after the transpose. head_part: (index, count, head_dim). flat: our first two axes are one there. every:
+    (index, count), of an expert's outputs.
     """
 
     keys: tuple[str, ...]
@@ -54,6 +81,8 @@ class Read:
     total_rows: int | None = None
     rows: tuple[int, int] | None = None
     head_part: tuple[int, int, int] | None = None
+    flat: bool = False
+    every: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +91,8 @@ class Names:
 
     root: modules outside the layers. layer: the prefix of a layer, with {i}. parts: modules inside a layer.
     transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors
-    that are known to be derived (masks, frequencies). optional_prefix: some files put it before every name.
+    that are known to be derived (masks, frequencies), or no part of the model; {layers} is the number of layers.
+    optional_prefix: some files put it before every name.
     """
 
     root: Mapping[str, Source]
@@ -82,8 +112,9 @@ class Names:
         rows = {w.name: w.shape[0] for w in spec.weights()}
         return {w.name: self._read(w.name, w.shape, rows, spec) for w in spec.weights()}
 
-    def is_ignored(self, key: str) -> bool:
-        return any(re.search(pattern, key) for pattern in self.ignore)
+    def is_ignored(self, key: str, spec: ModelSpec) -> bool:
+        layers = str(len(spec.layers))
+        return any(re.search(pattern.replace("{layers}", layers), key) for pattern in self.ignore)
 
     def _read(self, name: str, shape: tuple[int, ...], rows: Mapping[str, int], spec: ModelSpec) -> Read:
         module, _, suffix = name.rpartition(".")
@@ -92,12 +123,18 @@ class Names:
         if match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
             prefix, ours = self.layer.format(i=match[1]), f"layers.{match[1]}."
             source = self.parts.get(match[2])
-            head_dim = spec.layers[int(match[1])].mixer.head_dim
+            mixer = spec.layers[int(match[1])].mixer
+            head_dim = mixer.head_dim if isinstance(mixer, Attention) else 0
         if source is None:
             raise KeyError(f"no checkpoint name for {name}")
         if isinstance(source, Each):
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
             return Read(keys, stacked=True)
+        if isinstance(source, Tensor):
+            return Read((f"{prefix}{source.name}",))
+        if isinstance(source, AllExperts):
+            key = f"{prefix}{source.module}" + ("" if suffix == "weight" else f"_{suffix}")
+            return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         keys = (f"{prefix}{other}.{suffix}",)
@@ -108,7 +145,7 @@ class Names:
         if isinstance(source, HeadPart):
             part = (source.index, source.count, head_dim)
             return Read(keys, transpose=transpose, total_rows=source.count * shape[0], head_part=part)
-        return Read(keys, transpose=transpose)
+        return Read(keys, transpose=transpose, flat=isinstance(source, Flat))
 
 
 LLAMA = Names(

@@ -112,15 +112,18 @@ def _llama3(c: Config, r: Config) -> RopeScaling:
     return Llama3Scaling(*factors, _original(c, r))
 
 
+def yarn_temperature(factor: float, mscale: float) -> float:
+    """By what scores grow with the length, as a factor on queries and on keys (arXiv:2309.00071, 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
 def _yarn(c: Config, r: Config) -> RopeScaling:
     original = _original(c, r)
     factor = r.get_float("factor", None) or c.get_int("max_position_embeddings") / original
     mscale, mscale_all = r.get_float("mscale", None), r.get_float("mscale_all_dim", None)
-
-    def temperature(m: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
-
-    default = temperature(mscale) / temperature(mscale_all) if mscale and mscale_all else temperature(1.0)
+    default = yarn_temperature(factor, 1.0)
+    if mscale and mscale_all:
+        default = yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all)
     return YarnScaling(
         factor, original,
         attention_factor=r.get_float("attention_factor", default),

@@ -89,11 +89,24 @@ def op_rows(table: OpsTable) -> list[dict[str, Any]]:
 
 def _cases() -> Iterator[tuple[Any, str, object]]:
     from ridgeline.ops import api
-    from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-    from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+    from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
+    from ridgeline.spec import (
+        Attention,
+        GatedMLP,
+        LatentAttention,
+        LayerNorm,
+        Mamba,
+        Mamba2,
+        MoE,
+        RMSNorm,
+        Rope,
+        TaylorAttention,
+    )
 
     rope, rms = Rope(64), RMSNorm()
     plain = Attention(8, 2, 64, 0.125, rope)
+    latent = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, rms, rope=rope)
+    mamba, mamba2 = Mamba(1024, 16, 4, 32), Mamba2(16, 64, 64, 1, 4, rms)
     cases: dict[str, list[tuple[str, object]]] = {
         "norm": [("RMSNorm", rms), ("LayerNorm", LayerNorm())],
         "rope": [("halves", rope), ("interleaved", Rope(64, interleaved=True))],
@@ -101,16 +114,26 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("grouped", plain),
             ("sliding window", Attention(8, 2, 64, 0.125, rope, window=4096)),
             ("softcap", Attention(8, 2, 64, 0.125, rope, softcap=50.0)),
+            ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
         ],
+        "latent_attention": [("latent", latent)],
+        "paged_latent_attention": [("latent", latent)],
         "activation": [("GatedMLP", GatedMLP(1024))],
         "route": [("MoE", MoE(8, 2, 1024))],
         "experts": [("MoE", MoE(8, 2, 1024))],
         "attention_input": [("grouped", AttentionInput(plain, rms, 1.0))],
+        "query_input": [("grouped", AttentionInput(plain, rms, 1.0))],
+        "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
         "attention_output": [("grouped", plain)],
         "mlp_block": [
             ("GatedMLP", MLPBlock(GatedMLP(1024), rms, 1.0)),
             ("MoE", MLPBlock(MoE(8, 2, 1024), rms, 1.0)),
         ],
+        "selective_scan": [("Mamba", mamba)],
+        "ssd": [("Mamba2", mamba2)],
+        "gated_norm": [("Mamba2", mamba2)],
+        "taylor_attention": [("TaylorAttention", TaylorAttention(16, 64, 16))],
+        "recurrent_block": [("Mamba", RecurrentBlock(mamba, rms, 1.0)), ("Mamba2", RecurrentBlock(mamba2, rms, 1.0))],
         "head": [("plain", Head(rms, 1.0, 1.0, None))],
     }
     for op in (*api.PRIMITIVES, *api.STAGES):
@@ -143,8 +166,8 @@ def _print(report: dict[str, Any]) -> None:
         for name, value in report[title].items():
             console.print(f"  {name:<16} {value}", markup=False)
     console.print(f"[bold]ops on {report['device']}[/bold]")
-    console.print(f"  {'op':<17} {'case':<15} {'served by':<10} refused by")
+    console.print(f"  {'op':<22} {'case':<15} {'served by':<10} refused by")
     for row in report["ops"]:
         refusals = "; ".join(f"{backend}: {reason}" for backend, reason in row["refusals"].items())
-        line = f"  {row['op']:<17} {row['case']:<15} {row['backend']:<10} {refusals}"
+        line = f"  {row['op']:<22} {row['case']:<15} {row['backend']:<10} {refusals}"
         console.print(line.rstrip(), markup=False)

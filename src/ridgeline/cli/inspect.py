@@ -41,11 +41,12 @@ def inspect(
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> str:
     """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
+    from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
     from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        return config_dtype(config)
+        return "float32" if weight_blocks(config) else config_dtype(config)  # as they are dequantised
     if wanted not in DTYPE_NAMES:
         raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(DTYPE_NAMES)}")
     return DTYPE_NAMES[wanted]
@@ -87,10 +88,12 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(model)}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
-        state = num_bytes(layer.mixer.state().elements * STATE_BYTES)
+        kept = layer.mixer.state()
+        state = f"{num_bytes(kept.elements * STATE_BYTES)} of state per {'sequence' if kept.snapshot else 'token'}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
-        console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state} of state per token, each")
-        for name, text in (("mixer", describe(layer.mixer)), ("mlp", describe(layer.mlp)), ("norms", norms(layer))):
+        console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state}, each")
+        mlp = describe(layer.mlp) if layer.mlp else "none"
+        for name, text in (("mixer", describe(layer.mixer)), ("mlp", mlp), ("norms", norms(layer))):
             console.print(f"  {name:<6} {text}", markup=False)
     for name, value in _facts(r):
         console.print(f"{name:<11} {value}")

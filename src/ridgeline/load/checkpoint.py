@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridgeline.archs import Family, family_of, spec_from_config
+from ridgeline.archs import Family, family_of, spec_from_config, weight_blocks
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.spec import ModelSpec
 
@@ -33,7 +33,8 @@ class Checkpoint:
     """What is known of a model before its weights are read.
 
     sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0
-    where it says not to sample. notes: what it asks for that is not applied.
+    where it says not to sample. notes: what it asks for that is not applied. weight_blocks: of matrices in fp8, rows
+    and columns that have one scale; None for plain matrices.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
     notes: tuple[str, ...]
+    weight_blocks: tuple[int, int] | None = None
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -56,6 +58,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         eos_token_ids=_token_ids(generation, config, "eos_token_id", spec.vocab_size),
         sampling_defaults=_sampling_defaults(generation),
         notes=_unapplied(generation),
+        weight_blocks=weight_blocks(config),
     )  # fmt: skip
 
 

@@ -79,7 +79,12 @@ class TensorFiles:
         return self._tensors[name]
 
     def num_bytes(self) -> int:
+        """Bytes of all tensors, as `read` gives them."""
         return sum(t.stop - t.start for t in self._tensors.values())
+
+    def mapped_bytes(self) -> int:
+        """Those of them that are views of the files."""
+        return self.num_bytes()
 
     def read(self, name: str) -> HostTensor:
         """A view of the mapped file. Raises CheckpointError for an element type that is no float of 2 or 4 bytes."""
@@ -87,14 +92,22 @@ class TensorFiles:
         if info.dtype not in _DTYPES:
             known = ", ".join(_DTYPES)
             raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported are {known}")
+        dtype, numpy_type = _DTYPES[info.dtype]
+        return HostTensor(self._view(info, numpy_type), dtype)
+
+    def codes(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor whose elements are single bytes, whatever they mean, as uint8: a view of the mapped file."""
+        return self._view(self._tensors[name], np.uint8)
+
+    def _view(self, info: TensorInfo, numpy_type: Any) -> np.ndarray[Any, Any]:
         if info.file not in self._maps:
             # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
             self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
-        dtype, numpy_type = _DTYPES[info.dtype]
         data = self._maps[info.file][info.start : info.stop]
         if info.start % np.dtype(numpy_type).itemsize:
             data = data.copy()  # a writer that did not pad its header: kernels need aligned elements
-        return HostTensor(data.view(numpy_type).reshape(info.shape), dtype)
+        view: np.ndarray[Any, Any] = data.view(numpy_type).reshape(info.shape)
+        return view
 
 
 def _find_files(folder: Path) -> list[Path]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from ridgeline.archs import Names, Read
 from ridgeline.errors import CheckpointError
-from ridgeline.load.safetensors import HostTensor, TensorFiles
+from ridgeline.load.packed import Files
+from ridgeline.load.safetensors import HostTensor
 from ridgeline.ops.api import Array, Memory
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
@@ -19,7 +20,7 @@ Progress = Callable[[int], None]  # called with the bytes of each weight that ha
 
 
 def load_weights(
-    spec: ModelSpec, names: Names, files: TensorFiles, memory: Memory, dtype: DType | None, progress: Progress
+    spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress
 ) -> dict[str, Array]:
     """Every weight of the spec, on the device, by our name.
 
@@ -54,7 +55,7 @@ def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, pro
     return weights
 
 
-def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: TensorFiles) -> dict[str, str]:
+def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: Files) -> dict[str, str]:
     """Checkpoint names as the table spells them -> as the files do, after checking that the two sets agree."""
     wanted = {key for read in reads.values() for key in read.keys}
     found: dict[str, str] = {}
@@ -63,14 +64,14 @@ def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: 
             raise CheckpointError(f"the checkpoint holds both {other} and {key}, which are one weight")
     if missing := sorted(wanted - set(found)):
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs")
-    unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k))
+    unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k, spec))
     unknown = [key for key in unknown if not _is_tied_head(key, spec, names, files, found)]
     if unknown:
         raise CheckpointError(f"the checkpoint holds {_some(unknown)}, which {spec.family} does not know")
     return found
 
 
-def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: TensorFiles, found: dict[str, str]) -> bool:
+def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: dict[str, str]) -> bool:
     """A head that is stored although it is tied to the embedding is harmless only if it is equal to it."""
     head, embed = (names.root.get(n) for n in ("head", "embed"))
     if not spec.tie_word_embeddings or key != found.get(f"{head}.weight"):
@@ -84,7 +85,7 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: TensorFiles, f
     )
 
 
-def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) -> HostTensor:
+def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> HostTensor:
     """One weight, as a view of the file where it lies there in one piece."""
     parts = [files.read(keys[key]) for key in read.keys]
     if len({p.dtype for p in parts}) > 1:
@@ -102,9 +103,13 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: TensorFiles) 
 def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     """The shape that each tensor of a read must have in the checkpoint."""
     shape = weight.shape[1:] if read.stacked else weight.shape
+    if read.flat:
+        shape = (shape[0] * shape[1], *shape[2:])
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
-    return shape[::-1] if read.transpose else shape
+    if read.every is not None:
+        shape = (shape[0], read.every[1] * shape[1], *shape[2:])
+    return (*shape[:-2], shape[-1], shape[-2]) if read.transpose else shape
 
 
 def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -114,13 +119,16 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
     """The part of a stored tensor that a read takes: a view, in which a part of each head keeps an axis of heads."""
     if read.transpose:
-        data = data.T
+        data = data.swapaxes(-1, -2)
     if read.rows is not None:
         start, stop = read.rows
         return data[start:stop]
     if read.head_part is not None:
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]
+    if read.every is not None:
+        index, count = read.every
+        return data[:, index::count]
     return data
 
 

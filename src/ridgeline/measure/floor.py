@@ -8,7 +8,7 @@ sampling, and writing are not counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -44,13 +44,17 @@ class Costs:
         own_head = sum(w.num_params for name, w in weights.items() if name.startswith("head."))
         self._head = own_head or weights["embed.weight"].num_params
         self._body = spec.num_active_params() - tables - own_head  # parameters that each token is multiplied with
-        vectors = sum(w.num_params for w in weights.values() if not w.is_matrix)
+        vectors = sum(w.num_params for name, w in weights.items() if not w.is_matrix and ".experts." not in name)
         self._dense_bytes = 4 * vectors + matrix_bytes * (self._body + self._head - vectors - sum(self._routed(1.0)))
         kinds = Counter(spec.layers).items()
-        # Up to each length: multiplications of a token with the tokens before it, and numbers of state that it reads.
-        work = (sum(n * layer.mixer.work(1, length) for layer, n in kinds) for length in range(1, longest + 1))
+        # Up to each length: multiplications of a token with the tokens before it, if it comes alone or, which may cost
+        # less, with all of them; and numbers of state that it reads.
+        lengths = range(1, longest + 1)
+        alone = (sum(n * layer.mixer.work(1, length) for layer, n in kinds) for length in lengths)
+        together = (sum(n * layer.mixer.work(length, length) // length for layer, n in kinds) for length in lengths)
         state = (sum(n * layer.mixer.state().elements_at(length) for layer, n in kinds) for length in range(longest))
-        self._work, self._state = [0, *accumulate(work)], [0, *accumulate(state)]
+        self._alone, self._together = [0, *accumulate(alone)], [0, *accumulate(together)]
+        self._state = [0, *accumulate(state)]
 
     def weights(self, tokens: float) -> float:
         """Bytes of the weights that a pass of so many tokens reads: of the experts, those that tokens which choose
@@ -60,13 +64,16 @@ class Costs:
 
     def tokens(self, start: int, stop: int, *, sampled: int = 0) -> Cost:
         """Tokens [start, stop) of one sequence, but for reading the weights, and the logits of some of them."""
-        products = self._body * (stop - start) + self._work[stop] - self._work[start] + self._head * sampled
+        return self._products(start, stop, sampled, self._together)
+
+    def _products(self, start: int, stop: int, sampled: int, work: Sequence[int]) -> Cost:
+        products = self._body * (stop - start) + work[stop] - work[start] + self._head * sampled
         return Cost(flops=2.0 * products)
 
     def decode(self, start: int, stop: int) -> Cost:
         """The same, one token at a time, each of which reads the state of all before it and gives logits."""
         state = self._state_bytes * (self._state[stop] - self._state[start])
-        return Cost(bytes=state) + self.tokens(start, stop, sampled=stop - start)
+        return Cost(bytes=state) + self._products(start, stop, stop - start, self._alone)
 
     def prefill(self, batch: int, length: int) -> Cost:
         """All prompts of a batch, in one pass."""

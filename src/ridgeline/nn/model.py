@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
+from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import frequencies
-from ridgeline.nn.step import Step
+from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseKeyValues, Linear, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import PlainLinear
 from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
-
-
-class Stream(NamedTuple):
-    """The residual stream, and what the last branch wants to add to it: the next stage does the addition."""
-
-    residual: Array
-    delta: Array | None
 
 
 class Model:
@@ -53,7 +46,7 @@ class Model:
         rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
-        return stream
+        return Stream(stream.residual, stream.delta)
 
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
@@ -63,7 +56,7 @@ class Model:
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
-        return self._head(*stream, rows)
+        return self._head(stream.residual, stream.delta, rows)
 
     def embed(self, step: Step) -> Array:
         """The residual stream before the first layer."""
@@ -79,25 +72,19 @@ class _Block:
     """One layer."""
 
     def __init__(
-        self, index: int, layer: AnyLayer, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
-        self._index = index
+        layer: AnyLayer = spec.layers[index]
         self._rope = layer.mixer.rope
         self._parallel = isinstance(layer, ParallelLayer)
         scale = residual_scale(layer)
         at = f"layers.{index}."
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._input = table.stage(
-            api.ATTENTION_INPUT, AttentionInput(layer.mixer, layer.pre_norm, previous_scale), mixer
-        )
-        self._dense = table.primitive(api.ATTENTION, layer.mixer)
-        self._paged = table.primitive(api.PAGED_ATTENTION, layer.mixer)
-        self._output = table.stage(api.ATTENTION_OUTPUT, layer.mixer, mixer)
-        self._mlp = table.stage(
-            api.MLP_BLOCK,
-            MLPBlock(layer.mlp, layer.pre_norm, scale),
-            bind(weights, table, f"{at}mlp", f"{at}mlp_norm"),
-        )
+        self._mixer = build_mixer(spec, index, mixer, table, previous_scale)
+        self._mlp: Callable[..., tuple[Array, Array]] | None = None
+        if layer.mlp:
+            mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
+            self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _PostNorm(post, f"{at}mixer_post_norm", weights, table)
         self._mlp_post = _PostNorm(post, f"{at}mlp_post_norm", weights, table)
@@ -105,15 +92,15 @@ class _Block:
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
         rotary = rotaries[self._rope] if self._rope else None
-        residual, q, k, v = self._input(*stream, rotary)
-        state = step.extend(self._index, k, v)
-        attended = self._dense(q, state) if isinstance(state, DenseKeyValues) else self._paged(q, state)
-        delta = self._mixer_post(self._output(attended))
+        residual, delta, shared = self._mixer(stream, rotary, step)
+        delta = self._mixer_post(delta)
+        if self._mlp is None:
+            return Stream(residual, delta, shared)
         if self._parallel:
             _, other = self._mlp(residual, None)
-            return Stream(residual, self._add(delta, other, 1.0))
+            return Stream(residual, self._add(delta, other, 1.0), shared)
         residual, delta = self._mlp(residual, delta)
-        return Stream(residual, self._mlp_post(delta))
+        return Stream(residual, self._mlp_post(delta), shared)
 
 
 class _PostNorm:
@@ -145,7 +132,7 @@ def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str) 
                 bias = weights.get(f"{prefix}.{module}.bias")
                 linears[module] = PlainLinear.build(array, bias, table)
             else:
-                arrays[f"{module}.{kind}"] = array
+                arrays[f"{module}.{kind}" if module else kind] = array
     return Weights(linears, arrays)
 
 
@@ -156,7 +143,7 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> I
             by_layer[int(name.split(".", 2)[1])][name] = array
     scale = 1.0
     for i, layer in enumerate(spec.layers):
-        yield _Block(i, layer, by_layer[i], table, scale)
+        yield _Block(i, spec, by_layer[i], table, scale)
         scale = residual_scale(layer)
 
 

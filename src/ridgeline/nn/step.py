@@ -1,10 +1,28 @@
-"""What a forward pass receives: the tokens, where they stand, and where their state lies. Nothing is global."""
+"""What a forward pass receives: the tokens, where they stand, and where their state lies; and what goes from layer to
+layer. Nothing is global.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from ridgeline.ops.api import Array, DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import Array, DenseRows, PagedRows, Segments, States
+
+Rows = DenseRows | PagedRows
+Shared = Mapping[int, Rows]  # by the layer whose state they are
+NOTHING: Shared = {}
+
+
+class Stream(NamedTuple):
+    """The residual stream, and what the last branch wants to add to it: the next stage does the addition.
+
+    shared: keys and values that later layers read too.
+    """
+
+    residual: Array
+    delta: Array | None
+    shared: Shared = NOTHING
 
 
 class Step(Protocol):
@@ -20,6 +38,19 @@ class Step(Protocol):
         """[T], each token's place in its own sequence."""
         ...
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues | PagedKeyValues:
-        """Record the new keys and values [T, K, D] of a layer; what its attention reads."""
+    @property
+    def segments(self) -> Segments:
+        """Which tokens belong to which sequence."""
+        ...
+
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
+        """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on."""
+        ...
+
+    def remember(self, layer: int, states: States) -> None:
+        """Record the states that the step leaves."""
+        ...
+
+    def extend(self, layer: int, *parts: Array) -> Rows:
+        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then."""
         ...

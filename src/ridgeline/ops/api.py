@@ -53,6 +53,13 @@ class DenseKeyValues(NamedTuple):
     lengths: tuple[int, ...]
 
 
+class DenseRows(NamedTuple):
+    """A layer's state of whole sequences, one after the other: each part [T, *shape], with each sequence's length."""
+
+    parts: tuple[Array, ...]
+    lengths: tuple[int, ...]
+
+
 class Bucket(NamedTuple):
     """Sequences of a step whose queries and contexts are of like length, padded to one shape: n sequences, at most m
     queries each, P pages of keys each. A sequence with fewer repeats its last query; missing pages are page 0.
@@ -61,7 +68,7 @@ class Bucket(NamedTuple):
     rows: Array  # [n, m], of the step's T tokens
     positions: Array  # [n, m], of the queries
     pages: Array  # [n, P], in the arena
-    first: Array  # [n], the position of the first key of the first page
+    first: Array  # [n, P], the position of the first key of each page
 
 
 class PagedLayout(NamedTuple):
@@ -79,6 +86,42 @@ class PagedKeyValues(NamedTuple):
     keys: Array
     values: Array
     layout: PagedLayout
+
+
+class PagedRows(NamedTuple):
+    """A layer's state in the arena, part by part: [pages, page_tokens, *shape] views. Page 0 holds nothing."""
+
+    parts: tuple[Array, ...]
+    layout: PagedLayout
+
+
+class SequenceBucket(NamedTuple):
+    """Sequences of a step with numbers of tokens alike, padded to one: n sequences, at most m tokens each. A sequence
+    with fewer repeats its last token.
+    """
+
+    members: Array  # [n], of the step's sequences
+    rows: Array  # [n, m], of the step's T tokens
+    lengths: Array  # [n], tokens
+
+
+class Segments(NamedTuple):
+    """How a step's T tokens fall into its N sequences, for what runs along each of them."""
+
+    buckets: tuple[SequenceBucket, ...]
+    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
+    sequence_order: Array  # [N], the same for the buckets' [n] sequences
+
+
+class SnapshotLayout(NamedTuple):
+    """Where one step finds and leaves the states of its N sequences, in the pages of one snapshot group."""
+
+    read: Array  # [N], pages; of a sequence that begins, page 0
+    fresh: Array  # [N], 1 where a sequence begins and there is nothing to read, else 0
+    write: Array  # [N]
+
+
+States = Sequence[Array]  # of a layer: [N, *shape] for each part of its mixer's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +146,19 @@ ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
 ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
 # (x [T, heads * D], heads) -> [T, heads, D] [no case]
 SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
-# (q [T, H, D], keys and values) -> [T, H * D]: causal, within each sequence [Attention]
-ATTENTION: Op[Callable[[Array, DenseKeyValues], Array]] = Op("attention", "primitive")
-# (q [T, H, D], keys and values in pages) -> [T, H * D]: causal, each query over its own sequence [Attention]
-PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, D], keys and values, sinks [H] or None) -> [T, H * D]: causal, within each sequence [Attention]
+ATTENTION: Op[Callable[[Array, DenseKeyValues, Array | None], Array]] = Op("attention", "primitive")
+# (q [T, H, D], keys and values in pages, sinks [H] or None) -> [T, H * D]: causal, each query over its own sequence
+# [Attention]
+PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op("paged_attention", "primitive")
+# (q [T, H, nope + rope], latents [T, 1, rank + rope], kv_b [H, nope + value, rank]) -> [T, H * value]: causal, within
+# each sequence [LatentAttention]
+LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
+# (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
+PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
-# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP]
+# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -119,10 +168,48 @@ SCALE: Op[Callable[[Array, float], Array]] = Op("scale", "primitive")
 SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
 # (x [T, width], rows [n]) -> [n, width] [no case]
 TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
-# (router logits [T, experts]) -> expert ids [T, k], weights [T, k] [MoE]
-ROUTE: Op[Callable[[Array], tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate, up, down) -> [T, width], grouped by expert [MoE]
-EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("experts", "primitive")
+# (x [..., n], start, stop) -> [..., stop - start] [no case]
+CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
+# (a [..., n], b [..., m]) -> [..., n + m] [no case]
+JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
+# (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
+ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
+# (x [T, width], expert ids, weights, gate, up, down, their biases or None) -> [T, width], grouped by expert [MoE]
+ExpertBiases = tuple[Array, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
+EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | None], Array]] = Op(
+    "experts", "primitive"
+)
+
+# (pages [pages, *shape], read [N], fresh [N]) -> [N, *shape]: a copy, zeros where a sequence begins [no case]
+READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
+# (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
+WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
+# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [len(order), *shape] [no case]
+GATHER: Op[Callable[[Sequence[Array], int, Array], Array]] = Op("gather", "primitive")
+# (x [..., sum of sizes], sizes) -> a part [..., size] for each [no case]
+SPLIT: Op[Callable[[Array, Sequence[int]], Sequence[Array]]] = Op("split", "primitive")
+# (x [n, m, C], before [n, k - 1, C], weight [C, 1, k], bias [C] or None, lengths [n]) -> y [n, m, C], the k - 1 tokens
+# before what comes next: each channel's own filter over a token and the k - 1 before it [no case]
+SHORT_CONV: Op[Callable[[Array, Array, Array, Array | None, Array], tuple[Array, Array]]] = Op(
+    "short_conv", "primitive"
+)
+# (x [n, m, D], dt [n, m, D], A_log [D, S], B and C [n, m, S], D [D], h [n, D, S], lengths [n]) -> y [n, m, D], h
+# [Mamba]
+SELECTIVE_SCAN: Op[Callable[..., tuple[Array, Array]]] = Op("selective_scan", "primitive")
+# (x [n, m, inner], dt [n, m, H], dt_bias, A_log [H], B and C [n, m, G * S], D [H], h [n, H, P, S], lengths [n]) ->
+# y [n, m, inner], h [Mamba2]
+SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
+# (x [n, m, H * D], the same of k, v [n, m, H * P], sums h [n, H, P + 1, features], lengths [n]) -> y [n, m, H * P], h
+# [TaylorAttention]
+TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
+    "taylor_attention", "primitive"
+)
+# (a, b) -> a * b [no case]
+MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
+# (y, z) -> y silu(z) [no case]
+GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
+# (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
+GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
@@ -131,8 +218,20 @@ EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array], Array]] = Op("e
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
     "attention_input", "stage"
 )
-# (attended [T, H * D]) -> delta [T, width] [Attention]
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], where keys are another layer's
+# [stages.AttentionInput]
+QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array]]] = Op("query_input", "stage")
+# (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
+# [stages.LatentInput]
+LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
+    "latent_input", "stage"
+)
+# (attended [T, H * D]) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
+# (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
+RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
+    "recurrent_block", "stage"
+)
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
 MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
 # (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
@@ -141,10 +240,15 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
-    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE,
+    LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
+    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
+    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
 )  # fmt: skip
-STAGES: tuple[Op[Any], ...] = (ATTENTION_INPUT, ATTENTION_OUTPUT, MLP_BLOCK, HEAD)
+STAGES: tuple[Op[Any], ...] = (
+    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,
+)  # fmt: skip
 
 
 class Weights(NamedTuple):
@@ -155,6 +259,11 @@ class Weights(NamedTuple):
 
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
+
+    def under(self, prefix: str) -> Weights:
+        """Those of a part, whose names begin with `prefix`, by the rest of the name."""
+        linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}
+        return Weights(linears, {n.removeprefix(prefix): w for n, w in self.arrays.items() if n.startswith(prefix)})
 
 
 class Memory(Protocol):
@@ -189,6 +298,10 @@ class Memory(Protocol):
 
     def page_view(self, pages: Array, offset: int, shape: tuple[int, ...]) -> Array:
         """The elements from `offset` of every page as [num_pages, *shape], sharing memory."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        """A new float32 array of zeros."""
         ...
 
     def copy_pages(self, pages: Array, source: Sequence[int], target: Sequence[int]) -> None:

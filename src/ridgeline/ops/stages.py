@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Op, Rotary, Weights
-from ridgeline.spec import Attention, ChannelMixer, GatedMLP, MoE, Norm
-
-F = TypeVar("F", bound=Callable[..., Any])
+from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
+from ridgeline.ops.recurrent import Primitives, bind_mixer
+from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +17,26 @@ class AttentionInput:
     """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual))))."""
 
     mixer: Attention
+    norm: Norm | None
+    residual_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentInput:
+    """residual += scale * delta; x = norm(residual); queries of x or of its latent; what is kept: [norm(c), rope(k)] of
+    c, k = kv_a x.
+    """
+
+    mixer: LatentAttention
+    norm: Norm | None
+    residual_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentBlock:
+    """residual += scale * delta; delta, states = mixer(norm(residual), states), along each sequence."""
+
+    mixer: RecurrentMixer
     norm: Norm | None
     residual_scale: float
 
@@ -39,12 +58,6 @@ class Head:
     residual_scale: float
     logit_scale: float
     logit_softcap: float | None
-
-
-class Primitives(Protocol):
-    """What a composition needs of the table."""
-
-    def primitive(self, op: Op[F], case: object = None) -> F: ...
 
 
 def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -69,27 +82,104 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    q_norm, k_norm = (_norm(m.qk_norm, f"{n}_norm", weights, table) for n in "qk")
     split = table.primitive(api.SPLIT_HEADS)
-    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
-    q_linear, k_linear, v_linear = (weights.linears[n] for n in "qkv")
-
-    def heads(x: Array, num: int, normalise: Callable[[Array], Array], rotary: Rotary | None) -> Array:
-        x = split(normalise(x), num) if m.qk_norm_over == "all_heads" else normalise(split(x, num))
-        return rope(x, rotary) if rope and rotary else x
+    queries = _heads(m, m.num_heads, "q", weights, table)
+    keys = _heads(m, m.num_kv_heads, "k", weights, table)
+    v_linear = weights.linears["v"]
 
     def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        q = heads(q_linear.apply(x), m.num_heads, q_norm, rotary)
-        k = heads(k_linear.apply(x), m.num_kv_heads, k_norm, rotary)
-        return residual, q, k, split(v_linear.apply(x), m.num_kv_heads)
+        return residual, queries(x, rotary), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
 
     return run
 
 
-def _attention_output(case: Attention, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _heads(
+    m: Attention, num: int, name: str, weights: Weights, table: Primitives
+) -> Callable[[Array, Rotary | None], Array]:
+    """x [T, width] -> the queries or keys [T, num, D]: projected, normalised, turned."""
+    linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
+    normalise = _norm(m.qk_norm, f"{name}_norm", weights, table)
+    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
+
+    def run(x: Array, rotary: Rotary | None) -> Array:
+        x = linear.apply(x)
+        x = split(normalise(x), num) if m.qk_norm_over == "all_heads" else normalise(split(x, num))
+        return rope(x, rotary) if rope and rotary else x
+
+    return run
+
+
+def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    m = case.mixer
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    queries = _heads(m, m.num_heads, "q", weights, table)
+
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array]:
+        residual = accumulate(residual, delta)
+        return residual, queries(norm(residual), rotary)
+
+    return run
+
+
+def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    m = case.mixer
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    latent_norm = _norm(m.latent_norm, "kv_a_norm", weights, table)
+    split, cut, join = table.primitive(api.SPLIT_HEADS), table.primitive(api.CUT), table.primitive(api.JOIN)
+    rope = table.primitive(api.ROPE, m.rope) if m.rope else None
+    queries, kv_a = _latent_queries(m, weights, table), weights.linears["kv_a"]
+
+    def turn(x: Array, rotary: Rotary | None) -> Array:
+        return rope(x, rotary) if rope and rotary else x
+
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array]:
+        residual = accumulate(residual, delta)
+        x = norm(residual)
+        q, kept = split(queries(x), m.num_heads), split(kv_a.apply(x), 1)
+        still, turned = cut(q, 0, m.qk_nope_head_dim), cut(q, m.qk_nope_head_dim, m.qk_head_dim)
+        latent, key = cut(kept, 0, m.kv_lora_rank), cut(kept, m.kv_lora_rank, m.row)
+        return residual, join(still, turn(turned, rotary)), join(latent_norm(latent), turn(key, rotary))
+
+    return run
+
+
+def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+    if m.q_lora_rank is None:
+        return weights.linears["q"].apply
+    norm = _norm(m.latent_norm, "q_a_norm", weights, table)
+    q_a, q_b = weights.linears["q_a"], weights.linears["q_b"]
+    return lambda x: q_b.apply(norm(q_a.apply(x)))
+
+
+def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
     return weights.linears["o"].apply
+
+
+def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+    accumulate = _accumulate(case.residual_scale, table)
+    norm = _norm(case.norm, "norm", weights, table)
+    take, gather = table.primitive(api.TAKE), table.primitive(api.GATHER)
+    before, along, after = bind_mixer(case.mixer, weights, table)
+
+    def run(
+        residual: Array, delta: Array | None, states: States, segments: Segments
+    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        residual = accumulate(residual, delta)
+        inputs, gate = before(norm(residual))
+        outputs, left = [], []
+        for bucket in segments.buckets:
+            given = [take(state, bucket.members) for state in states]
+            y, new = along([take(x, bucket.rows) for x in inputs], given, bucket.lengths)
+            outputs.append(y)
+            left.append(new)
+        y = gather(outputs, 2, segments.order)
+        return residual, after(y, gate), tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+
+    return run
 
 
 def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -116,13 +206,24 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
 def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
     route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
     router = weights.linears["router"]
-    matrices = [weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down")]
+    gate, up, down = (weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down"))
+    biases: api.ExpertBiases | None = None
+    if case.bias:
+        biases = (
+            weights.arrays["experts.gate.bias"],
+            weights.arrays["experts.up.bias"],
+            weights.arrays["experts.down.bias"],
+        )
+    choice_bias = weights.vector("choice.bias")
 
     def run(x: Array) -> Array:
-        ids, scores = route(router.apply(x))
-        return experts(x, ids, scores, *matrices)
+        ids, scores = route(router.apply(x), choice_bias)
+        return experts(x, ids, scores, gate, up, down, biases)
 
-    return run
+    if case.shared is None:
+        return run
+    shared, add = _mlp(case.shared, weights.under("shared."), table), table.primitive(api.ADD)
+    return lambda x: add(run(x), shared(x), 1.0)
 
 
 def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -145,7 +246,10 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
 
 _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
+    api.QUERY_INPUT.name: _query_input,
+    api.LATENT_INPUT.name: _latent_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
+    api.RECURRENT_BLOCK.name: _recurrent_block,
     api.MLP_BLOCK.name: _mlp_block,
     api.HEAD.name: _head,
 }

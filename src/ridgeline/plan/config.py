@@ -30,14 +30,16 @@ class EngineOptions:
 class EngineConfig:
     """The settings of an engine, frozen.
 
-    num_pages: per group, the null page included. num_host_pages: the same, for swapping; 0 where there is none.
-    workspace_bytes: what a step and the books of the pages take at their peak. free_bytes: what the device had free for
-    all of it. reasons: one line for each option, by its name, whether it was given, chosen or cut.
+    block_size: tokens of a page of rows. num_pages: per group, the null page included. num_host_pages: the same, for
+    swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their peak.
+    free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it was
+    given, chosen or cut.
     """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    block_size: int
     steps_in_flight: int
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
@@ -55,11 +57,6 @@ class EngineConfig:
     def swap_bytes(self) -> int:
         """Bytes of all pages on the host."""
         return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a page of rows."""
-        return next((g.page_tokens for g in self.groups if not g.snapshot), self.groups[0].page_tokens)
 
     def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
         """What lies in memory, by name, in bytes. on_host: the device's memory is the host's, swap space included."""

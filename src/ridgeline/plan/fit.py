@@ -65,7 +65,7 @@ class Problem:
         groups = state_groups(self.spec, page_tokens=page_tokens, element_bytes=self.element_bytes)
         count = Workspace(self.spec, groups, on_cpu=self.on_host)
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
-        return Settings(self, groups, count, tokens, seqs, length)
+        return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 
     def most(self) -> tuple[int, int]:
         """Tokens and sequences of a step where memory allows it."""
@@ -87,9 +87,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A choice, and what it takes. tokens, seqs: of a step. length: of the longest sequence, in tokens."""
+    """A choice, and what it takes. page_tokens: of a page of rows. tokens, seqs: of a step. length: of the longest
+    sequence, in tokens.
+    """
 
     problem: Problem
+    page_tokens: int
     groups: tuple[StateGroup, ...]
     count: Workspace
     tokens: int

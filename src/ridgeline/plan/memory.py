@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.spec import GatedMLP, ModelSpec, MoE
+from ridgeline.plan.recurrent import recurrent_bytes
+from ridgeline.spec import (
+    Attention,
+    ClampedSwiGLU,
+    Dilated,
+    GatedMLP,
+    LatentAttention,
+    ModelSpec,
+    MoE,
+    SharedAttention,
+    Strided,
+)
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 
@@ -62,7 +73,9 @@ class Workspace:
     def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool) -> None:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
-        self._layers = {(layer.mixer, layer.mlp, of_layer[i]): None for i, layer in enumerate(spec.layers)}
+        self._layers = {
+            (layer.mixer, layer.mlp, of_layer[spec.state_layer(i)]): None for i, layer in enumerate(spec.layers)
+        }
         self._rotary_dims = sum(rope.dim for rope in spec.ropes())
 
     def bytes(self, max_tokens: int, max_seqs: int, length: int, swap_bytes: int = 0) -> int:
@@ -79,20 +92,52 @@ class Workspace:
         return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
 
 
-def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer, group: StateGroup) -> int:
+def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
     """The largest phase of a layer, beside the stream that it was given."""
     width = FLOAT * size.tokens * hidden_size
+    if isinstance(mixer, Attention | SharedAttention):
+        before, during, held = _attention_phases(size, mixer, group)
+    elif isinstance(mixer, LatentAttention):
+        before, during, held = _latent_phases(size, mixer, group)
+    else:
+        before, during, held = recurrent_bytes(mixer, size.tokens, size.queries, size.seqs), 0, 0
+    # Two residuals, the branch of attention, the norm; what attention was given and its result, until the end.
+    after = 4 * width + held + _channel(size.tokens, hidden_size, mlp)
+    return max(2 * width + max(width, before), width + during, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+
+
+def _attention_phases(size: StepSize, mixer: Attention | SharedAttention, group: StateGroup) -> tuple[int, int, int]:
+    """Besides residuals and norms: while q, k and v are made, while they are attended to, and held afterwards."""
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
-    # The new residual, its norm, and q, k and v, each with up to two copies while it is normalised and turned.
-    before = 2 * width + max(width, 3 * q, q + 3 * kv)
-    attention = width + q + 2 * kv + _attention(size, mixer, group)
-    # Two residuals, the branch of attention, the norm; q, k, v and the result of attention are held until the end.
-    after = 4 * width + 2 * q + 2 * kv + _channel(size.tokens, hidden_size, mlp)
-    return max(before, attention, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+    # q, k and v, each with up to two copies while it is normalised and turned.
+    return max(3 * q, q + 3 * kv), q + 2 * kv + _attention(size, mixer, group), 2 * q + 2 * kv
 
 
-def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
+def _latent_phases(size: StepSize, mixer: LatentAttention, group: StateGroup) -> tuple[int, int, int]:
+    q = FLOAT * size.tokens * mixer.num_heads * mixer.qk_head_dim
+    out = FLOAT * size.tokens * mixer.num_heads * mixer.v_head_dim
+    row = FLOAT * size.tokens * mixer.row
+    before = 3 * q + 4 * row + 2 * FLOAT * size.tokens * (mixer.q_lora_rank or 0)
+    return before, q + row + _latent_attention(size, mixer, group), q + out + row
+
+
+def _latent_attention(size: StepSize, mixer: LatentAttention, group: StateGroup) -> int:
+    """Attention over pages of latents: what is gathered, what is made of it or of queries, scores, results."""
+    heads, key = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim
+    one, every = _keys_read(size, group)
+    several = max(one, min(every, size.block // max(heads, mixer.row)))
+    gathered = several * (2 * FLOAT * mixer.row + 32)
+    # Of a head: its keys and values, or queries and results as long as latents; as many heads as a block holds.
+    of_head = max(several * key, size.queries * (mixer.row + mixer.kv_lora_rank))
+    up = (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
+    made = 3 * FLOAT * min(heads * of_head, max(size.block, of_head)) + 2 * FLOAT * min(heads * up, max(size.block, up))
+    scores = min(size.queries * one * heads, max(size.block, one * heads))
+    results = 4 * FLOAT * size.queries * heads * max(mixer.qk_head_dim, mixer.v_head_dim)
+    return gathered + made + (4 * FLOAT + 2) * scores + results
+
+
+def _attention(size: StepSize, mixer: Attention | SharedAttention, group: StateGroup) -> int:
     """Attention over pages: gathered keys and values, a block of scores, queries and results."""
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
     one, every = _keys_read(size, group)
@@ -102,29 +147,39 @@ def _attention(size: StepSize, mixer: TokenMixer, group: StateGroup) -> int:
     gathered = max(one * (2 * key + 32), several * (3 * key + 32) if size.seqs > 1 else 0)
     # The scores, masked, and their softmax; the masks of a query are bytes, one more for each query of a key head.
     pairs = min(size.queries * one, max(size.block // heads, one))
-    scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6)
+    scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6 + (2 * INT if _measures_distances(mixer) else 0))
     return gathered + scores + 4 * FLOAT * size.queries * heads * mixer.head_dim
+
+
+def _measures_distances(mixer: Attention | SharedAttention) -> bool:
+    """Is the distance of every query to every key needed, and its remainder?"""
+    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    return isinstance(own.pattern, Dilated | Strided)
 
 
 def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
     """Keys that one sequence gathers at most, in whole pages, and all sequences of a step, padding included."""
     page, lookback = group.page_tokens, min(group.lookback, size.length)
-    longest = group.num_pages(size.length)
-    one = min(longest, (lookback + size.tokens + page - 2) // page + 1)
-    least = min(longest, (lookback + page - 1) // page + 1)  # of a sequence with one token
+    longest, first = group.num_pages(size.length), group.first_pages
+    one = min(longest, first + (lookback + size.tokens + page - 2) // page + 1)
+    least = min(longest, first + (lookback + page - 1) // page + 1)  # of a sequence with one token
     every = min(size.seqs * one, 2 * (size.seqs * (least + 1) + size.tokens // page))
     return one * page, max(one, every) * page
 
 
-def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer) -> int:
+def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
     """A channel mixer's intermediates. A narrow matrix gives its result twice: in blocks, and joined."""
+    if mlp is None:
+        return 0
     width, inner = FLOAT * tokens * hidden_size, FLOAT * tokens * mlp.intermediate_size
     if not isinstance(mlp, MoE):
         return max((4 if isinstance(mlp, GatedMLP) else 2) * inner, inner + 2 * width)
     chosen = mlp.num_experts_per_tok
     routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
     # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
-    return routing + max((chosen + 1) * width + 4 * inner, (3 * chosen + 1) * width)
+    parts = 5 if isinstance(mlp.activation, ClampedSwiGLU) else 4
+    routed = routing + max((chosen + 1) * width + parts * inner, (3 * chosen + 1) * width)
+    return max(routed, 2 * width + _channel(tokens, hidden_size, mlp.shared)) if mlp.shared else routed
 
 
 def _head(size: StepSize, spec: ModelSpec) -> int:
@@ -144,11 +199,11 @@ def _tables(size: StepSize, groups: Sequence[StateGroup]) -> int:
 
 
 def _layouts(size: StepSize, groups: Sequence[StateGroup]) -> int:
-    """Where tokens read and write: a few numbers per token, and the pages that each sequence reads, while they are
-    looked up."""
+    """Where tokens read and write: a few numbers per token, and the pages that each sequence reads with their places,
+    while they are looked up."""
     pages = sum(_keys_read(size, group)[1] // group.page_tokens for group in groups)
     most = max(_keys_read(size, group)[1] // group.page_tokens for group in groups)
-    return INT * (pages + 4 * most + size.tokens * (16 + 12 * len(groups)))
+    return INT * (2 * pages + 6 * most + size.tokens * (16 + 12 * len(groups)))
 
 
 def _moves(size: StepSize, groups: Sequence[StateGroup], swap_bytes: int) -> int:

@@ -61,6 +61,7 @@ def resolve(
         max_model_len=found.length,
         max_num_seqs=found.seqs,
         max_num_batched_tokens=found.tokens,
+        block_size=found.page_tokens,
         steps_in_flight=options.steps_in_flight or 1,
         groups=found.groups,
         num_pages=pages,
@@ -112,8 +113,9 @@ def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
         if found.seqs == seqs else lowered.format(seqs),
         "max_num_batched_tokens": "a chunk of prefill beside the decodes"
         if found.tokens == tokens else lowered.format(tokens),
-        "block_size": "half a page of waste per sequence"
-        if found.groups[0].page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
+        "block_size": "without effect: no layer keeps a row for each token"
+        if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"
+        if found.page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
         f"workspace; at most {found.seqs} sequences of {found.length} tokens",
         "steps_in_flight": "the host's part of a step is small on this device",
@@ -146,4 +148,4 @@ def _chosen(found: Settings, option: str) -> int:
     if option == "kv_cache_memory_bytes":
         return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
     of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}
-    return {**of_step, "block_size": found.groups[0].page_tokens}.get(option, 0)  # no swap space
+    return {**of_step, "block_size": found.page_tokens}.get(option, 0)  # no swap space

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ridgeline.ops.api import Array, Memory
-from ridgeline.spec import ModelSpec
-from ridgeline.spec.groups import StateGroup
+from ridgeline.spec import ModelSpec, State
+from ridgeline.spec.groups import LayerSlot, StateGroup
 
 ELEMENT_BYTES = 4  # state is float32, as activations are: a cached key is the key that was computed
 MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
@@ -19,8 +19,9 @@ MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is
 class Arena:
     """Pages of all state groups, on the device and, for swapping, on the host.
 
-    A page holds page_tokens tokens of every layer of its group: per layer the keys [page_tokens, K, D], then the
-    values. Contents are undefined until a step writes them; page 0 of each group holds nothing.
+    A page holds page_tokens tokens of every layer of its group: per layer the parts of its state, one after the other,
+    each [page_tokens, *shape]; of a snapshot group one state of every layer. Contents are undefined until a step writes
+    them; page 0 of each group holds nothing.
     """
 
     def __init__(
@@ -35,19 +36,24 @@ class Arena:
         elements = [group.page_bytes // ELEMENT_BYTES for group in groups]
         self._pages = [memory.pages(n, size) for n, size in zip(num_pages, elements, strict=True)]
         self._host = [np.empty((n, size), np.float32) for n, size in zip(num_host_pages, elements, strict=True)]
-        self._views: dict[int, tuple[int, Array, Array]] = {}
+        self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
         for g, group in enumerate(groups):
             for slot in group.slots:
-                mixer = spec.layers[slot.layer].mixer
-                shape = (group.page_tokens, mixer.num_kv_heads, mixer.head_dim)
-                at = slot.offset // ELEMENT_BYTES
-                keys = memory.page_view(self._pages[g], at, shape)
-                values = memory.page_view(self._pages[g], at + prod(shape), shape)
-                self._views[slot.layer] = g, keys, values
+                self._views[slot.layer] = (
+                    g,
+                    tuple(self._views_of(g, group, slot, spec.layers[slot.layer].mixer.state())),
+                )
 
-    def layer(self, index: int) -> tuple[int, Array, Array]:
-        """A layer's group, and its keys and values: views [pages, page_tokens, K, D]."""
+    def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
+        """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
         return self._views[index]
+
+    def _views_of(self, g: int, group: StateGroup, slot: LayerSlot, state: State) -> Iterator[Array]:
+        at = slot.offset // ELEMENT_BYTES
+        for shape in state.parts:
+            shape = shape if group.snapshot else (group.page_tokens, *shape)
+            yield self._memory.page_view(self._pages[g], at, shape)
+            at += prod(shape)
 
     def copy(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy pages onto others on the device."""

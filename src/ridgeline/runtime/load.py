@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
-from ridgeline.load.safetensors import TensorFiles
+from ridgeline.load.packed import open_tensors
 from ridgeline.load.weights import load_weights, random_weights
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table, resolve_device
@@ -78,12 +78,13 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
         _check_memory(total, table)
         weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
     else:
-        files = TensorFiles(checkpoint.folder)
+        files = open_tensors(checkpoint)
         if dtype is not None or table.memory.device != "cpu":  # else most weights stay views of the files
             size = DTYPE_BYTES[dtype] if dtype else 0
             _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
         else:
-            mapped = files.num_bytes()
+            mapped = files.mapped_bytes()
+            _check_memory(files.num_bytes() - mapped, table)
         progress = progress_bar(files.num_bytes())
         weights = load_weights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
     notes = (*spec.notes(max_model_len), *checkpoint.notes)

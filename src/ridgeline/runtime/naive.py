@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.nn.model import Stream
+from ridgeline.nn.step import Stream
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats

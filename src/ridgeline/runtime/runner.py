@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.nn.model import Model, Stream
-from ridgeline.ops import api
-from ridgeline.ops.api import Memory
+from ridgeline.nn.model import Model
+from ridgeline.nn.step import Stream
+from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena
-from ridgeline.runtime.layout import Ints, Slices, build_layout
+from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep, PagedStep
 from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
@@ -54,7 +54,7 @@ class Runner:
         num_host_pages: Sequence[int],
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
-        self._write = loaded.table.primitive(api.WRITE_PAGES)
+        self._table = loaded.table
         self._arena = Arena(loaded.spec, groups, num_pages, num_host_pages, self._memory)
         self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
@@ -103,13 +103,19 @@ class Runner:
         )
         tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
         tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
-        layouts = [
-            build_layout(slices, table, group.page_tokens, group.lookback, self._memory)
-            for group, table in zip(self._groups, self._tables, strict=True)
-        ]
         return PagedStep(
-            self._memory.integers(tokens), self._memory.integers(slices.positions()), layouts, self._arena, self._write
+            self._memory.integers(tokens),
+            self._memory.integers(slices.positions()),
+            slices.lengths,
+            [self._layout(slices, group, table) for group, table in zip(self._groups, self._tables, strict=True)],
+            self._arena,
+            self._table,
         )
+
+    def _layout(self, slices: Slices, group: StateGroup, table: Ints) -> PagedLayout | SnapshotLayout:
+        if group.snapshot:
+            return build_snapshot_layout(slices, table, group.page_tokens, self._memory)
+        return build_layout(slices, table, group.page_tokens, group.lookback, self._memory, group.first_tokens)
 
     def _move(self, plan: StepPlan) -> None:
         """Whole pages, in the order that plans promise: out to the host, in from it, copies on the device."""

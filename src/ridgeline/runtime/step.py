@@ -4,22 +4,26 @@ Paged: tokens of any sequences, whose state lies in pages that the step writes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues, PagedLayout
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, DenseRows, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.layout import Ints, build_segments
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DenseStep:
     """One forward pass over whole sequences of any lengths, laid end to end."""
 
     token_ids: Array
     positions: Array
     lengths: tuple[int, ...]
+    memory: Memory
 
     @classmethod
     def build(cls, sequences: Sequence[Sequence[int]], memory: Memory) -> DenseStep:
@@ -27,32 +31,64 @@ class DenseStep:
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
         positions = np.concatenate([np.arange(n) for n in lengths])
-        return cls(memory.integers(tokens), memory.integers(positions), lengths)
+        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory)
+
+    @cached_property
+    def segments(self) -> Segments:
+        return build_segments(np.array(self.lengths), self.memory)
+
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
+        return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts]
+
+    def remember(self, layer: int, states: States) -> None:
+        """Nothing goes on from here."""
 
     def last_rows(self, memory: Memory) -> Array:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, keys: Array, values: Array) -> DenseKeyValues:
-        return DenseKeyValues(keys, values, self.lengths)
+    def extend(self, layer: int, *parts: Array) -> DenseRows:
+        return DenseRows(parts, self.lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
-    layouts: one per state group of the arena.
+    lengths: tokens of each sequence. layouts: one per state group of the arena.
     """
 
     token_ids: Array
     positions: Array
-    layouts: Sequence[PagedLayout]
+    lengths: Ints
+    layouts: Sequence[PagedLayout | SnapshotLayout]
     arena: Arena
-    write: Callable[[Array, Array, Array, Array], None]
+    table: OpsTable
 
-    def extend(self, layer: int, keys: Array, values: Array) -> PagedKeyValues:
-        group, key_pages, value_pages = self.arena.layer(layer)
+    @cached_property
+    def segments(self) -> Segments:
+        return build_segments(self.lengths, self.table.memory)
+
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
+        group, views = self.arena.layer(layer)
         layout = self.layouts[group]
-        self.write(key_pages, keys, layout.write_pages, layout.write_slots)
-        self.write(value_pages, values, layout.write_pages, layout.write_slots)
-        return PagedKeyValues(key_pages, value_pages, layout)
+        assert isinstance(layout, SnapshotLayout)
+        read = self.table.primitive(api.READ_STATE)
+        return [read(view, layout.read, layout.fresh) for view in views]
+
+    def remember(self, layer: int, states: States) -> None:
+        group, views = self.arena.layer(layer)
+        layout = self.layouts[group]
+        assert isinstance(layout, SnapshotLayout)
+        write = self.table.primitive(api.WRITE_STATE)
+        for view, state in zip(views, states, strict=True):
+            write(view, layout.write, state)
+
+    def extend(self, layer: int, *parts: Array) -> PagedRows:
+        group, views = self.arena.layer(layer)
+        layout = self.layouts[group]
+        assert isinstance(layout, PagedLayout)
+        write = self.table.primitive(api.WRITE_PAGES)
+        for view, part in zip(views, parts, strict=True):
+            write(view, part, layout.write_pages, layout.write_slots)
+        return PagedRows(views, layout)

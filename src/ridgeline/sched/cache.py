@@ -117,11 +117,12 @@ class StateCache:
                 for index in range(seq.sealed[g], position // size):
                     pool.seal(table[index], seq.prefix_hash((index + 1) * size, self.grid))
                 seq.sealed[g] = max(seq.sealed[g], position // size)
-            for index in range(seq.dropped[g], group.first_live_page(position)):
+            kept = max(seq.dropped[g], group.first_pages)
+            for index in range(kept, group.first_live_page(position)):
                 pool.drop(table[index], self.newest_step)
                 table[index] = NULL_PAGE
-                seq.dropped[g] = index + 1
-            event = min(event, (position // size + 1) * size, (seq.dropped[g] + 1) * size + group.lookback)
+                seq.dropped[g] = kept = index + 1
+            event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
         seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
 
     # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
@@ -136,7 +137,8 @@ class StateCache:
             run, runs[g] = 0, []
             for index in range(last // group.page_tokens):
                 run = run + 1 if pool.find(seq.prefix_hash((index + 1) * group.page_tokens, self.grid)) else 0
-                if not run and group.reads(last).start == 0:  # everything before is needed: no use to look on
+                needed = index < group.first_pages or group.first_live_page(last) == 0
+                if not run and needed:  # by everything that comes after: no use to look on
                     break
                 runs[g].append(run)
             last = min(last, len(runs[g]) * group.page_tokens // self._align * self._align)
@@ -151,7 +153,9 @@ class StateCache:
     def _num_cached(self, g: int, seq: Sequence, position: int, runs: dict[int, list[int]]) -> int:
         if self.groups[g].snapshot:
             return int(self.pools[g].find(seq.prefix_hash(position, self.grid)) != NULL_PAGE)
-        return runs[g][position // self.groups[g].page_tokens - 1]
+        pages = position // self.groups[g].page_tokens
+        first = min(self.groups[g].first_pages, pages)
+        return runs[g][pages - 1] if not first or runs[g][first - 1] == first else 0
 
     def _cached(self, g: int, seq: Sequence, position: int) -> list[int]:
         group, pool = self.groups[g], self.pools[g]
@@ -188,10 +192,14 @@ class StateCache:
         return [[t[i] for i in group.reads(position)] for group, t in zip(self.groups, seq.tables, strict=True)]
 
     def _begin(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
-        first = [group.reads(position).start for group in self.groups]
-        seq.tables = [[NULL_PAGE] * n + list(held) for n, held in zip(first, pages, strict=True)]
+        seq.tables, seq.dropped, seq.sent = [], [], []
+        for group, held in zip(self.groups, pages, strict=True):
+            live = group.first_live_page(position)
+            first = min(group.first_pages, live)
+            seq.tables.append([*held[:first], *[NULL_PAGE] * (live - first), *held[first:]])
+            seq.dropped.append(live if live > first else 0)
+            seq.sent.append(0 if first else live)
         seq.sealed = [position // group.page_tokens for group in self.groups]
-        seq.dropped, seq.sent = list(first), list(first)
         seq.computed = seq.replay_from = seq.planned = position
         seq.covered = seq.next_event = 0
 
@@ -263,7 +271,7 @@ class StateCache:
                 if seq.row >= 0:
                     on_device.update(seq.tables[g])
                     live = group.reads(seq.computed)
-                    assert all(seq.tables[g][live.start : live.stop]), f"sequence {seq.id} lost a page of {group.name}"
+                    assert all(seq.tables[g][i] for i in live), f"sequence {seq.id} lost a page of {group.name}"
             on_device.pop(NULL_PAGE, None)
             self.pools[g].check(on_device)
             self.host[g].check(on_host)

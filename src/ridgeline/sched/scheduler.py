@@ -454,9 +454,10 @@ class Scheduler:
         for g, (group, pool) in enumerate(zip(self._cache.groups, self._cache.pools, strict=True)):
             slots = wasted = 0
             for seq in self._running if not group.snapshot else ():
-                held = (len(seq.tables[g]) - seq.dropped[g]) * group.page_tokens
+                kept = min(group.first_pages, seq.dropped[g])
+                held = (len(seq.tables[g]) - seq.dropped[g] + kept) * group.page_tokens
                 slots += held
-                wasted += held - min(seq.planned, group.lookback)
+                wasted += held - min(seq.planned, group.lookback + group.first_tokens)
             used, host = pool.num_used, self._cache.host[g].num_used
             groups.append(GroupStats(group.name, max(pool.num_pages - 1, 0), used, pool.peak, host, slots, wasted))
         return Stats(

@@ -54,7 +54,7 @@ class Sequence:
     # pages, per group
     tables: list[list[int]] = field(default_factory=list)
     sealed: list[int] = field(default_factory=list)  # pages [0, sealed) are in the prefix index, or were
-    dropped: list[int] = field(default_factory=list)  # pages [0, dropped) were let go
+    dropped: list[int] = field(default_factory=list)  # pages [0, dropped) were let go, but for the first tokens'
     sent: list[int] = field(default_factory=list)  # entries [0, sent) are known to the device
     host: list[list[int]] = field(default_factory=list)  # where it was swapped to: for each of reads(computed)
     covered: int = 0  # a step up to here needs no page, copy or delta

@@ -9,8 +9,9 @@ How a device must run a StepPlan, in this order, steps in the order of their num
 Work runs the tokens at positions [start, start + len(tokens)). A token of LAST is the one that this row sampled in
 the step before. limit = start + len(tokens) - num_draft is where the drafts begin.
 
-    row groups       every token reads rows [token - lookback, token) and writes its own row, drafts included. Rows
-                     past what is accepted are garbage that a later step overwrites.
+    row groups       every token reads rows [token - lookback, token), and of [0, first_tokens) those before it, and
+                     writes its own row, drafts included. Rows past what is accepted are garbage that a later step
+                     overwrites.
     snapshot groups  replay_from <= start: the page table[(replay_from - 1) // T] holds the state after replay_from
                      tokens (0: the empty state). Tokens [replay_from, start) are drafts that the last step of this row
                      had accepted: the device kept their inputs and replays them. The state after `limit` tokens goes

@@ -1,9 +1,23 @@
 """Facts about models, as data. Standard library only: importing this never imports a tensor library."""
 
+from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.mixers import MLP, Activation, Attention, ChannelMixer, GatedMLP, MoE, TokenMixer
+from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.mixers import (
+    MLP,
+    Attention,
+    ChannelMixer,
+    ClampedSwiGLU,
+    ExpertGroups,
+    GatedMLP,
+    MoE,
+    SharedAttention,
+    TokenMixer,
+)
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
+from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -23,21 +37,34 @@ __all__ = [
     "AnyLayer",
     "Attention",
     "ChannelMixer",
+    "ClampedSwiGLU",
+    "Dilated",
     "DynamicNTKScaling",
+    "ExpertGroups",
+    "FirstTokens",
     "GatedMLP",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mamba",
+    "Mamba2",
     "MoE",
     "ModelSpec",
     "Norm",
     "ParallelLayer",
+    "Pattern",
     "RMSNorm",
+    "RecurrentMixer",
     "Rope",
     "RopeScaling",
+    "SharedAttention",
+    "ShortConvolution",
     "State",
+    "Strided",
+    "TaylorAttention",
     "TokenMixer",
     "Weight",
     "YarnScaling",

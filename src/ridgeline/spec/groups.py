@@ -12,6 +12,7 @@ page holds one state: page i holds the newest state that a step left behind in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.spec.model import ModelSpec
@@ -36,6 +37,7 @@ class StateGroup:
     page_tokens: tokens that a page covers. lookback: how many computed tokens the next token reads.
     page_bytes: bytes of one page, all layers. snapshot: a page is one state rather than page_tokens rows.
     slots: what a page holds, layer by layer in the model's order; the scheduler never asks.
+    first_tokens: of a sequence, which are read for ever, whatever the lookback: their pages are never let go.
     """
 
     name: str
@@ -44,12 +46,20 @@ class StateGroup:
     page_bytes: int
     snapshot: bool = False
     slots: tuple[LayerSlot, ...] = ()
+    first_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.lookback < 0 or self.page_bytes < 0:
             raise ValueError(f"{self.name}: page_tokens must be positive, lookback and page_bytes not negative")
         if self.snapshot and self.lookback != 1:
             raise ValueError(f"{self.name}: the lookback of a snapshot is 1, not {self.lookback}")
+        if self.first_tokens < 0 or (self.snapshot and self.first_tokens):
+            raise ValueError(f"{self.name}: first_tokens must not be negative, and a snapshot has none")
+
+    @property
+    def first_pages(self) -> int:
+        """Pages at the beginning that are never let go."""
+        return self.num_pages(self.first_tokens)
 
     def page_of(self, token: int) -> int:
         """Index of the page that covers a token."""
@@ -60,12 +70,14 @@ class StateGroup:
         return -(-num_tokens // self.page_tokens)
 
     def first_live_page(self, position: int) -> int:
-        """The oldest page index that a step starting at `position` can still read."""
+        """The oldest page index that a step starting at `position` can still read, but for the first tokens'."""
         return max(0, position - self.lookback) // self.page_tokens
 
-    def reads(self, position: int) -> range:
-        """Page indices that hold what a sequence needs to go on from `position`."""
-        return range(self.first_live_page(position), self.num_pages(position))
+    def reads(self, position: int) -> Sequence[int]:
+        """Page indices that hold what a sequence needs to go on from `position`, ascending."""
+        live = range(self.first_live_page(position), self.num_pages(position))
+        first = range(min(self.first_pages, live.start))
+        return [*first, *live] if first else live
 
     def new_pages(self, num_held: int, end: int) -> range:
         """Page indices to append to a table of `num_held` entries, so that tokens [.., end) have somewhere to go."""
@@ -78,50 +90,53 @@ class StateGroup:
     def resumable(self, position: int, num_cached: int) -> bool:
         """Can another sequence begin at `position`, if the last `num_cached` pages before it are cached?
 
-        Rows resume at full pages only. A snapshot resumes wherever one was published.
+        Rows resume at full pages only. A snapshot resumes wherever one was published. Where the first tokens' pages
+        are not cached, `num_cached` is 0.
         """
         if not self.snapshot and position % self.page_tokens:
             return False
-        return num_cached >= len(self.reads(position))
+        return num_cached >= self.num_pages(position) - self.first_live_page(position)
 
     def most_pages(self, num_tokens: int) -> int:
         """Pages with which a sequence of `num_tokens` tokens can always finish, if need be one token at a time."""
         if self.snapshot:
             return 2  # the state that a step reads and the one that it leaves
         window = (min(self.lookback, num_tokens) + self.page_tokens - 1) // self.page_tokens + 1
-        return min(self.num_pages(num_tokens), window)
+        return min(self.num_pages(num_tokens), self.first_pages + window)
 
 
 def state_groups(
     spec: ModelSpec, *, page_tokens: int, element_bytes: int, snapshot_tokens: int = 256
 ) -> tuple[StateGroup, ...]:
-    """The groups of a model, in order of first use: one per (lookback, snapshot); shapes may differ inside one.
+    """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
 
     page_tokens, snapshot_tokens: tokens that a page of rows and a snapshot cover. element_bytes: of one number of
     state. Layers that keep nothing are in no group.
     """
-    members: dict[tuple[int, bool], list[LayerSlot]] = {}
+    members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
         state = layer.mixer.state()
         if not state.elements:
             continue
-        slots = members.setdefault((state.lookback, state.snapshot), [])
+        slots = members.setdefault((state.lookback, state.first_tokens, state.snapshot), [])
         size = state.elements * element_bytes * (1 if state.snapshot else page_tokens)
         slots.append(LayerSlot(i, slots[-1].offset + slots[-1].bytes if slots else 0, size))
     return tuple(
         StateGroup(
-            name=_name(lookback, snapshot),
+            name=_name(lookback, first_tokens, snapshot),
             page_tokens=snapshot_tokens if snapshot else page_tokens,
             lookback=lookback,
             page_bytes=sum(slot.bytes for slot in slots),
             snapshot=snapshot,
             slots=tuple(slots),
+            first_tokens=first_tokens,
         )
-        for (lookback, snapshot), slots in members.items()
+        for (lookback, first_tokens, snapshot), slots in members.items()
     )
 
 
-def _name(lookback: int, snapshot: bool) -> str:
+def _name(lookback: int, first_tokens: int, snapshot: bool) -> str:
     if snapshot:
         return "snapshot"
-    return "all" if lookback == ALL else f"window {lookback + 1}"
+    window = "all" if lookback == ALL else f"window {lookback + 1}"
+    return f"first {first_tokens} and {window}" if first_tokens else window

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.norm import Norm
+from ridgeline.spec.pattern import FirstTokens, Pattern
+from ridgeline.spec.recurrent import RecurrentMixer
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
-
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 def _require(ok: bool, message: str) -> None:
@@ -36,6 +38,8 @@ class Attention:
 
     scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
     softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
+    sinks: each head has a learned logit that takes part in its softmax and has no value (GPT-OSS): no cap is on it.
+    pattern: which keys are seen instead of, or beside, those of the window.
     """
 
     num_heads: int
@@ -49,12 +53,15 @@ class Attention:
     out_bias: bool = False
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "all_heads"] = "head"
+    sinks: bool = False
+    pattern: Pattern | None = None
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
         _require(min(heads, kv, self.head_dim) > 0, "num_heads, num_kv_heads and head_dim must be positive")
         _require(heads % kv == 0, f"num_heads {heads} is not a multiple of num_kv_heads {kv}")
         _require(self.window is None or self.window > 0, f"window must be positive, not {self.window}")
+        _require(self.pattern is None or self.window is not None, "a pattern of keys needs a window")
         _require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         _require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
         if self.rope:
@@ -70,13 +77,81 @@ class Attention:
             per_head = self.qk_norm_over == "head"
             yield from self.qk_norm.weights("q_norm", self.head_dim if per_head else q)
             yield from self.qk_norm.weights("k_norm", self.head_dim if per_head else kv)
+        if self.sinks:
+            yield Weight("sinks", (self.num_heads,), "out")
 
     def state(self) -> State:
-        lookback = ALL if self.window is None else self.window - 1
-        return State(2 * self.num_kv_heads * self.head_dim, lookback)
+        part = (self.num_kv_heads, self.head_dim)
+        if self.window is None:
+            return State((part, part))
+        if self.pattern is None:
+            return State((part, part), self.window - 1)
+        first = self.pattern.count if isinstance(self.pattern, FirstTokens) else 0
+        return State((part, part), self.pattern.lookback(self.window), first_tokens=first)
 
     def work(self, tokens: int, context: int) -> int:
-        return 2 * tokens * min(context, self.window or context) * self.num_heads * self.head_dim
+        seen = min(context, self.window or context)
+        if self.pattern is not None and self.window is not None:
+            seen = self.pattern.seen(context, self.window)
+        return 2 * tokens * seen * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Attention with queries of its own over the keys and values of an earlier layer (CLA, arXiv:2405.12981).
+
+    source: the layer whose keys and values they are. attention: how it attends, as in that layer; what it says of keys
+    and values (their heads, size, rotation) is what they are there, and its window sees no more than that layer keeps.
+    It has neither weights for keys and values nor state: the model checks that the two layers fit.
+    """
+
+    source: int
+    attention: Attention
+
+    def __post_init__(self) -> None:
+        _require(self.source >= 0, f"source must be a layer's number, not {self.source}")
+
+    @property
+    def num_heads(self) -> int:
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        owned = ("k", "v", "k_norm")
+        yield from (w for w in self.attention.weights(width) if w.name.split(".")[0] not in owned)
+
+    def state(self) -> State:
+        return State(())
+
+    def work(self, tokens: int, context: int) -> int:
+        return self.attention.work(tokens, context)
+
+    def misfit(self, owner: Attention) -> str | None:
+        """Why the keys and values of `owner` cannot be these; None if they can."""
+        own = self.attention
+        for name in ("num_kv_heads", "head_dim"):
+            if (a := getattr(own, name)) != (b := getattr(owner, name)):
+                return f"{name} is {a} here and {b} there"
+        if own.rope != owner.rope:
+            return "its queries must be rotated as the keys are"
+        reads, kept = own.state(), owner.state()
+        if reads.lookback > kept.lookback:
+            seen = "all tokens" if reads.lookback == ALL else f"{reads.lookback} tokens"
+            return f"it looks back at {seen}, and {kept.lookback} are kept there"
+        if reads.first_tokens > kept.first_tokens and kept.lookback != ALL:
+            return f"it sees the first {reads.first_tokens} tokens for ever, and {kept.first_tokens} are kept there"
+        return None
 
 
 # ---- channel mixers ----------------------------------------------------------------------------------
@@ -122,18 +197,55 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gate * sigmoid(alpha * gate) * (up + 1), gate clamped to at most `limit`, up to -limit..limit (GPT-OSS)."""
+
+    alpha: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        _require(self.limit > 0, f"the limit of a clamped SwiGLU must be positive, not {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts in `count` equal groups of neighbours, of which a token may choose from the best `chosen` only.
+
+    score: of a group, its best expert's (DeepSeek-V2, arXiv:2405.04434, 2.2.2) or the sum of its two best
+    (DeepSeek-V3, 2412.19437). Equal scores go to the lower group.
+    """
+
+    count: int
+    chosen: int
+    score: Literal["best", "best_two"]
+
+    def __post_init__(self) -> None:
+        _require(0 < self.chosen <= self.count, f"{self.chosen} chosen groups of experts are not in 1..{self.count}")
+
+
+@dataclass(frozen=True, slots=True)
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best gated MLPs (arXiv:1701.06538, 2401.04088).
 
-    Router scores are a softmax over all experts; `normalise` makes the chosen ones sum to one. Equal scores
-    go to the lower expert index.
+    Router scores are a softmax over all experts, or a sigmoid of each; `normalise` makes the chosen ones sum to one (of
+    a softmax, that is one over the chosen); `scale` multiplies them then. choice_bias: a number per expert is added to
+    the scores that decide the choice, not to those that weigh the results (arXiv:2408.15664). Equal scores go to the
+    lower expert index. router_bias, bias: of the router, of all matrices of experts. shared: an MLP that every token
+    visits besides (arXiv:2401.06066).
     """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    activation: Activation = "silu"
+    activation: Activation | ClampedSwiGLU = "silu"
     normalise: bool = True
+    router_bias: bool = False
+    bias: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+    shared: GatedMLP | None = None
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -141,22 +253,45 @@ class MoE:
             0 < self.num_experts_per_tok <= self.num_experts,
             f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
         )
+        if self.groups:
+            size, rest = divmod(self.num_experts, self.groups.count)
+            _require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
+            room = size * self.groups.chosen
+            _require(
+                self.num_experts_per_tok <= room,
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than the {room} experts of the chosen groups",
+            )
+            _require(size > 1 or self.groups.score == "best", "groups of one expert have no two best")
 
     def weights(self, width: int) -> Iterator[Weight]:
         experts, inner = self.num_experts, self.intermediate_size
         yield Weight("router.weight", (experts, width))
+        if self.router_bias:
+            yield Weight("router.bias", (experts,))
+        if self.choice_bias:
+            yield Weight("choice.bias", (experts,))
         yield Weight("experts.gate.weight", (experts, inner, width), "out")
         yield Weight("experts.up.weight", (experts, inner, width), "out")
         yield Weight("experts.down.weight", (experts, width, inner), "in")
+        if self.bias:
+            yield Weight("experts.gate.bias", (experts, inner), "out")
+            yield Weight("experts.up.bias", (experts, inner), "out")
+            yield Weight("experts.down.bias", (experts, width))
+        if self.shared:
+            yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
 
     def active_params(self, width: int) -> int:
-        return width * self.num_experts + 3 * width * self.num_experts_per_tok * self.intermediate_size
+        weights = list(self.weights(width))
+        routed = sum(w.num_params for w in weights if w.name.startswith("experts."))
+        everyone = sum(w.num_params for w in weights) - routed
+        return everyone + routed // self.num_experts * self.num_experts_per_tok
 
 
-def _check_mlp(intermediate_size: int, activation: str) -> None:
+def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU) -> None:
     _require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
-    _require(activation in get_args(Activation), f"activation {activation!r} is none of {get_args(Activation)}")
+    if not isinstance(activation, ClampedSwiGLU):
+        check_activation(activation)
 
 
-TokenMixer = Attention
+TokenMixer = Attention | SharedAttention | LatentAttention | RecurrentMixer
 ChannelMixer = MLP | GatedMLP | MoE

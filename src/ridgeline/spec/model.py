@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.weight import Weight, linear
@@ -14,20 +14,21 @@ from ridgeline.spec.weight import Weight, linear
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += scale * post(mixer(pre(x))), then the same with the channel mixer.
+    """x += scale * post(mixer(pre(x))), then the same with the channel mixer, if there is one (Mamba has none).
 
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
     """
 
     mixer: TokenMixer
-    mlp: ChannelMixer
+    mlp: ChannelMixer | None
     pre_norm: Norm | None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
 
     def weights(self, width: int) -> Iterator[Weight]:
         yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
-        yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
+        if self.mlp:
+            yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,20 @@ def _branch_weights(
         yield Weight(f"{name}.{w.name}", w.shape, w.split)
     if post:
         yield from post.weights(f"{name}_post_norm", width)
+
+
+def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAttention) -> str | None:
+    """Why a layer cannot share the keys and values that it asks for; None if it can."""
+    if mixer.source >= index:
+        return f"it shares the keys and values of layer {mixer.source}, which does not come before it"
+    owner: object = layers[mixer.source].mixer
+    where = f"it shares the keys and values of layer {mixer.source}"
+    if isinstance(owner, SharedAttention):
+        return f"{where}, which has none of its own: it shares those of layer {owner.source}"
+    if not isinstance(owner, Attention):
+        return f"{where}, which has none: it is {type(owner).__name__}"
+    misfit = mixer.misfit(owner)
+    return misfit and f"{where}, which do not fit: {misfit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,9 @@ class ModelSpec:
                 raise ValueError(f"{name} must be positive, not {value}")
         if not self.layers:
             raise ValueError("a model needs at least one layer")
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer.mixer, SharedAttention) and (problem := _sharing_problem(self.layers, i, layer.mixer)):
+                raise ValueError(f"layers[{i}].mixer: {problem}")
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
@@ -97,6 +115,11 @@ class ModelSpec:
         if not self.tie_word_embeddings:
             yield from linear("head", self.hidden_size, self.vocab_size)
 
+    def state_layer(self, index: int) -> int:
+        """The layer whose state a layer reads: its own, unless it shares."""
+        mixer = self.layers[index].mixer
+        return mixer.source if isinstance(mixer, SharedAttention) else index
+
     def num_params(self) -> int:
         """Parameters; a tied head counts once."""
         return sum(w.num_params for w in self.weights())
@@ -106,6 +129,7 @@ class ModelSpec:
         idle = sum(
             sum(w.num_params for w in layer.mlp.weights(self.hidden_size)) - layer.mlp.active_params(self.hidden_size)
             for layer in self.layers
+            if layer.mlp
         )
         return self.num_params() - idle
 

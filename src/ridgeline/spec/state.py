@@ -1,8 +1,9 @@
-"""What a layer must remember of a sequence, as two numbers and a flag; pools and planners derive the rest."""
+"""What a layer must remember of a sequence: shapes, a number and a flag; pools and planners derive the rest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 ALL = 1 << 60  # a lookback that no sequence reaches
 
@@ -11,15 +12,22 @@ ALL = 1 << 60  # a lookback that no sequence reaches
 class State:
     """State of one layer for one sequence.
 
-    elements: numbers kept per token, or per sequence where `snapshot` is set.
+    parts: shapes of the arrays kept per token, or per sequence where `snapshot` is set; they lie one after the other.
     lookback: how many already computed tokens the next token reads.
     snapshot: the state is one summary of everything before it (recurrent layers), not a row per token.
+    first_tokens: of the sequence, which are read for ever, besides.
     """
 
-    elements: int
+    parts: tuple[tuple[int, ...], ...]
     lookback: int = ALL
     snapshot: bool = False
+    first_tokens: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Numbers kept per token, or per sequence where `snapshot` is set."""
+        return sum(prod(shape) for shape in self.parts)
 
     def elements_at(self, num_tokens: int) -> int:
         """Numbers kept for a sequence of `num_tokens` tokens."""
-        return self.elements if self.snapshot else self.elements * min(num_tokens, self.lookback)
+        return self.elements if self.snapshot else self.elements * min(num_tokens, self.lookback + self.first_tokens)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-SplitAxis = Literal["out", "in", None]
+SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head, out, in]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in]."""
+    """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in] with
+    biases [expert, out], a matrix per head is [head, out, in].
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -24,8 +26,8 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices may be stored in a narrow type or quantised; vectors (norms, biases) stay in float32."""
-        return len(self.shape) > 1
+        """Matrices may be stored in a narrow type or quantised; the rest (norms, biases, sinks, decays) is float32."""
+        return len(self.shape) > 1 and self.name.endswith(".weight")
 
 
 def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ridgeline.spec import Attention, ModelSpec, MoE
+from ridgeline.spec import Attention, ModelSpec, MoE, SharedAttention
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.manifest import HELD_OUT, TRAIN, Manifest
 from ridgeline.train.optimiser import BETAS
@@ -131,7 +131,7 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
         yield "Parameters for each token", f"{spec.num_active_params():,}"
     yield "Layers", f"{len(spec.layers):,}"
     yield "Hidden size", f"{spec.hidden_size:,}"
-    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention | SharedAttention)]
     heads = _distinct(f"{m.num_heads} / {m.num_kv_heads} of {m.head_dim}" for m in mixers)
     if heads:
         yield "Heads / key-value heads", heads
@@ -139,8 +139,10 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
         f"{m.intermediate_size:,}"
         + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if isinstance(m, MoE) else "")
         for m in (layer.mlp for layer in spec.layers)
+        if m
     )
-    yield "MLP size", widths
+    if widths:
+        yield "MLP size", widths
     tied = ", one table for input and output" if spec.tie_word_embeddings else ""
     yield "Vocabulary", f"{spec.vocab_size:,} tokens{tied}"
     yield "Context", f"{spec.max_position_embeddings:,} tokens"

@@ -12,13 +12,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ridgeline.nn import Model
-from ridgeline.nn.model import Stream
+from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
 
 INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
-RESIDUAL = ("mixer.o.weight", "mlp.down.weight")
+RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
+DECAYS = (".A_log", ".dt.bias", ".dt_bias")
+UNTRAINED = "mlp.choice.bias"  # it decides a choice of experts, which has no gradient
 LOSS_ELEMENTS = 2**26  # logits held at once; more are computed block by block, and again in the backward pass
 
 
@@ -34,11 +36,12 @@ class LanguageModel(nn.Module):
         checkpointing: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.spec, self.dropout = spec, dropout
+        self.spec, self.dropout, self._memory = spec, dropout, table.memory
         generator = torch.Generator().manual_seed(seed)
         self._by_name: dict[str, nn.Parameter] = {}
         for weight in spec.weights():
-            parameter = nn.Parameter(_initial(weight, spec, generator).to(table.memory.device))
+            initial = _initial(weight, spec, generator).to(table.memory.device)
+            parameter = nn.Parameter(initial, requires_grad=not weight.name.endswith(UNTRAINED))
             self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch allows no dot in a name
             self._by_name[weight.name] = parameter
         self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)
@@ -49,7 +52,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], targets: Tensor) -> Tensor:
         """The sum of -log p over targets [T] (below 0: none), in nats, of sequences of `lengths`, end to end."""
-        stream = self._model.forward(DenseStep(token_ids, positions, lengths))
+        stream = self._model.forward(DenseStep(token_ids, positions, lengths, self._memory))
         rows = (targets >= 0).nonzero().squeeze(1)
         block = max(1, LOSS_ELEMENTS // self.spec.vocab_size)
         if len(rows) <= block:
@@ -59,7 +62,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], rows: Tensor) -> Tensor:
         """Logits [n, vocabulary] of the given rows of the T tokens."""
-        out: Any = self._model.logits(self._model.forward(DenseStep(token_ids, positions, lengths)), rows)
+        out: Any = self._model.logits(self._model.forward(DenseStep(token_ids, positions, lengths, self._memory)), rows)
         return cast("Tensor", out)
 
     def _nll(self, stream: Stream, rows: Tensor, targets: Tensor) -> Tensor:
@@ -86,7 +89,8 @@ class _TrainedModel(Model):
             found = checkpoint(super().run_block, block, stream, step, rotaries, use_reentrant=False)
         else:
             found = super().run_block(block, stream, step, rotaries)
-        return Stream(found.residual, None if found.delta is None else self._drop(found.delta))
+        delta = None if found.delta is None else self._drop(found.delta)
+        return Stream(found.residual, delta, found.shared)
 
     def _drop(self, x: Any) -> Any:
         owner = self._mode[0]
@@ -97,9 +101,19 @@ def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Ten
     if weight.is_matrix:
         std = INIT_STD / math.sqrt(2 * len(spec.layers)) if weight.name.endswith(RESIDUAL) else INIT_STD
         return torch.randn(weight.shape, generator=generator) * std
-    if weight.name.endswith(".bias"):
+    if weight.name.endswith(DECAYS):
+        return _decay(weight, generator)
+    if weight.name.endswith((".bias", ".sinks")):
         return torch.zeros(weight.shape)
     return torch.full(weight.shape, 1.0 - _offset(spec.norm))
+
+
+def _decay(weight: Weight, generator: torch.Generator) -> Tensor:
+    """A = -1, -2, ... along the last axis; steps from 1e-3 to 1e-1, their logarithms even (arXiv:2312.00752, 3.6)."""
+    if weight.name.endswith("A_log"):
+        return torch.arange(1, weight.shape[-1] + 1).float().log().expand(weight.shape).clone()
+    steps = 1e-3 * 100 ** torch.rand(weight.shape, generator=generator)
+    return steps + torch.log(-torch.expm1(-steps))  # the inverse of softplus
 
 
 def _offset(norm: Norm) -> float:

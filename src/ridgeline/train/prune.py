@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.errors import DataError
 from ridgeline.nn import Model
-from ridgeline.nn.model import Stream
+from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Attention, ModelSpec, RMSNorm
@@ -113,7 +113,7 @@ class _Watched(Model):
 
 
 def _sum(stream: Stream) -> Tensor:
-    residual, delta = cast("tuple[Tensor, Tensor | None]", stream)
+    residual, delta = cast("tuple[Tensor, Tensor | None]", (stream.residual, stream.delta))
     return residual if delta is None else residual + delta
 
 
@@ -122,7 +122,7 @@ def _second_moment(spec: ModelSpec, weights: Weights, batch: Batch, table: OpsTa
     """[D, D]: of the stream before each layer and after the last, every token at a norm of 1."""
     model = _Watched(spec, weights, table, max(batch.lengths))
     ids, positions = (torch.from_numpy(x).to(table.memory.device) for x in (batch.token_ids, batch.positions))
-    model.seen.append(_sum(model.forward(DenseStep(ids, positions, batch.lengths))))
+    model.seen.append(_sum(model.forward(DenseStep(ids, positions, batch.lengths, table.memory))))
     units = torch.cat([torch.nn.functional.normalize(x.float(), dim=-1) for x in model.seen])
     return units.T @ units / len(units)
 

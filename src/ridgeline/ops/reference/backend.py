@@ -14,21 +14,27 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import host_free_bytes
-from ridgeline.ops.reference import paged
+from ridgeline.ops.reference import latent, paged
 from ridgeline.ops.reference import primitives as p
+from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
-    api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take,
+    api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.WRITE_PAGES: paged.write_pages,
+    api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
+    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.MULTIPLY: r.multiply,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
+    api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
+    api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
+    api.GATED_NORM: r.gated_norm,
 }  # fmt: skip
 
 
@@ -57,10 +63,14 @@ class SdpaBackend:
             return "attention only"
         if isinstance(case, Attention) and case.softcap is not None:
             return "cannot cap scores"
+        if isinstance(case, Attention) and case.sinks:
+            return "has no sinks"
+        if isinstance(case, Attention) and case.pattern is not None:
+            return "sees whole windows only"
         return None
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
-        def attend(q: torch.Tensor, kv: DenseKeyValues) -> torch.Tensor:
+        def attend(q: torch.Tensor, kv: DenseKeyValues, sinks: None = None) -> torch.Tensor:
             sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
             return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
 
@@ -81,7 +91,7 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     blocks = []
     for start in range(0, n, p.QUERY_BLOCK):  # so that no mask is larger than a block by its window
         end, first = min(start + p.QUERY_BLOCK, n), max(0, start - case.window + 1)
-        mask = p.visible(start, end, case.window, q.device)[:, first:]
+        mask = p.visible(start, end, case, q.device)[:, first:]
         keys, values = k[:, :, first:end], v[:, :, first:end]
         blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], keys, values, mask, scale=case.scale))
     return torch.cat(blocks, 2)[0].transpose(0, 1)
@@ -118,6 +128,9 @@ class TorchMemory:
 
     def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         return pages[:, offset : offset + math.prod(shape)].unflatten(1, shape)
+
+    def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(shape, device=self.device)
 
     def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         pages[list(target)] = pages[list(source)]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
-from ridgeline.spec import Attention
+from ridgeline.ops.reference.primitives import sees, softmax
+from ridgeline.spec import ALL, Attention
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
 # a GPU. A single query, or a single sequence, may have more. plan.memory counts them.
@@ -20,48 +21,49 @@ def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor
 
 
 def paged_attention(case: Attention):
-    def attend(q: Tensor, kv: PagedKeyValues) -> Tensor:
-        parts = (part for bucket in kv.layout.buckets for part in _parts(case, kv, bucket))
-        return torch.cat([_attend_bucket(case, q, kv, part) for part in parts])[kv.layout.order]
+    def attend(q: Tensor, kv: PagedKeyValues, sinks: Tensor | None = None) -> Tensor:
+        per_key = max(case.num_heads, case.num_kv_heads * case.head_dim)
+        parts = (part for bucket in kv.layout.buckets for part in parts_of(bucket, kv.keys, per_key))
+        return torch.cat([_attend_bucket(case, q, kv, sinks, part) for part in parts])[kv.layout.order]
 
     return attend
 
 
-def _block(x: Tensor) -> int:
+def block_size(x: Tensor) -> int:
+    """Numbers that are held at once on the device of `x`."""
     return CPU_BLOCK if x.device.type == "cpu" else GPU_BLOCK
 
 
-def _parts(case: Attention, kv: PagedKeyValues, b: Bucket) -> Iterator[Bucket]:
-    """A bucket, as many sequences at a time as a block holds, at least one.
+def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
+    """A bucket, as many sequences at a time as a block holds, at least one. per_key: numbers that a key makes at least.
 
     Sequences may share pages, but what is gathered from them they do not: all at once could be many times the pages.
     """
-    keys = b.pages.shape[1] * kv.keys.shape[1]
-    size = _block(kv.keys) // (keys * max(case.num_heads, case.num_kv_heads * case.head_dim))
+    keys = b.pages.shape[1] * pages.shape[1]
+    size = block_size(pages) // (keys * per_key)
     return map(Bucket._make, zip(*(x.split(max(1, size)) for x in b), strict=True))
 
 
-def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, b: Bucket) -> Tensor:
+def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
     keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
-    place, held = _key_places(b, kv.keys.shape[1])
+    place, held = key_places(b, kv.keys.shape[1])
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
-    # so between the first one's oldest key and the last one's own place every key is seen by one of them.
-    used = held & (place <= b.positions[:, -1:])
-    if case.window is not None:
-        used &= place > b.positions[:, :1] - case.window
+    # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
+    # by a pattern of a span that is kept whole.
+    used, state = held & (place <= b.positions[:, -1:]), case.state()
+    if state.lookback != ALL:
+        used &= (place >= b.positions[:, :1] - state.lookback) | (place < state.first_tokens)
     values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
-    step = max(1, _block(q) // (b.rows.shape[0] * case.num_heads * place.shape[1]))
+    step = max(1, block_size(q) // (b.rows.shape[0] * case.num_heads * place.shape[1]))
     blocks = []
     for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
-        seen = (place[:, None] <= positions[:, :, None]) & held[:, None]  # [n, block, S]
-        if case.window is not None:
-            seen &= place[:, None] > positions[:, :, None] - case.window
-        blocks.append(_attend(case, q[rows], keys, values, seen))
+        seen = sees(case, positions[:, :, None], place[:, None]) & held[:, None]  # [n, block, S]
+        blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 
 
-def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
     """q [n, m, H, D], keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
     n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
@@ -71,12 +73,15 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     hidden = ~seen[:, None, :, None].expand(n, 1, m, groups, -1).flatten(2, 3)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    if sinks is not None:
+        sinks = sinks.view(case.num_kv_heads, 1, groups).expand(-1, m, -1).flatten(1)  # [K, m * G]
+    scores = scores.masked_fill(hidden, -torch.inf)
+    weights = softmax(scores, sinks)
     out = (weights @ values).unflatten(2, (m, groups)).permute(0, 2, 1, 3, 4)  # [n, m, K, G, D]
     return out.reshape(n, m, -1)
 
 
-def _key_places(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
+def key_places(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
     """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
-    place = b.first[:, None] + torch.arange(b.pages.shape[1] * page_tokens, device=b.pages.device)
-    return place, (b.pages != 0).repeat_interleave(page_tokens, 1)
+    place = b.first[:, :, None] + torch.arange(page_tokens, device=b.pages.device)
+    return place.flatten(1), (b.pages != 0).repeat_interleave(page_tokens, 1)

@@ -7,7 +7,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import DenseKeyValues, Rotary
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import (
+    Attention,
+    ClampedSwiGLU,
+    Dilated,
+    ExpertGroups,
+    FirstTokens,
+    GatedMLP,
+    LayerNorm,
+    MoE,
+    RMSNorm,
+    Rope,
+    Strided,
+)
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
 
@@ -69,14 +81,14 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def attention(case: Attention):
-    def attend(q: Tensor, kv: DenseKeyValues) -> Tensor:
+    def attend(q: Tensor, kv: DenseKeyValues, sinks: Tensor | None = None) -> Tensor:
         sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
-        return torch.cat([_attend_sequence(case, *sequence) for sequence in sequences]).flatten(1)
+        return torch.cat([_attend_sequence(case, *sequence, sinks) for sequence in sequences]).flatten(1)
 
     return attend
 
 
-def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
     """One sequence: q [n, H, D], k and v [n, K, D] -> [n, H, D]."""
     groups = case.num_heads // case.num_kv_heads
     k, v = (x.repeat_interleave(groups, 1).transpose(0, 1) for x in (k, v))  # [H, n, D]
@@ -87,23 +99,54 @@ def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor
         scores = rows @ k[:, :end].transpose(1, 2) * case.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
-        seen = visible(start, end, case.window, q.device)
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        seen = visible(start, end, case, q.device)
+        weights = softmax(scores.masked_fill(~seen, -torch.inf), None if sinks is None else sinks[:, None])
         blocks.append((weights @ v[:, :end]).transpose(0, 1))
     return torch.cat(blocks)
 
 
-def visible(start: int, end: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]. A window includes the query."""
-    query = torch.arange(start, end, device=device)[:, None]
-    key = torch.arange(end, device=device)
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last axis. sinks: of each row of scores [..., n, S] a logit [..., n] that takes part and is left out."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sinks = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+
+def visible(start: int, end: int, case: Attention, device: torch.device) -> Tensor:
+    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]."""
+    return sees(case, torch.arange(start, end, device=device)[:, None], torch.arange(end, device=device))
+
+
+def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
+    """Does the token at position `query` see the one at `key`? They broadcast. A window includes the query itself."""
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    if case.window is None:
+        return seen
+    near = key > query - case.window  # no distances, eight times as large as masks, where none are asked for
+    match case.pattern:
+        case FirstTokens(count):
+            near |= key < count
+        case Dilated(step):
+            near = (key > query - case.window * step) & ((query - key) % step == 0)
+        case Strided(stride):
+            near |= (query - key) % stride == 0
+    return seen & near
 
 
 def activation(case):
+    if isinstance(case.activation, ClampedSwiGLU):
+        return clamped_swiglu(case.activation)
     act = ACTIVATIONS[case.activation]
     return (lambda gate, up: act(gate) * up) if isinstance(case, GatedMLP | MoE) else act
+
+
+def clamped_swiglu(case: ClampedSwiGLU):
+    def act(gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=case.limit), up.clamp(-case.limit, case.limit)
+        return gate * torch.sigmoid(case.alpha * gate) * (up + 1)
+
+    return act
 
 
 def add(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -122,21 +165,56 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows]
 
 
+def cut(x: Tensor, start: int, stop: int) -> Tensor:
+    return x[..., start:stop]
+
+
+def join(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat((a, b), -1)
+
+
 def route(case: MoE):
-    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
-        scores = logits.softmax(-1)
-        # A stable sort, because torch.topk leaves the order of equal scores open.
-        ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, : case.num_experts_per_tok]
-        chosen = scores.gather(-1, ids)
-        return ids, chosen / chosen.sum(-1, keepdim=True) if case.normalise else chosen
+    # Choices go by logits where nothing but their order matters: a softmax rounds some unequal ones to one score.
+    plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
+
+    def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if plain:
+            ids = _best(logits, case.num_experts_per_tok)
+            chosen = logits.gather(-1, ids).softmax(-1) if case.normalise else logits.softmax(-1).gather(-1, ids)
+        else:
+            scores = logits.softmax(-1) if case.scores == "softmax" else logits.sigmoid()
+            rated = scores if choice_bias is None else scores + choice_bias
+            if case.groups:
+                rated = rated.masked_fill(~_in_best_groups(case.groups, rated), -torch.inf)
+            ids = _best(rated, case.num_experts_per_tok)
+            chosen = scores.gather(-1, ids)
+            if case.normalise:
+                chosen = chosen / chosen.sum(-1, keepdim=True)
+        return ids, chosen * case.scale if case.scale != 1.0 else chosen
 
     return choose
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """The places of the largest. A stable sort, because torch.topk leaves the order of equal ones open."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def _in_best_groups(groups: ExpertGroups, rated: Tensor) -> Tensor:
+    """Which experts stand in a group that may be chosen from [T, experts]."""
+    by_group = rated.unflatten(-1, (groups.count, -1))
+    score = by_group.topk(1 if groups.score == "best" else 2, dim=-1).values.sum(-1)
+    open_groups = torch.zeros_like(score, dtype=torch.bool).scatter(-1, _best(score, groups.chosen), True)
+    return open_groups[..., None].expand_as(by_group).flatten(-2)
 
 
 def experts(case: MoE):
     act = activation(case)
 
-    def run(x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    def run(
+        x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor, up: Tensor, down: Tensor,
+        biases: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(stable=True)
         counts = pairs.bincount(minlength=case.num_experts).tolist()
@@ -144,9 +222,10 @@ def experts(case: MoE):
         outputs = []
         for e, rows in enumerate(tokens):
             if len(rows):
+                b_gate, b_up, b_down = (b[e] for b in biases) if biases else (None, None, None)
                 h = x[rows]
-                h = act(linear(h, gate[e], None), linear(h, up[e], None))
-                outputs.append(linear(h, down[e], None))
+                h = act(linear(h, gate[e], b_gate), linear(h, up[e], b_up))
+                outputs.append(linear(h, down[e], b_down))
         # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
         return (by_token * scores[..., None]).sum(1)

@@ -1,0 +1,72 @@
+"""Recurrent layers: a prompt in chunks beside the same prompt token by token: python bench/recurrent.py [--tokens N]
+
+Both through the engine, one layer 512 wide with random weights, one thread or as many as torch is given. The floor is
+by arithmetic: operations of the matrices and of the recurrence over the machine's measured products. The gate: the
+token after the prompt is the same both ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from common import emit
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.measure import measure_roof
+from ridgeline.plan import EngineOptions
+from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention, to_json
+
+WIDTH, VOCAB = 512, 256
+NORM = RMSNorm(1e-5)
+MIXERS = {
+    "mamba": Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16),
+    "mamba2": Mamba2(num_heads=2 * WIDTH // 64, head_dim=64, state_size=64, num_groups=1, conv_size=4, norm=NORM),
+    "based": TaylorAttention(num_heads=WIDTH // 64, head_dim=64, feature_dim=16),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    prompt = np.random.default_rng(0).integers(0, VOCAB, options.tokens).tolist()
+    for name, mixer in MIXERS.items():
+        spec = ModelSpec(name, VOCAB, WIDTH, 2 * options.tokens, (Layer(mixer, None, NORM),), NORM)
+        with tempfile.TemporaryDirectory() as folder:
+            config = {"model_type": "ridgeline", "spec": to_json(spec)}
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            run(name, spec, folder, prompt, options.rounds)
+
+
+def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int) -> None:
+    seconds, tokens = {}, {}
+    for chunk in (1, len(prompt)):
+        engine = EngineOptions(max_num_batched_tokens=chunk, max_num_seqs=1)
+        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, engine=engine)
+        times = []
+        for salt in range(rounds):
+            request = {
+                "prompt_token_ids": prompt,
+                "cache_salt": str(salt),
+            }  # nothing is to be had from the round before
+            start = time.perf_counter()
+            (answer,) = llm.generate([request], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+            times.append(time.perf_counter() - start)
+        seconds[chunk], tokens[chunk] = sorted(times)[rounds // 2], answer.outputs[0].token_ids
+    flops = measure_roof(llm.loaded.table).flops_per_s
+    work = len(prompt) * (spec.num_active_params() - 2 * VOCAB * WIDTH) + spec.layers[0].mixer.work(len(prompt), 1)
+    one, whole = seconds[1], seconds[len(prompt)]
+    emit(
+        name, tokens[1] == tokens[len(prompt)], tokens=len(prompt), token_by_token_s=round(one, 3),
+        in_chunks_s=round(whole, 3), times=round(one / whole, 2), floor_s=round(2 * work / flops, 3),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""DeepSeek-V2, V2-Lite and V3 (R1 has V3's config): latent attention, many small experts, shared ones beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, decoder, gated_mlp, rms_norm
+from ridgeline.archs.names import LLAMA, Each, Flat, Tensor
+from ridgeline.archs.rope import read_rope, yarn_temperature
+from ridgeline.spec import ExpertGroups, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm, YarnScaling
+
+
+def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
+    """The heads of both generations; yarn's temperature is on the scale, where configs ask for it there."""
+    nope, rotated = c.get_int("qk_nope_head_dim", 128), c.get_int("qk_rope_head_dim", 64)
+    bias = c.get_bool("attention_bias", False)
+    rope = read_rope(c, rotated, interleaved=interleaved)
+    return LatentAttention(
+        num_heads=c.get_int("num_attention_heads"),
+        kv_lora_rank=c.get_int("kv_lora_rank", 512),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rotated,
+        v_head_dim=c.get_int("v_head_dim", 128),
+        scale=(nope + rotated) ** -0.5 * _temperature(c, rope.scaling) ** 2,
+        latent_norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
+        q_lora_rank=c.get_int("q_lora_rank", None if c.present("q_lora_rank") else 1536),  # null: no compression
+        rope=rope,
+        latent_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _temperature(c: Config, scaling: object) -> float:
+    """By what yarn multiplies queries and keys, besides cosines and sines: `mscale_all_dim` says it."""
+    fields = c.sub("rope_parameters") or c.sub("rope_scaling")
+    if fields is None or not isinstance(scaling, YarnScaling):
+        return 1.0
+    mscale = fields.get_float("mscale_all_dim", 0.0)
+    return yarn_temperature(scaling.factor, mscale) if mscale else 1.0
+
+
+def _layers(c: Config, mixer: LatentAttention, norm: Norm, moe: MoE, dense: GatedMLP, first: int) -> tuple[Layer, ...]:
+    """Experts in every `moe_layer_freq`-th layer from the layer `first` on."""
+    every = c.get_int("moe_layer_freq", 1)
+    if every < 1:
+        raise c.error("moe_layer_freq", f"is {every}; it must be positive")
+    return tuple(
+        Layer(mixer, moe if i >= first and i % every == 0 else dense, norm) for i in range(c.get_layer_count())
+    )
+
+
+def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shared: int, width: int) -> MoE:
+    """The experts, chosen in the plainest way; the defaults of how many there are, of shared ones, and of their width.
+    The shared ones are one MLP of their widths together; null means none of them, as 0 does."""
+    inner = c.get_int("moe_intermediate_size", width)
+    together = c.get_int("n_shared_experts", 0 if c.present("n_shared_experts") else num_shared)
+    shared = replace(dense, intermediate_size=inner * together) if together else None
+    experts = c.get_int("n_routed_experts") if c.present("n_routed_experts") else count
+    return MoE(experts, per_token, inner, dense.activation, shared=shared)
+
+
+def _limit(groups: ExpertGroups) -> ExpertGroups | None:
+    """One group limits nothing."""
+    return groups if groups.count > 1 else None
+
+
+def deepseek_v2(c: Config) -> ModelSpec:
+    """DeepSeek-V2 and V2-Lite: softmax scores, experts from the best groups (arXiv:2405.04434)."""
+    norm, dense = rms_norm(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
+    c.expect("norm_topk_prob", False)  # published code and transformers disagree on what true would mean
+    c.expect("scoring_func", "softmax")
+    method = c.get_str("topk_method", "greedy")
+    count, chosen = c.get_int("n_group", None), c.get_int("topk_group", None)
+    groups = None
+    if method == "group_limited_greedy":
+        if count is None or chosen is None:
+            raise c.error("n_group" if count is None else "topk_group", f"is missing, but topk_method is {method!r}")
+        groups = _limit(ExpertGroups(count, chosen, "best"))
+    elif method != "greedy":
+        raise c.error("topk_method", f"is {method!r}; known are greedy, group_limited_greedy")
+    moe = replace(
+        _experts(c, dense, c.get_int("num_experts_per_tok"), count=64, num_shared=2, width=1407),
+        normalise=False,
+        groups=groups,
+        scale=c.get_float("routed_scaling_factor", 1.0),
+    )
+    first = c.get_int("first_k_dense_replace", 0)
+    return decoder(c, _layers(c, _attention(c, interleaved=True), norm, moe, dense, first), norm)
+
+
+def deepseek_v3(c: Config) -> ModelSpec:
+    """DeepSeek-V3 and R1: sigmoid scores, and a bias that balances the load by the choice alone (arXiv:2412.19437)."""
+    norm, dense = rms_norm(c), gated_mlp(c)
+    c.expect("scoring_func", "sigmoid")
+    c.expect("topk_method", "noaux_tc")
+    moe = replace(
+        _experts(c, dense, c.get_int("num_experts_per_tok", 8), count=256, num_shared=1, width=2048),
+        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")),
+        scores="sigmoid",
+        choice_bias=True,
+        groups=_limit(ExpertGroups(c.get_int("n_group", 8), c.get_int("topk_group", 4), "best_two")),
+        scale=c.get_float("routed_scaling_factor", 2.5),
+    )
+    interleaved = c.get_bool("rope_interleave", not c.present("rope_interleave"))  # null is false there
+    first = c.get_int("first_k_dense_replace", 3)
+    return decoder(c, _layers(c, _attention(c, interleaved=interleaved), norm, moe, dense, first), norm)
+
+
+_EXPERTS = ("gate", "up", "down")
+V2_NAMES = LLAMA.with_parts(
+    parts={
+        **{f"mixer.{n}": None for n in ("k", "v", "q_norm", "k_norm")},
+        "mixer.q_a": "self_attn.q_a_proj",
+        "mixer.q_a_norm": "self_attn.q_a_layernorm",
+        "mixer.q_b": "self_attn.q_b_proj",
+        "mixer.kv_a": "self_attn.kv_a_proj_with_mqa",
+        "mixer.kv_a_norm": "self_attn.kv_a_layernorm",
+        "mixer.kv_b": Flat("self_attn.kv_b_proj"),
+        "mlp.router": "mlp.gate",
+        **{f"mlp.experts.{n}": Each("mlp.experts.{e}." + f"{n}_proj") for n in _EXPERTS},
+        **{f"mlp.shared.{n}": f"mlp.shared_experts.{n}_proj" for n in _EXPERTS},
+    }
+)
+# V3's files hold one more layer, which predicts the token after the next one: a draft model's, no part of this one.
+V3_NAMES = V2_NAMES.with_parts(
+    parts={"mlp.choice": Tensor("mlp.gate.e_score_correction_bias")},
+    ignore=(*LLAMA.ignore, r"^model\.layers\.{layers}\."),
+)
+
+# The keys' heads have their sizes from other fields; load balancing is training's; and how experts were spread.
+_HARMLESS = ("num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
+FAMILIES = (
+    Family("deepseek_v2", deepseek_v2, V2_NAMES, _HARMLESS),
+    Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, "num_nextn_predict_layers", "num_mtp_layers")),
+)

@@ -1,0 +1,63 @@
+"""LFM2: gated convolutions over three tokens, and an attention layer now and then."""
+
+from __future__ import annotations
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder
+from ridgeline.archs.names import LLAMA
+from ridgeline.archs.rope import read_rope
+from ridgeline.spec import GatedMLP, Layer, ModelSpec, RMSNorm, ShortConvolution
+
+NAMES = LLAMA.with_parts(
+    root={"embed": "model.embed_tokens", "norm": "model.embedding_norm", "head": "lm_head"},
+    parts={
+        "mixer_norm": "operator_norm",
+        "mixer.o": "self_attn.out_proj",
+        "mixer.q_norm": "self_attn.q_layernorm",
+        "mixer.k_norm": "self_attn.k_layernorm",
+        "mixer.in": "conv.in_proj",
+        "mixer.conv": "conv.conv",
+        "mixer.out": "conv.out_proj",
+        "mlp_norm": "ffn_norm",
+        "mlp.gate": "feed_forward.w1",
+        "mlp.up": "feed_forward.w3",
+        "mlp.down": "feed_forward.w2",
+    },
+)
+KINDS = {"full_attention", "conv"}
+HARMLESS = ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+            "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
+            "theta")  # fmt: skip
+
+
+def lfm2(c: Config) -> ModelSpec:
+    """LFM2 (arXiv:2511.23404)."""
+    norm, heads = RMSNorm(c.get_float("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8)
+    full = attention(heads, read_rope(c, heads.head_dim, theta=1e6), qk_norm=norm)
+    conv = ShortConvolution(c.get_int("hidden_size"), c.get_int("conv_L_cache", 3), c.get_bool("conv_bias", False))
+    mlp = GatedMLP(_inner_size(c))
+    layers = tuple(Layer(full if is_full else conv, mlp, norm) for is_full in _full(c))
+    tied = c.get_bool("tie_embedding", True)
+    return decoder(c, layers, norm, tied=tied, max_len=c.get_int("max_position_embeddings", 128_000))
+
+
+def _inner_size(c: Config) -> int:
+    """Two thirds of what the config says, rounded up, unless it says not to."""
+    size = c.get_int("block_ff_dim", c.get_int("intermediate_size", 12_288))
+    multiple, factor = c.get_int("block_multiple_of", 256), c.get_float("block_ffn_dim_multiplier", 1.0)
+    if not c.get_bool("block_auto_adjust_ff_dim", True):
+        return size
+    return -(-int(factor * int(2 * size / 3)) // multiple) * multiple
+
+
+def _full(c: Config) -> list[bool]:
+    """Which layers are attention."""
+    count, indices, kinds = c.get_layer_count(), c.get_list("full_attn_idxs", None), c.get_list("layer_types", None)
+    if kinds is None:
+        return [indices is None or i in indices for i in range(count)]
+    if len(kinds) != count or not set(kinds) <= KINDS:
+        raise c.error("layer_types", f"must hold {count} entries, each {' or '.join(map(repr, sorted(KINDS)))}")
+    return [kind == "full_attention" for kind in kinds]
+
+
+FAMILIES = (Family("lfm2", lfm2, NAMES, HARMLESS),)

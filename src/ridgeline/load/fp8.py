@@ -1,0 +1,75 @@
+"""Matrices of 8-bit floats with a scale per block (DeepSeek-V3's checkpoints), dequantised as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ridgeline.errors import CheckpointError
+from ridgeline.load.safetensors import HostTensor, TensorFiles
+
+E4M3 = "F8_E4M3"  # safetensors' name of the type
+SCALE = "_scale_inv"  # of a matrix's name and this: what to multiply each of its blocks by, whatever the name says
+
+
+class BlockScaledFiles:
+    """TensorFiles in which every fp8 matrix is float32, number times scale of its block, rounded once.
+
+    blocks: rows and columns of a block; those at the far edges may be smaller. Raises CheckpointError for a matrix
+    without scales.
+    """
+
+    def __init__(self, files: TensorFiles, blocks: tuple[int, int]) -> None:
+        self._files, self._blocks = files, blocks
+        self._scaled = {name for name in files if files.info(name).dtype == E4M3}
+        self._scales = {name + SCALE for name in self._scaled}
+        if missing := sorted(name for name in self._scales if name not in files):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"the checkpoint lacks {missing[0]}{more}, the scales of a matrix in fp8")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files and name not in self._scales
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._files if name not in self._scales)
+
+    def num_bytes(self) -> int:
+        """Of all tensors as they come out."""
+        sizes = {name: self._files.info(name) for name in self}
+        return sum((t.stop - t.start) * (4 if name in self._scaled else 1) for name, t in sizes.items())
+
+    def mapped_bytes(self) -> int:
+        """Of those that are views of the files: what is not in fp8."""
+        plain = (self._files.info(name) for name in self if name not in self._scaled)
+        return sum(t.stop - t.start for t in plain)
+
+    def read(self, name: str) -> HostTensor:
+        """As of TensorFiles, dequantised."""
+        if name not in self._scaled:
+            return self._files.read(name)
+        codes, scale = self._files.codes(name), self._files.read(name + SCALE)
+        rows, columns = self._blocks
+        wanted = tuple(-(-n // size) for n, size in zip(codes.shape, self._blocks, strict=False))
+        if codes.ndim != 2 or scale.data.shape != wanted or scale.dtype != "float32":
+            raise CheckpointError(
+                f"{name} has shape {list(codes.shape)}, so its scales must be float32 {list(wanted)}, "
+                f"but {name + SCALE} is {scale.dtype} {list(scale.data.shape)}"
+            )
+        out: np.ndarray[Any, Any] = VALUES[codes]
+        for i, of_block in enumerate(scale.data):
+            out[i * rows : (i + 1) * rows] *= np.repeat(of_block, columns)[: codes.shape[1]]
+        return HostTensor(out, "float32")
+
+
+def _e4m3_values() -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The number that each byte stands for: sign, 4 bits of exponent, 3 of mantissa, no infinity (arXiv:2209.05433)."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    values = np.where(codes >> 7 == 1, -magnitude, magnitude)
+    return np.where(codes & 127 == 127, np.nan, values).astype(np.float32)
+
+
+VALUES = _e4m3_values()

@@ -1,0 +1,104 @@
+"""How a layer's token mixer runs: its input stage, what it adds to the state and reads of it, its output stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ridgeline.nn.step import Rows, Shared, Step, Stream
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, Rotary, Weights
+from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
+from ridgeline.spec import Attention, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
+
+# (stream, rotary or None, step) -> residual, the branch's delta, both [T, width], what later layers share
+Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
+
+
+def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
+    """The mixer of a layer. weights: the norm before it as "norm". scale: of the delta that it receives."""
+    mixer, norm = spec.layers[layer].mixer, spec.layers[layer].pre_norm
+    match mixer:
+        case Attention():
+            later = range(layer + 1, len(spec.layers))
+            is_shared = any(spec.state_layer(i) == layer for i in later)
+            return _attention(layer, mixer, norm, weights, table, scale, is_shared)
+        case SharedAttention():
+            return _shared_attention(mixer, norm, weights, table, scale)
+        case LatentAttention():
+            return _latent_attention(layer, mixer, norm, weights, table, scale)
+        case _:
+            return _recurrent(layer, mixer, norm, weights, table, scale)
+
+
+def _attention(
+    layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float, is_shared: bool
+) -> Mixer:
+    before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), weights)
+    attend = _attend(mixer, weights, table)
+
+    def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
+        residual, q, k, v = before(stream.residual, stream.delta, rotary)
+        state = step.extend(layer, k, v)
+        return residual, attend(q, state), {**stream.shared, layer: state} if is_shared else stream.shared
+
+    return run
+
+
+def _shared_attention(
+    mixer: SharedAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
+) -> Mixer:
+    before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), weights)
+    attend = _attend(mixer.attention, weights, table)
+
+    def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
+        residual, q = before(stream.residual, stream.delta, rotary)
+        return residual, attend(q, stream.shared[mixer.source]), stream.shared
+
+    return run
+
+
+def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Rows], Array]:
+    """(q, keys and values) -> the branch's delta."""
+    dense, paged = table.primitive(api.ATTENTION, attention), table.primitive(api.PAGED_ATTENTION, attention)
+    after = table.stage(api.ATTENTION_OUTPUT, attention, weights)
+    sinks = weights.vector("sinks")
+
+    def attend(q: Array, state: Rows) -> Array:
+        keys, values = state.parts
+        if isinstance(state, DenseRows):
+            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks))
+        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks))
+
+    return attend
+
+
+def _latent_attention(
+    layer: int, mixer: LatentAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
+) -> Mixer:
+    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), weights)
+    dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
+    after = table.stage(api.ATTENTION_OUTPUT, mixer, weights)
+    kv_b = weights.arrays["kv_b.weight"]
+
+    def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
+        residual, q, latents = before(stream.residual, stream.delta, rotary)
+        state = step.extend(layer, latents)
+        attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
+        return residual, after(attended), stream.shared
+
+    return run
+
+
+def _recurrent(
+    layer: int, mixer: RecurrentMixer, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
+) -> Mixer:
+    block = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, norm, scale), weights)
+    parts = mixer.state().parts
+
+    def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
+        given = step.recall(layer, parts)
+        residual, delta, states = block(stream.residual, stream.delta, given, step.segments)
+        step.remember(layer, states)
+        return residual, delta, stream.shared
+
+    return run

@@ -1,0 +1,127 @@
+"""Recurrent mixers as compositions of primitives: what is done token by token, and what runs along the sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ridgeline.ops import api
+from ridgeline.ops.api import Array, Weights
+from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+
+F = TypeVar("F", bound=Callable[..., Any])
+Arrays = Sequence[Array]
+Before = Callable[[Array], tuple[Arrays, Array]]  # (x [T, width]) -> what goes along, each [T, ...]; the gate
+# (inputs, each [n, m, ...]; states, each [n, ...]; lengths [n]) -> y [n, m, inner], states
+Along = Callable[[Arrays, Arrays, Array], tuple[Array, Arrays]]
+After = Callable[[Array, Array], Array]  # (y [T, inner], the gate) -> [T, width]
+
+
+class Primitives(Protocol):
+    """What a composition needs of the table."""
+
+    @property
+    def memory(self) -> api.Memory: ...
+
+    def primitive(self, op: api.Op[F], case: object = None) -> F: ...
+
+
+Parts = tuple[Before, Along, After]
+
+
+def bind_mixer(case: RecurrentMixer, weights: Weights, table: Primitives) -> Parts:
+    """A mixer's three parts, with its weights."""
+    return _PARTS[type(case)](case, weights, table)
+
+
+def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    act, gate = table.primitive(api.ACTIVATION, case), table.primitive(api.GATE)
+    scan = table.primitive(api.SELECTIVE_SCAN, case)
+    sizes = (case.dt_rank, case.state_size, case.state_size)
+    norms = [_inner_norm(case, name, size, weights, table) for name, size in zip(("dt", "b", "c"), sizes, strict=True)]
+    linears, arrays = weights.linears, weights.arrays
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        x, z = split(linears["in"].apply(x), (case.inner_size, case.inner_size))
+        return (x,), z
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        x, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        x = act(x)
+        dt, b, c = (norm(part) for norm, part in zip(norms, split(linears["x"].apply(x), sizes), strict=True))
+        y, h = scan(x, linears["dt"].apply(dt), arrays["A_log"], b, c, arrays["D"], states[1], lengths)
+        return y, (seen, h)
+
+    return before, along, lambda y, z: linears["out"].apply(gate(y, z))
+
+
+def _inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+    if case.inner_norm is None:
+        return lambda x: x
+    kernel = table.primitive(api.NORM, case.inner_norm)
+    ones = np.ones(size, np.float32)
+    weighted = case.inner_norm_weights
+    weight = weights.arrays[f"{name}_norm.weight"] if weighted else table.memory.put(ones, "float32", "float32")
+    return lambda x: kernel(x, weight, None)
+
+
+def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    act, norm = table.primitive(api.ACTIVATION, case), table.primitive(api.GATED_NORM, case)
+    ssd = table.primitive(api.SSD, case)
+    linears, arrays = weights.linears, weights.arrays
+    shared = case.num_groups * case.state_size
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        z, xbc, dt = split(linears["in"].apply(x), (case.inner_size, case.conv_channels, case.num_heads))
+        return (xbc, dt), z
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        xbc, dt = inputs
+        xbc, seen = conv(xbc, states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        x, b, c = split(act(xbc), (case.inner_size, shared, shared))
+        y, h = ssd(x, dt, arrays["dt_bias"], arrays["A_log"], b, c, arrays["D"], states[1], lengths)
+        return y, (seen, h)
+
+    return before, along, lambda y, z: linears["out"].apply(norm(y, z, arrays["gate_norm.weight"]))
+
+
+def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    multiply, sizes = table.primitive(api.MULTIPLY), (case.channels,) * 3
+    linears, arrays = weights.linears, weights.arrays
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        b, c, x = split(linears["in"].apply(x), sizes)
+        return (multiply(b, x),), c
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        return y, (seen,)
+
+    return before, along, lambda y, c: linears["out"].apply(multiply(c, y))
+
+
+def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives) -> Parts:
+    attend, linears = table.primitive(api.TAYLOR_ATTENTION, case), weights.linears
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        return tuple(linears[name].apply(x) for name in "qkv"), x
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        q, k, v = inputs
+        y, sums = attend(q, k, v, states[0], lengths)
+        return y, (sums,)
+
+    return before, along, lambda y, x: linears["o"].apply(y)
+
+
+_PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
+    Mamba: _mamba,
+    Mamba2: _mamba2,
+    ShortConvolution: _short_convolution,
+    TaylorAttention: _taylor_attention,
+}

@@ -1,0 +1,119 @@
+"""Attention over latents, dense and paged, in its two forms: equal but for rounding, and the cheaper one is taken.
+
+    rebuilt    keys and values of every head are made of the latents, and attended to as any others
+    absorbed   queries pass through kv_b into the latents' space, and so do results out of it; all heads have one key,
+               the row that is kept, and one value, its latent
+
+In the published models an absorbed key is three times as long as a rebuilt one, but nothing has to be made of it. So a
+few queries over a long context are absorbed and long chunks rebuilt, as `LatentAttention.absorbs` counts, bucket by
+bucket: the shapes alone decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.ops.api import Bucket, DenseRows, PagedRows
+from ridgeline.ops.reference.paged import block_size, key_places, parts_of
+from ridgeline.spec import LatentAttention
+
+
+class Context(NamedTuple):
+    """What the queries of n sequences see. Keys that no query sees may hold anything but NaN."""
+
+    rows: Tensor  # [n, S, rank + rope]
+    place: Tensor  # [n, S], each key's position in its sequence
+    held: Tensor  # [n, S], is there a key at all?
+    positions: Tensor  # [n, m], of the queries
+
+
+def latent_attention(case: LatentAttention):
+    def attend(q: Tensor, kv: DenseRows, kv_b: Tensor) -> Tensor:
+        outputs = []
+        for queries, rows in zip(*(x.split(list(kv.lengths)) for x in (q, kv.parts[0])), strict=True):
+            place = torch.arange(len(rows), device=q.device)[None]
+            context = Context(rows[:, 0][None], place, torch.ones_like(place, dtype=torch.bool), place)
+            outputs.append(_attend(case, queries[None], context, kv_b)[0])
+        return torch.cat(outputs)
+
+    return attend
+
+
+def paged_latent_attention(case: LatentAttention):
+    def attend(q: Tensor, kv: PagedRows, kv_b: Tensor) -> Tensor:
+        (pages,) = kv.parts
+        outputs = []
+        for bucket in kv.layout.buckets:
+            for part in parts_of(bucket, pages, max(case.num_heads, case.row)):
+                out = _attend(case, q[part.rows], _gather(pages, part, q.dtype), kv_b)
+                outputs.append(out.flatten(0, 1))
+        return torch.cat(outputs)[kv.layout.order]
+
+    return attend
+
+
+def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype) -> Context:
+    """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
+    zero would not silence a NaN."""
+    place, held = key_places(b, pages.shape[1])
+    used = held & (place <= b.positions[:, -1:])
+    rows = pages[b.pages].flatten(1, 3).to(dtype)  # [n, S, rank + rope], a copy
+    return Context(rows.masked_fill_(~used[..., None], 0.0), place, held, b.positions)
+
+
+def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
+    """q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time, to bound what is made of the latents."""
+    n, m = q.shape[:2]
+    size = context.rows.shape[1]
+    absorbed = case.absorbs(m, size)
+    made = m * (case.row + case.kv_lora_rank) if absorbed else size * (case.qk_head_dim + case.v_head_dim)
+    heads = max(1, block_size(q) // max(n * made, kv_b[0].numel()))
+    form = _absorbed if absorbed else _rebuilt
+    parts = zip(q.split(heads, 2), kv_b.split(heads), strict=True)
+    return torch.cat([form(case, queries, context, up.to(q.dtype)) for queries, up in parts], 2).flatten(2)
+
+
+def _absorbed(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
+    """q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
+    still, turned = q.split((case.qk_nope_head_dim, case.qk_rope_head_dim), -1)
+    k_up, v_up = kv_b.split((case.qk_nope_head_dim, case.v_head_dim), 1)
+    queries = torch.cat((torch.einsum("nmhd,hdr->nmhr", still, k_up), turned), -1)
+    latents = context.rows[..., : case.kv_lora_rank]
+    outputs = []
+    for at, block in _query_blocks(queries, context):
+        # The queries of all heads meet the same keys: they stand in one row, [n, m * h, rank + rope].
+        scores = (block.flatten(1, 2) @ context.rows.mT).unflatten(1, block.shape[1:3])
+        weights = _weights(case, scores, context, at)
+        outputs.append((weights.flatten(1, 2) @ latents).unflatten(1, block.shape[1:3]))
+    return torch.einsum("nmhr,hvr->nmhv", torch.cat(outputs, 1), v_up)
+
+
+def _rebuilt(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
+    """The same, over keys [n, h, S, nope + rope] and values [n, h, S, value]."""
+    latents, turned = context.rows.split((case.kv_lora_rank, case.qk_rope_head_dim), -1)
+    made = torch.einsum("nsr,hdr->nhsd", latents, kv_b)
+    still, values = made.split((case.qk_nope_head_dim, case.v_head_dim), -1)
+    keys = torch.cat((still, turned[:, None].expand(-1, q.shape[2], -1, -1)), -1)
+    outputs = []
+    for at, block in _query_blocks(q, context):
+        weights = _weights(case, torch.einsum("nmhd,nhsd->nmhs", block, keys), context, at)
+        outputs.append(torch.einsum("nmhs,nhsv->nmhv", weights, values))
+    return torch.cat(outputs, 1)
+
+
+def _query_blocks(q: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
+    """q [n, m, h, d], so many queries at a time as bounds their scores, and where each block begins."""
+    n, m, heads = q.shape[:3]
+    step = max(1, block_size(q) // (n * heads * context.rows.shape[1]))
+    yield from zip(range(0, m, step), q.split(step, 1), strict=True)
+
+
+def _weights(case: LatentAttention, scores: Tensor, context: Context, at: int) -> Tensor:
+    """Softmax of scores [n, b, h, S], of the b queries from `at` on, over the keys that each of them sees."""
+    positions = context.positions[:, at : at + scores.shape[1], None]
+    seen = (context.place[:, None] <= positions) & context.held[:, None]
+    return (scores * case.scale).masked_fill(~seen[:, :, None], -torch.inf).softmax(-1)

@@ -1,0 +1,171 @@
+"""Checkpoints of fp8 matrices with a scale per block: dequantised at load, each number to the last bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from oracle.build import build, oracle_logits
+from oracle.case import prompts
+from oracle.families import CASES
+from ridgeline.errors import CheckpointError
+from ridgeline.llm import LLM
+from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.load.fp8 import VALUES, BlockScaledFiles
+from ridgeline.load.packed import open_tensors
+from ridgeline.load.safetensors import SINGLE, TensorFiles
+from ridgeline.load.weights import load_weights
+from ridgeline.ops import open_table
+
+Tensors = dict[str, torch.Tensor]
+BLOCKS = (16, 24)  # neither divides all matrices: the last blocks of rows and columns are smaller
+QUANTISED = ("_proj.weight", "_proj_with_mqa.weight")
+CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCKS)}
+
+
+def spread(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The scale of each element of a matrix."""
+    rows, columns = torch.arange(shape[0]) // BLOCKS[0], torch.arange(shape[1]) // BLOCKS[1]
+    return scale[rows][:, columns]
+
+
+def quantised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix as DeepSeek-V3 stores it: fp8, with a float32 scale per block, its largest number over 448."""
+    shape = [-(-n // size) for n, size in zip(matrix.shape, BLOCKS, strict=True)]
+    scale = torch.zeros(shape)
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            block = matrix[i * BLOCKS[0] : (i + 1) * BLOCKS[0], j * BLOCKS[1] : (j + 1) * BLOCKS[1]]
+            scale[i, j] = block.abs().max() / 448
+    return (matrix / spread(scale, matrix.shape)).to(torch.float8_e4m3fn), scale
+
+
+def quantise(source: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
+    """A copy of a model folder with its projections in fp8."""
+    tensors: Tensors = {}
+    for key, value in load_file(source / SINGLE).items():
+        if key.endswith(QUANTISED):
+            tensors[key], tensors[f"{key}_scale_inv"] = quantised(value)
+        else:
+            tensors[key] = value
+    change(tensors)
+    target.mkdir(exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIG}))
+    save_file(tensors, target / SINGLE)
+    return target
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        LLM(str(folder), skip_tokenizer_init=True)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_byte() -> None:
+    """Against torch's own type: subnormals, both zeros, and the two codes that are no number."""
+    wanted = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(VALUES, wanted)
+    numbers = ~np.isnan(wanted)
+    assert np.array_equal(np.signbit(VALUES[numbers]), np.signbit(wanted[numbers]))
+    assert np.nanmax(VALUES) == 448
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 24), (17, 25), (40, 7), (5, 100)])
+def test_a_matrix(shape: tuple[int, int], tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 127, shape, generator=rng, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scale = torch.rand([-(-n // size) for n, size in zip(shape, BLOCKS, strict=True)], generator=rng)
+    save_file({"a": codes, "a_scale_inv": scale, "b": torch.ones(3)}, tmp_path / SINGLE)
+    files = BlockScaledFiles(TensorFiles(tmp_path), BLOCKS)
+    assert sorted(files) == ["a", "b"]
+    assert "a" in files and "a_scale_inv" not in files
+    found = files.read("a")
+    assert found.dtype == "float32"
+    np.testing.assert_array_equal(found.data, (codes.float() * spread(scale, codes.shape)).numpy())
+    assert files.num_bytes() == found.data.nbytes + files.read("b").data.nbytes
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama_gqa"])
+def test_a_model(name: str, tmp_path: Path) -> None:
+    """Equal to transformers on the dequantised matrices; stacked experts and a matrix per head are among them."""
+    case = CASES[name]
+    model = build(case, tmp_path / "plain")
+    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    stored = load_file(folder / SINGLE)
+    plain: Tensors = {
+        key: value.float() * spread(stored[f"{key}_scale_inv"], value.shape) if f"{key}_scale_inv" in stored else value
+        for key, value in stored.items()
+        if not key.endswith("_scale_inv")
+    }
+    assert sum(not torch.equal(value, load_file(tmp_path / "plain" / SINGLE)[key]) for key, value in plain.items()) > 20
+    (tmp_path / "widened").mkdir()
+    (tmp_path / "widened" / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
+    save_file(plain, tmp_path / "widened" / SINGLE, metadata={"format": "pt"})
+    llm = LLM(str(folder), skip_tokenizer_init=True)
+    again = LLM(str(tmp_path / "widened"), skip_tokenizer_init=True)
+    for key, weight in again.loaded.model.weights.items():
+        assert torch.equal(llm.loaded.model.weights[key], weight), key  # type: ignore[call-overload]
+    exact = oracle_logits(type(model).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval(), prompts(case))
+    found = llm.logits(prompts(case))
+    assert max(float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=True)) < 1e-4
+    files = open_tensors(llm.loaded.checkpoint)
+    views = [files.read(name) for name in files if f"{name}_scale_inv" not in stored]
+    assert llm.loaded.mapped_bytes == sum(view.data.nbytes for view in views) > 0  # the others were made at load
+    assert files.num_bytes() - files.mapped_bytes() == sum(
+        files.read(name).data.nbytes for name in files if f"{name}_scale_inv" in stored
+    )
+
+
+def test_another_type_is_a_choice(tmp_path: Path) -> None:
+    build(CASES["llama_gqa"], tmp_path / "plain")
+    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    wide, narrow = (LLM(str(folder), skip_tokenizer_init=True, dtype=d).loaded.model for d in ("auto", "bfloat16"))
+    for name, weight in narrow.weights.items():
+        other: Any = wide.weights[name]
+        assert torch.equal(weight, other.bfloat16() if len(other.shape) > 1 else other), name  # type: ignore[call-overload]
+
+
+def test_progress_adds_up(tmp_path: Path) -> None:
+    build(CASES["deepseek_v3"], tmp_path / "plain")
+    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.weight_blocks == BLOCKS
+    files, done = BlockScaledFiles(TensorFiles(folder), BLOCKS), []
+    load_weights(checkpoint.spec, checkpoint.family.names, files, open_table("cpu").memory, None, done.append)
+    assert sum(done) == files.num_bytes()
+
+
+KEY = "model.layers.1.self_attn.kv_b_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda t: t.pop(f"{KEY}_scale_inv"), ("lacks", f"{KEY}_scale_inv")),
+        (lambda t: t.update({f"{KEY}_scale_inv": torch.ones(2, 2)}), (KEY, "[144, 32]", "[9, 2]", "[2, 2]")),
+        (lambda t: t.update({f"{KEY}_scale_inv": torch.ones(9, 2).bfloat16()}), (KEY, "float32", "bfloat16")),
+        (lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(9, 2)}), ("lm_head.weight_scale_inv", "not know")),
+        (lambda t: t.pop(KEY) is t.pop(f"{KEY}_scale_inv"), ("lacks", KEY)),
+    ],
+    ids=["no scales", "shape", "type", "scales of nothing", "no matrix"],
+)
+def test_what_is_wrong_is_named(change: Callable[[Tensors], object], parts: tuple[str, ...], tmp_path: Path) -> None:
+    build(CASES["deepseek_v3"], tmp_path / "plain")
+    message = refusal(quantise(tmp_path / "plain", tmp_path / "fp8", change))
+    assert all(part in message for part in parts), message
+
+
+def test_without_the_config_fp8_is_refused(tmp_path: Path) -> None:
+    build(CASES["llama_gqa"], tmp_path / "plain")
+    folder = quantise(tmp_path / "plain", tmp_path / "fp8", lambda t: [t.pop(k) for k in list(t) if "_inv" in k])
+    (folder / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
+    assert "F8_E4M3" in refusal(folder)

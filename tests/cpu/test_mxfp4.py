@@ -1,0 +1,207 @@
+"""MXFP4 checkpoints: every byte under every scale, as transformers unpacks it, and packed folders as what they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from oracle.build import double, make_model, oracle_logits, redraw
+from oracle.case import Case, prompts
+from oracle.families import CASES
+from ridgeline import LLM
+from ridgeline.archs import packing_of, spec_from_config
+from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.load.mxfp4 import LARGEST_SCALE, unpack
+from ridgeline.load.packed import open_tensors
+
+TOLERANCE = 1e-4
+# Widths that are whole blocks.
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+PACKING = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+Tensors = dict[str, torch.Tensor]
+
+
+def bits(x: torch.Tensor) -> np.ndarray:
+    return x.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+
+
+# ---- numbers ------------------------------------------------------------------------------------------------
+
+
+def test_every_byte_under_every_scale() -> None:
+    """Against the format's words: sign, two bits of exponent with bias 1, one of mantissa; times 2 ** (scale - 127)."""
+    blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(LARGEST_SCALE + 1, 1)
+    scales = np.arange(LARGEST_SCALE + 1, dtype=np.uint8)[None, :, None].repeat(16, 2)
+    got = torch.from_numpy(unpack(blocks, scales)[0].copy()).view(torch.bfloat16).double().numpy()
+    four = np.arange(16)
+    exponent, mantissa = four >> 1 & 3, four & 1
+    magnitude = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent - 1))
+    numbers = np.where(four & 8, -magnitude, magnitude)
+    row = np.stack([numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]], 1).ravel()  # the low half first
+    wanted = row * 2.0 ** (np.arange(LARGEST_SCALE + 1)[:, None] - 127.0)
+    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # of zeros too
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (2, 64, 3)])
+def test_it_unpacks_as_transformers_does(shape: tuple[int, int, int]) -> None:
+    generator = torch.Generator().manual_seed(sum(shape))
+    blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(10, 240, shape, dtype=torch.uint8, generator=generator)
+    theirs = convert_moe_packed_tensors(blocks, scales)  # [expert, in, out]
+    ours = unpack(blocks.numpy(), scales.numpy())
+    np.testing.assert_array_equal(ours.swapaxes(1, 2), bits(theirs))
+
+
+@pytest.mark.parametrize("scale", [LARGEST_SCALE + 1, 254, 255])
+def test_a_scale_that_is_no_number_is_refused(scale: int) -> None:
+    with pytest.raises(ValueError, match=f"holds {scale}"):
+        unpack(np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [scale]]], np.uint8))
+
+
+# ---- a folder -----------------------------------------------------------------------------------------------
+
+
+def pack(tensors: Tensors, seed: int) -> Tensors:
+    """The tensors with random blocks and scales for every stack of experts, near 1.5 / sqrt(in) in size."""
+    generator, out = torch.Generator().manual_seed(seed), {}
+    for name, value in tensors.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            out[name] = value
+            continue
+        experts, n_in, n_out = value.shape
+        shape = (experts, n_out, n_in // 32)
+        out[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        out[f"{name}_scales"] = torch.randint(122, 125, shape, dtype=torch.uint8, generator=generator)
+    return out
+
+
+def unpacked(tensors: Tensors) -> Tensors:
+    """What transformers makes of them."""
+    out = {name: value for name, value in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name in [n.removesuffix("_blocks") for n in tensors if n.endswith("_blocks")]:
+        found = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+        out[name] = found.float()
+    return out
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Case]:
+    """A packed folder, and transformers' model with the weights that transformers unpacks from it."""
+    folder, case = tmp_path_factory.mktemp("packed"), CASES["gpt_oss"]
+    model = make_model(case, **SIZES)
+    redraw(model, 3)
+    model.save_pretrained(folder)
+    tensors = pack(load_file(folder / "model.safetensors"), 3)
+    save_file(tensors, folder / "model.safetensors")
+    model.load_state_dict(unpacked(tensors))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": PACKING}))
+    return folder, model, case
+
+
+def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Path, nn.Module, Case]) -> None:
+    folder, model, case = packed
+    llm = LLM(str(folder))
+    wanted = oracle_logits(double(model), prompts(case))
+    error = max(float(np.abs(a - b).max()) for a, b in zip(llm.logits(prompts(case)), wanted, strict=True))
+    print(f"largest error {error:.1e}")
+    assert float(np.concatenate(wanted).std()) > 0.5
+    assert error < TOLERANCE
+    weights, theirs = llm.loaded.model.weights, model.state_dict()
+    stack = theirs["model.layers.1.mlp.experts.gate_up_proj"]
+    for name, first in (("gate", 0), ("up", 1)):
+        got = weights[f"layers.1.mlp.experts.{name}.weight"]
+        assert got.dtype is torch.bfloat16  # half of what float32 would take, and exact
+        assert torch.equal(got.float(), stack[:, :, first::2].transpose(1, 2))
+        bias = weights[f"layers.1.mlp.experts.{name}.bias"]
+        assert torch.equal(bias, theirs["model.layers.1.mlp.experts.gate_up_proj_bias"][:, first::2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_another_type_holds_the_same_numbers(dtype: str, packed: tuple[Path, nn.Module, Case]) -> None:
+    folder = packed[0]
+    exact, other = LLM(str(folder)), LLM(str(folder), dtype=dtype)
+    name = "layers.2.mlp.experts.down.weight"
+    assert torch.equal(other.loaded.model.weights[name].float(), exact.loaded.model.weights[name].float())
+
+
+def test_bytes_are_those_of_the_numbers(packed: tuple[Path, nn.Module, Case]) -> None:
+    checkpoint = open_checkpoint(packed[0])
+    files = open_tensors(checkpoint)
+    assert files.num_bytes() == sum(files.read(name).data.nbytes for name in files)
+    experts = [name for name in files if name.endswith(("gate_up_proj", "down_proj"))]
+    assert len(experts) == 2 * len(checkpoint.spec.layers)
+    assert files.num_bytes() - files.mapped_bytes() == sum(files.read(name).data.nbytes for name in experts)
+    assert LLM(str(packed[0])).loaded.mapped_bytes == files.mapped_bytes()
+    assert all(name in files for name in experts)
+    assert experts[0] + "_blocks" not in files
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------
+
+BLOCKS, SCALES = (f"model.layers.1.mlp.experts.down_proj_{part}" for part in ("blocks", "scales"))
+BROKEN: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "no scales": (lambda t: t.pop(SCALES), f"{BLOCKS} without {SCALES}"),
+    "no blocks": (lambda t: t.pop(BLOCKS), f"{SCALES} without {BLOCKS}"),
+    "neither": (lambda t: (t.pop(BLOCKS), t.pop(SCALES)), f"lacks {BLOCKS.removesuffix('_blocks')}"),
+    "both": (lambda t: t.update({BLOCKS.removesuffix("_blocks"): t["lm_head.weight"].clone()}), "packed and unpacked"),
+    "wrong type": (lambda t: t.update({BLOCKS: t[BLOCKS].float()}), f"{BLOCKS} is F32"),
+    "wrong shape": (lambda t: t.update({SCALES: t[SCALES][:, :-1].contiguous()}), f"{SCALES} U8 [6, 63, 3]"),
+    "other sizes": (
+        lambda t: t.update({k: t[k][:, :32].contiguous() for k in (BLOCKS, SCALES)}),
+        "has shape [6, 96, 32], but config.json asks for [6, 96, 64]",
+    ),
+    "no number": (lambda t: t[SCALES].view(-1)[5:6].fill_(255), f"{SCALES} holds 255"),
+    "extra": (
+        lambda t: t.update({"x_blocks": t[BLOCKS].clone(), "x_scales": t[SCALES].clone()}),
+        "holds x, which gpt_oss does not know",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpoint_is_refused_by_name(
+    name: str, packed: tuple[Path, nn.Module, Case], tmp_path: Path
+) -> None:
+    change, message = BROKEN[name]
+    shutil.copy(packed[0] / "config.json", tmp_path)
+    tensors = load_file(packed[0] / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        LLM(str(tmp_path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_packed_tensors_need_a_config_that_says_so(packed: tuple[Path, nn.Module, Case], tmp_path: Path) -> None:
+    shutil.copy(packed[0] / "model.safetensors", tmp_path)
+    config = json.loads((packed[0] / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="lacks model"):
+        LLM(str(tmp_path))
+
+
+def test_other_families_and_other_packings_are_refused() -> None:
+    llama = {"model_type": "llama", "quantization_config": PACKING}
+    with pytest.raises(ConfigError, match="quant_method 'mxfp4' is not supported"):
+        packing_of(llama)
+    oss = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(ConfigError, match="quant_method 'fp8' is not supported"):
+        spec_from_config(oss)
+    oss["quantization_config"] = {**PACKING, "block_size": 16}
+    with pytest.raises(ConfigError, match=r"quantization_config\.block_size: not understood"):
+        spec_from_config(oss)
+    assert packing_of({"model_type": "gpt_oss"}) is None
