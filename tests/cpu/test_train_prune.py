@@ -118,6 +118,13 @@ def test_what_cannot_be_cut_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_part_that_is_not_there_is_named(table: OpsTable, batch: Batch) -> None:
+    spec, weights = drawn(CONFIG, table)
+    del weights["layers.2.mixer.v.weight"]
+    with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be cut"):
+        prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
+
+
 def test_other_layers_than_asked_for_do_not_matter(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     other = {name: x + 1.0 if name.startswith("layers.1.") else x for name, x in weights.items()}

@@ -25,11 +25,8 @@ from ridgeline.spec import Attention, ModelSpec, RMSNorm
 from ridgeline.train.batches import Batch
 
 Weights = Mapping[str, Tensor]
-_KNOWN = frozenset(
-    (
-        "mixer_norm mixer.q mixer.k mixer.v mixer.o mixer.q_norm mixer.k_norm mlp_norm mlp.gate mlp.up mlp.down"
-    ).split()
-)  # fmt: skip
+_NEEDED = "mixer_norm mixer.q mixer.k mixer.v mixer.o mlp_norm mlp.gate mlp.up mlp.down".split()
+_KNOWN = frozenset((*_NEEDED, "mixer.q_norm", "mixer.k_norm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +89,9 @@ def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict
         if part.removesuffix(".weight") not in _KNOWN:
             raise DataError(f"a model with {name} cannot be cut")
         found |= {f"layers.{new}.{part}": x.float() for new, old in enumerate(options.layers) if old == int(number)}
+    needed = (f"layers.{i}.{part}.weight" for i in range(len(options.layers)) for part in _NEEDED)
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(f"a model without {missing[0]} cannot be cut")
     return found
 
 
