@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
-from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.spec import LightningAttention, Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arrays = Sequence[Array]
@@ -119,9 +119,28 @@ def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives
     return before, along, lambda y, x: linears["o"].apply(y)
 
 
+def _lightning_attention(case: LightningAttention, weights: Weights, table: Primitives) -> Parts:
+    attend, act = table.primitive(api.LIGHTNING_ATTENTION, case), table.primitive(api.ACTIVATION, case)
+    heads, cut = table.primitive(api.SPLIT_HEADS), table.primitive(api.CUT)
+    norm, gated = table.primitive(api.NORM, case.norm), table.primitive(api.SIGMOID_GATE)
+    linears, weight, size = weights.linears, weights.arrays["out_norm.weight"], case.head_dim
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        qkv = heads(act(linears["qkv"].apply(x)), case.num_heads)
+        return tuple(cut(qkv, i * size, (i + 1) * size) for i in range(3)), linears["gate"].apply(x)
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        q, k, v = inputs
+        y, h = attend(q, k, v, states[0], lengths)
+        return y, (h,)
+
+    return before, along, lambda y, z: linears["out"].apply(gated(norm(y, weight, None), z))
+
+
 _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
     Mamba: _mamba,
     Mamba2: _mamba2,
     ShortConvolution: _short_convolution,
     TaylorAttention: _taylor_attention,
+    LightningAttention: _lightning_attention,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution
+from ridgeline.spec import LightningAttention, Mamba, Mamba2, RecurrentMixer, ShortConvolution
 
 FLOAT = 4
 # Bounds that ops/reference/recurrent.py keeps to.
@@ -20,6 +20,10 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
     if isinstance(mixer, ShortConvolution):
         return FLOAT * (states + (6 * tokens + 5 * padded) * mixer.channels)
     chunked = padded + SSD_CHUNK * seqs  # each sequence ends inside a chunk
+    if isinstance(mixer, LightningAttention):
+        inputs, size = 7 * tokens * mixer.inner_size, mixer.head_dim  # qkv before and after its activation, the gate
+        along = chunked * mixer.num_heads * (12 * size + 5 * SSD_CHUNK)
+        return FLOAT * (states + inputs + along + 4 * chunked // SSD_CHUNK * mixer.inner_size * size)
     if not isinstance(mixer, Mamba2):
         heads, values, features = mixer.num_heads, mixer.head_dim + 1, mixer.num_features
         along = chunked * heads * (6 * values + 5 * features + 5 * SSD_CHUNK)

@@ -3,6 +3,7 @@
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
 from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.mixers import (
     MLP,
     Attention,
@@ -14,7 +15,7 @@ from ridgeline.spec.mixers import (
     SharedAttention,
     TokenMixer,
 )
-from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
+from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
 from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
@@ -38,6 +39,7 @@ __all__ = [
     "Attention",
     "ChannelMixer",
     "ClampedSwiGLU",
+    "DeepNormLayer",
     "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
@@ -46,6 +48,7 @@ __all__ = [
     "LatentAttention",
     "Layer",
     "LayerNorm",
+    "LightningAttention",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

@@ -44,7 +44,26 @@ class ParallelLayer:
         yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
 
 
-AnyLayer = Layer | ParallelLayer
+@dataclass(frozen=True, slots=True)
+class DeepNormLayer:
+    """x = norm(x); x = alpha x + beta mixer(x), then the same with the channel mixer: what a branch is added to is what
+    it read, the normed stream (DeepNorm, arXiv:2203.00555; MiniMax-01, 2501.08313).
+    """
+
+    mixer: TokenMixer
+    mlp: ChannelMixer
+    pre_norm: Norm
+    mixer_alpha: float = 1.0
+    mixer_beta: float = 1.0
+    mlp_alpha: float = 1.0
+    mlp_beta: float = 1.0
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _branch_weights("mixer", self.mixer, self.pre_norm, None, width)
+        yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
+
+
+AnyLayer = Layer | ParallelLayer | DeepNormLayer
 
 
 def _branch_weights(

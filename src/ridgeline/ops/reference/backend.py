@@ -27,6 +27,7 @@ _PLAIN = {
     api.WRITE_PAGES: paged.write_pages,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.MULTIPLY: r.multiply,
+    api.SIGMOID_GATE: r.sigmoid_gate,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
@@ -34,7 +35,7 @@ _BY_CASE = {
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
-    api.GATED_NORM: r.gated_norm,
+    api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.spec import Mamba, Mamba2, TaylorAttention
+from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
 SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
@@ -39,6 +39,10 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 def gate(y: Tensor, z: Tensor) -> Tensor:
     return y * F.silu(z)
+
+
+def sigmoid_gate(y: Tensor, z: Tensor) -> Tensor:
+    return y * torch.sigmoid(z)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -160,6 +164,18 @@ def _taylor_features(x: Tensor) -> Tensor:
     x = x * x.shape[-1] ** -0.25
     squares = (x[..., :, None] * x[..., None, :]).flatten(-2) * 0.5**0.5
     return torch.cat((torch.ones_like(x[..., :1]), x, squares), -1)
+
+
+def lightning_attention(case: LightningAttention):
+    @_in_full
+    def attend(q: Tensor, k: Tensor, v: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (t.to(h.dtype) for t in (q, k, v))
+        slopes = torch.tensor(case.slopes, dtype=h.dtype, device=h.device)
+        logs = _steps(-slopes.expand(v.shape[:3]), lengths)
+        y, h = (_ssd_token if v.shape[1] == 1 else _ssd_chunks)(_steps(v, lengths), logs, k, q, h)
+        return y.flatten(2), h
+
+    return attend
 
 
 # ---- Mamba-2 ---------------------------------------------------------------------------------------------------------
