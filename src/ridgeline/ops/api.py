@@ -204,6 +204,9 @@ SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
 TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "taylor_attention", "primitive"
 )
+# (u [n, m, C], log_dt [C], A_log and A_imag [C, N / 2], P and B (S4's), C [C, 2, N / 2], D [C], h [n, C, 2, N / 2],
+# lengths [n]) -> y [n, m, C], h [S4 or S4D]
+STATE_SPACE: Op[Callable[..., tuple[Array, Array]]] = Op("state_space", "primitive")
 # (q, k and v [n, m, H, D], h [n, H, D, D], lengths [n]) -> y [n, m, H * D], h [LightningAttention]
 LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "lightning_attention", "primitive"
@@ -250,7 +253,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM, SIGMOID_GATE,
-    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION,
+    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,

@@ -9,7 +9,16 @@ import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
-from ridgeline.spec import LightningAttention, Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.spec import (
+    S4,
+    S4D,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+    TaylorAttention,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arrays = Sequence[Array]
@@ -137,10 +146,29 @@ def _lightning_attention(case: LightningAttention, weights: Weights, table: Prim
     return before, along, lambda y, z: linears["out"].apply(gated(norm(y, weight, None), z))
 
 
+def _state_space(case: S4 | S4D, weights: Weights, table: Primitives) -> Parts:
+    scan, act = table.primitive(api.STATE_SPACE, case), table.primitive(api.ACTIVATION, case)
+    split, gated, sizes = table.primitive(api.SPLIT), table.primitive(api.SIGMOID_GATE), (case.channels,) * 2
+    low_rank = ("P", "B") if isinstance(case, S4) else ()
+    system = [weights.arrays[name] for name in ("log_dt", "A_log", "A_imag", *low_rank, "C", "D")]
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, h = scan(inputs[0], *system, states[0], lengths)
+        return y, (h,)
+
+    def after(y: Array, x: Array) -> Array:
+        a, b = split(weights.linears["out"].apply(act(y)), sizes)
+        return gated(a, b)
+
+    return lambda x: ((x,), x), along, after
+
+
 _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
     Mamba: _mamba,
     Mamba2: _mamba2,
     ShortConvolution: _short_convolution,
     TaylorAttention: _taylor_attention,
     LightningAttention: _lightning_attention,
+    S4: _state_space,
+    S4D: _state_space,
 }

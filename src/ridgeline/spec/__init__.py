@@ -28,12 +28,15 @@ from ridgeline.spec.rope import (
     RopeScaling,
     YarnScaling,
 )
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
 
 __all__ = [
     "ALL",
     "MLP",
+    "S4",
+    "S4D",
     "Activation",
     "AnyLayer",
     "Attention",

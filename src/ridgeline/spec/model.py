@@ -9,6 +9,7 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.weight import Weight, linear
 
 
@@ -122,6 +123,9 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             if isinstance(layer.mixer, SharedAttention) and (problem := _sharing_problem(self.layers, i, layer.mixer)):
                 raise ValueError(f"layers[{i}].mixer: {problem}")
+            if isinstance(m := layer.mixer, S4 | S4D) and m.channels != self.hidden_size:
+                rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
+                raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")

@@ -9,6 +9,7 @@ from typing import ClassVar
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.norm import RMSNorm
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 
@@ -191,7 +192,7 @@ class TaylorAttention:
         return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
 
 
-RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention | LightningAttention
+RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention | LightningAttention | S4 | S4D
 
 
 def _convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:

@@ -17,6 +17,7 @@ from ridgeline.ops.devices import host_free_bytes
 from ridgeline.ops.reference import latent, paged
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
+from ridgeline.ops.reference import s4
 from ridgeline.spec import Attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -36,6 +37,7 @@ _BY_CASE = {
     api.ROUTE: p.route, api.EXPERTS: p.experts,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
+    api.STATE_SPACE: s4.state_space,
 }  # fmt: skip
 
 

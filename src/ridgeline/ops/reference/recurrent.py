@@ -16,7 +16,7 @@ from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
 SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
-SSD_CHUNK = 64  # tokens whose products are one matrix
+SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 
 
 def read_state(pages: Tensor, read: Tensor, fresh: Tensor) -> Tensor:
@@ -211,8 +211,9 @@ def _ssd_token(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tupl
 def _ssd_chunks(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """The same for many tokens (arXiv:2405.21060, section 6): inside a chunk by matrices, between chunks by states."""
     m = x.shape[1]
-    x, b, c = (_chunks(t, SSD_CHUNK).transpose(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
-    logs = _chunks(logs, SSD_CHUNK).transpose(2, 3)  # [n, chunks, H, chunk]
+    size = min(SSD_CHUNK, 1 << (m - 1).bit_length())
+    x, b, c = (_chunks(t, size).transpose(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
+    logs = _chunks(logs, size).transpose(2, 3)  # [n, chunks, H, chunk]
     inside = _decays(logs)  # [n, chunks, H, chunk, chunk]
     y = ((c @ b.transpose(-1, -2)) * inside) @ x
     left = (x * inside[..., -1, :, None]).transpose(-1, -2) @ b  # [n, chunks, H, P, S]
