@@ -115,7 +115,7 @@ ASLEEP = {
 # Parts that no family of transformers has: the tests that judge them.
 OURS = {
     "SharedAttention": "test_shared_attention.py",
-    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
 }
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}

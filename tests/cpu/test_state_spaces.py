@@ -133,7 +133,7 @@ def test_the_generating_function_has_no_bad_node(size: int) -> None:
     """
     w = weights("s4")
     a, dt = torch.complex(-w["A_log"].exp(), w["A_imag"]), w["log_dt"].exp()[:, None]
-    p, b, c = (s4._pairs(w[name]) for name in "PBC")
+    p, b = (s4._pairs(w[name]) for name in "PB")
     for channel in range(CHANNELS):
         discrete, drive, seen = matrices("s4", channel)
         ending = seen - seen @ torch.linalg.matrix_power(discrete, size)

@@ -12,6 +12,7 @@ from ridgeline.ops.api import Array, Weights
 from ridgeline.spec import (
     S4,
     S4D,
+    GatedConvolution,
     LightningAttention,
     Mamba,
     Mamba2,
@@ -114,6 +115,22 @@ def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitiv
     return before, along, lambda y, c: linears["out"].apply(multiply(c, y))
 
 
+def _gated_convolution(case: GatedConvolution, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    act, multiply = table.primitive(api.ACTIVATION, case), table.primitive(api.MULTIPLY)
+    linears, arrays = weights.linears, weights.arrays
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        x, gate = split(linears["in"].apply(x), (case.channels,) * 2)
+        return (x,), gate
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        return act(y), (seen,)
+
+    return before, along, lambda y, gate: linears["out"].apply(multiply(y, gate))
+
+
 def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives) -> Parts:
     attend, linears = table.primitive(api.TAYLOR_ATTENTION, case), weights.linears
 
@@ -167,6 +184,7 @@ _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts
     Mamba: _mamba,
     Mamba2: _mamba2,
     ShortConvolution: _short_convolution,
+    GatedConvolution: _gated_convolution,
     TaylorAttention: _taylor_attention,
     LightningAttention: _lightning_attention,
     S4: _state_space,

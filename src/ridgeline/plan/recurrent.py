@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ridgeline.spec import S4, S4D, LightningAttention, Mamba, Mamba2, RecurrentMixer, ShortConvolution
+from ridgeline.spec import (
+    S4,
+    S4D,
+    GatedConvolution,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+)
 
 FLOAT = 4
 # Bounds that ops/reference/recurrent.py and s4.py keep to.
@@ -17,8 +26,8 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
         one = mixer.inner_size * mixer.state_size
         block = min(padded + SCAN_CHUNK * seqs, max(SCAN_BLOCK // one, SCAN_CHUNK * seqs)) * one
         return FLOAT * (states + inputs + along + 8 * block)
-    if isinstance(mixer, ShortConvolution):
-        return FLOAT * (states + (6 * tokens + 5 * padded) * mixer.channels)
+    if isinstance(mixer, ShortConvolution | GatedConvolution):
+        return FLOAT * (states + 6 * (tokens + padded) * mixer.channels)
     # Sequences end inside a chunk; those that are shorter than one are in a chunk that padding has counted.
     ends = min(seqs, max(1, tokens // SSD_CHUNK))
     chunked, chunks = padded + SSD_CHUNK * ends, padded // SSD_CHUNK + seqs

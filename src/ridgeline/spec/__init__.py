@@ -18,7 +18,14 @@ from ridgeline.spec.mixers import (
 from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
-from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.spec.recurrent import (
+    GatedConvolution,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+    TaylorAttention,
+)
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -47,6 +54,7 @@ __all__ = [
     "DynamicNTKScaling",
     "ExpertGroups",
     "FirstTokens",
+    "GatedConvolution",
     "GatedMLP",
     "LatentAttention",
     "Layer",

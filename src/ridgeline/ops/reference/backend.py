@@ -14,10 +14,9 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import host_free_bytes
-from ridgeline.ops.reference import latent, paged
+from ridgeline.ops.reference import latent, paged, s4
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
-from ridgeline.ops.reference import s4
 from ridgeline.spec import Attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

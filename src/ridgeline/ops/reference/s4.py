@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
     kernel [channels, L]: what a token adds to its own output, to the next one's, ...; into [channels, L, N]: to the
     state after the block; out [channels, N, L]: what the state before the block adds to its outputs.
-    Of states h [channels, n, N], what is left after tokens of nothing: whole(h) after L, part(h, tokens [n]) after fewer.
+    Of states h [channels, n, N], what is left after tokens of nothing: whole(h) after L, part(h, tokens [n]) of fewer.
     """
 
     kernel: Tensor
