@@ -44,6 +44,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
+# Families under names that transformers has; others are its models in another spelling.
+NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]
 # Names under which a class writes a size that it was given under another.
 WRITTEN_AS = {"num_local_experts"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -78,7 +80,7 @@ def _infinity(value: dict[str, Any]) -> Any:
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_sizes_alone(model_type: str) -> None:
     given = sizes(model_type)
     assert spec_from_config({"model_type": model_type, **given}) == spec_from_config(filled(model_type, given))
@@ -95,7 +97,7 @@ def optional_fields(model_type: str) -> list[str]:
     return sorted(set(filled(model_type, given)) - set(given) - WRITTEN_AS - {"model_type"})
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_left_out(model_type: str) -> None:
     """Alone, from a full config: an absent field must not be made up from its neighbours otherwise than there."""
     whole, different = filled(model_type, sizes(model_type)), []
@@ -106,7 +108,7 @@ def test_each_field_left_out(model_type: str) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_null(model_type: str) -> None:
     """A null is what the class makes of it, which is not always what it makes of an absent field."""
     compared, different = 0, []

@@ -33,7 +33,8 @@ def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) 
 
 
 def test_every_family_has_a_case() -> None:
-    assert {case.model_type for case in CASES.values()} == set(FAMILIES)
+    respelled = {"minimax_text_01", "minimax_m1"}  # of minimax, see pure/test_archs.py
+    assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled
 
 
 # One case per way that attention differs; the fused kernel serves the test above where it can.

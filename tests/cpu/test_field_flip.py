@@ -34,6 +34,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import (
     MLP,
     AnyLayer,
+    DeepNormLayer,
     DynamicNTKScaling,
     FirstTokens,
     GatedMLP,
@@ -80,6 +81,8 @@ SHAPED = {
     "Mamba2.conv_size": "columns of the filters",
     "ShortConvolution.channels": "rows of in",
     "ShortConvolution.conv_size": "columns of the filters",
+    "LightningAttention.num_heads": "rows of qkv",
+    "LightningAttention.head_dim": "rows of qkv",
     "TaylorAttention.num_heads": "rows of q",
     "TaylorAttention.head_dim": "rows of v",
     "TaylorAttention.feature_dim": "rows of q and k",
@@ -112,7 +115,7 @@ ASLEEP = {
 # Parts that no family of transformers has: the tests that judge them.
 OURS = {
     "SharedAttention": "test_shared_attention.py",
-    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
 }
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
@@ -132,8 +135,8 @@ def changed(part: Any, field: str) -> Any:
     match field:
         case "eps":
             return 1.0  # the stream's own mean square is some units in the last layers
-        case "dt_least":
-            return value + 0.5
+        case "dt_least" | "slope_scale":
+            return value + 0.5  # published slopes end at almost zero
         case "offset":
             return 1.0 - value
         case "activation":
@@ -225,6 +228,8 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """The other arrangement of the two branches, which has the same weights."""
     if isinstance(layer, ParallelLayer):
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
+    elif isinstance(layer, DeepNormLayer):
+        yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 

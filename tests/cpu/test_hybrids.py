@@ -14,11 +14,17 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.plan import EngineOptions
 from ridgeline.spec import (
+    S4,
+    S4D,
+    AnyLayer,
     Attention,
+    DeepNormLayer,
     FirstTokens,
+    GatedConvolution,
     GatedMLP,
     LatentAttention,
     Layer,
+    LightningAttention,
     Mamba,
     Mamba2,
     ModelSpec,
@@ -41,21 +47,34 @@ LATENT = LatentAttention(4, 12, 8, 4, 8, 12**-0.5, NORM, rope=Rope(4))
 MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
 MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
 CONVOLUTION = ShortConvolution(WIDTH, 3)
+GATED = GatedConvolution(2 * WIDTH, 3)
 TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
+S4_FULL, S4_DIAGONAL = S4(WIDTH, 8), S4D(WIDTH, 12)
+LIGHTNING = LightningAttention(num_heads=4, head_dim=8, norm=NORM, slope_scale=0.3)
 STACKS: dict[str, tuple[TokenMixer, ...]] = {
-    "based": (CONVOLUTION, TAYLOR, LOCAL),
+    "based": (GATED, TAYLOR, GATED, LOCAL),
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
     "no attention": (TAYLOR, MAMBA2),
+    "state spaces": (S4_FULL, LOCAL, S4_DIAGONAL),
+    "state spaces alone": (S4_DIAGONAL, S4_FULL),
+    "lightning": (LIGHTNING, LIGHTNING, FULL, LIGHTNING),
     "latents and shared keys": (
         FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
     ),
 }  # fmt: skip
 
 
+def layer_of(mixer: TokenMixer, i: int) -> AnyLayer:
+    """Lightning attention stands in layers whose residual is normed, as it does in MiniMax-01."""
+    if isinstance(mixer, LightningAttention):
+        return DeepNormLayer(mixer, GatedMLP(48), NORM, 1.5, 0.8, 1.2, 1.1)
+    return Layer(mixer, GatedMLP(48) if i % 2 else None, NORM)
+
+
 def spec_of(*mixers: TokenMixer, longest: int = 256) -> ModelSpec:
-    layers = tuple(Layer(mixer, GatedMLP(48) if i % 2 else None, NORM) for i, mixer in enumerate(mixers))
+    layers = tuple(layer_of(mixer, i) for i, mixer in enumerate(mixers))
     return ModelSpec("hybrid", VOCAB, WIDTH, longest, layers, NORM)
 
 
@@ -98,7 +117,10 @@ def test_state_is_constant_in_length_and_what_the_formulas_say() -> None:
     assert MAMBA.state().elements == 48 * (8 + 4 - 1)
     assert MAMBA2.state().elements == 4 * 8 * 8 + (4 * 8 + 2 * 2 * 8) * 3
     assert CONVOLUTION.state().elements == 2 * WIDTH
+    assert GATED.state().elements == 2 * 2 * WIDTH
     assert TAYLOR.state().elements == 2 * 9 * (1 + 4 + 16)
+    assert S4_FULL.state().elements == WIDTH * 8 and S4_DIAGONAL.state().elements == WIDTH * 12
+    assert LIGHTNING.state().elements == 4 * 8 * 8
     spec = spec_of(MAMBA, TAYLOR, FULL)
     grown = spec.state_elements(100_000) - spec.state_elements(1_000)
     assert grown == 99_000 * 2 * 8  # the attention layer's alone
@@ -116,7 +138,14 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (MAMBA, change(type="Mambo"), r"layers\[1\].*type 'Mambo' is none of"),
         (MAMBA2, change(num_groups=3), r"layers\[1\].*num_heads 4 is not a multiple of num_groups 3"),
         (CONVOLUTION, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
+        (GATED, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
         (TAYLOR, change(feature_dim=0), r"layers\[1\].*feature_dim must be positive, not 0"),
+        (S4_FULL, change(state_size=7), r"layers\[1\].*state_size must be even and at least 2, .*, not 7"),
+        (S4_FULL, change(channels=16), r"layers\[1\].*channels 16 is not hidden_size 32, and S4 has no projection"),
+        (S4_DIAGONAL, change(channels=0), r"layers\[1\].*channels must be positive, not 0"),
+        (S4_DIAGONAL, change(activation="tanh"), r"layers\[1\].*activation.*tanh"),
+        (LIGHTNING, change(slope_scale=-0.1), r"layers\[1\].*slope_scale must not be negative, not -0.1"),
+        (LIGHTNING, change(head_dim=0), r"layers\[1\].*head_dim must be positive, not 0"),
     ],
 )
 def test_a_spec_that_cannot_work_names_the_layer_and_the_rule(

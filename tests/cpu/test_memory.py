@@ -22,20 +22,25 @@ from typing import Any
 import pytest
 
 import ridgeline
-from ridgeline.ops.reference import paged, primitives
+from ridgeline.ops.reference import paged, primitives, s4
 from ridgeline.plan import memory
+from ridgeline.plan import recurrent as plan_recurrent
 from ridgeline.runtime import arena, generator, runner, sampler
 from ridgeline.spec import (
+    S4,
+    S4D,
     Attention,
     Dilated,
     FirstTokens,
     GatedMLP,
     Layer,
+    LightningAttention,
     ModelSpec,
     RMSNorm,
     Rope,
     SharedAttention,
     Strided,
+    TokenMixer,
     to_json,
 )
 
@@ -75,13 +80,18 @@ DEEPSEEK = {
     "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
     "first_k_dense_replace": 1, "vocab_size": 8000, "max_position_embeddings": 4096,
 }  # fmt: skip
+DEEPNORM = {
+    "model_type": "minimax", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 8000, "max_position_embeddings": 2048,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
 SHORT = {**SMALL, "max_position_embeddings": 512}
 
 
-def ours(*mixers: Attention | SharedAttention) -> dict[str, Any]:
+def ours(*mixers: TokenMixer) -> dict[str, Any]:
     """A config of our own, of these layers."""
     layers = tuple(Layer(mixer, GatedMLP(512), RMSNorm()) for mixer in mixers)
     return {"model_type": "ridgeline", "spec": to_json(ModelSpec("ours", 16000, 192, 2048, layers, RMSNorm()))}
@@ -122,6 +132,14 @@ CASES = {
     "sinks": Case(GPT_OSS, "bfloat16", context=300, options={"max_num_seqs": 64}),
     "shared keys": Case(SHARING, context=500, options={"max_num_seqs": 64}),
     "patterns": Case(PATTERNS, context=500, options={"max_num_seqs": 64}),
+    "s4": Case(ours(S4(192, 64)), context=300, options={"max_num_seqs": 64}),
+    "s4, one sequence": Case(ours(S4(192, 16)), context=1000, options={"max_num_seqs": 1}),
+    "s4d": Case(ours(S4D(192, 64)), context=300, options={"max_num_seqs": 64, "max_num_batched_tokens": 1024}),
+    "lightning": Case(ours(LightningAttention(6, 64, RMSNorm())), context=300, options={"max_num_seqs": 64}),
+    "lightning, large chunks": Case(
+        ours(LightningAttention(12, 16, RMSNorm())), options={"max_num_seqs": 16, "max_num_batched_tokens": 2048}
+    ),
+    "deepnorm": Case(DEEPNORM, context=300, options={"max_num_seqs": 64}),
     "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
     "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
@@ -191,6 +209,7 @@ def test_the_plan_knows_the_bounds_that_others_keep() -> None:
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
+    assert plan_recurrent.S4_BLOCK == s4.S4_BLOCK
 
 
 # ---- in the process that is measured ---------------------------------------------------------------------------------

@@ -35,6 +35,10 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 GAIN = 1.5
 
 
+# Buffers that files hold although they follow from the config: tables of MiniMax's decays.
+DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+
+
 # Building ---------------------------------------------------------------------------------------------
 
 
@@ -58,7 +62,8 @@ def redraw(model: nn.Module, seed: int) -> None:
             _draw(module, name, parameter.data, tied, generator)
     stored = model.state_dict()
     for name, buffer in model.named_buffers():
-        if name in stored:  # the bias of DeepSeek-V3's choice: some units in the last place of a score's spread
+        if name in stored and not name.endswith(DERIVED):
+            # The bias of DeepSeek-V3's choice: some units in the last place of a score's spread.
             buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
 

@@ -635,3 +635,40 @@ _add(
     "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc", "transformers_version": "4.33.1",
     "vocab_size": 129280}}""",
 )
+
+# minimax ----------------------------------------------------------------------------------------------
+
+_MINIMAX = """"attention_dropout": 0.0, "bos_token_id": null, "eos_token_id": null, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02, "intermediate_size": 9216,
+    "max_position_embeddings": 10240000, "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+    "sliding_window": null, "tie_word_embeddings": false, "use_cache": true, "vocab_size": 200064"""
+_ALPHA = 3.5565588200778455
+_MINIMAX_PUBLISHED = f"""{_MINIMAX}, "layernorm_full_attention_alpha": {_ALPHA}, "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_alpha": {_ALPHA}, "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_alpha": {_ALPHA}, "layernorm_mlp_beta": 1.0, "postnorm": true, "shared_moe_mode": "sigmoid",
+    "shared_intermediate_size": 0"""
+
+# Count seen, of M1; the fields of MiniMax-Text-01 seen in programs that run it, the rest memory. The first is the
+# second's as transformers writes it: its class rotates whole heads and knows no rotary_dim.
+_add(
+    "MiniMaxAI/MiniMax-Text-01-hf",
+    456089655296,
+    f"""{{{_MINIMAX}, "architectures": ["MiniMaxForCausalLM"], "block_size": 256, "model_type": "minimax",
+    "full_attn_alpha_factor": {_ALPHA}, "full_attn_beta_factor": 1.0, "linear_attn_alpha_factor": {_ALPHA},
+    "linear_attn_beta_factor": 1.0, "mlp_alpha_factor": {_ALPHA}, "mlp_beta_factor": 1.0}}""",
+    layer_types=(["linear_attention"] * 7 + ["full_attention"]) * 10,
+)
+_add(
+    "MiniMaxAI/MiniMax-Text-01",
+    456089655296,
+    f"""{{{_MINIMAX_PUBLISHED}, "architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01"}}""",
+    attn_type_list=([0] * 7 + [1]) * 10,
+)
+_add(
+    "MiniMaxAI/MiniMax-M1-80k",
+    456089655296,
+    f"""{{{_MINIMAX_PUBLISHED}, "architectures": ["MiniMaxM1ForCausalLM"], "model_type": "minimax_m1"}}""",
+    attn_type_list=([0] * 7 + [1]) * 10,
+)

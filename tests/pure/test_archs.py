@@ -17,12 +17,14 @@ from ridgeline.archs.config import HARMLESS
 from ridgeline.errors import ConfigError
 from ridgeline.spec import (
     MLP,
+    DeepNormLayer,
     DynamicNTKScaling,
     ExpertGroups,
     GatedMLP,
     LatentAttention,
     Layer,
     LayerNorm,
+    LightningAttention,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -53,6 +55,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
     "gpt_oss": SIZES,
+    "minimax": SIZES,
+    **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
 }
@@ -65,6 +69,7 @@ EXPLICIT: dict[str, dict[str, Any]] = {
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
+    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), KV_HEADS),
     **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
@@ -473,6 +478,33 @@ def test_what_deepseek_refuses() -> None:
         "deepseek_v3", num_experts_per_tok=40, topk_group=1
     )
     assert "rope dim must be even" in refusal("deepseek_v3", qk_rope_head_dim=7)
+
+
+def test_minimax() -> None:
+    """Slopes fall from layer to layer; the published config says in other words what transformers' says."""
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    alphas = {"full_attn": 2.0, "linear_attn": 3.0, "mlp": 4.0}
+    old_names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    new = read(
+        "minimax", layer_types=kinds, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5},
+        **{f"{part}_alpha_factor": a for part, a in alphas.items()}, mlp_beta_factor=0.5,
+    )  # fmt: skip
+    old: dict[str, Any] = {f"layernorm_{old_names[part]}_alpha": a for part, a in alphas.items()}
+    old |= {"layernorm_mlp_beta": 0.5, "rotary_dim": 8, "postnorm": True, "shared_intermediate_size": [0]}
+    for family in ("minimax_text_01", "minimax_m1"):
+        assert replace(read(family, **old), family="minimax") == new
+    first, *_, last = new.layers
+    assert isinstance(first, DeepNormLayer) and isinstance(first.mixer, LightningAttention)
+    assert isinstance(last, DeepNormLayer) and last.mixer.rope == Rope(8, 1e6)
+    assert (first.mixer_alpha, last.mixer_alpha, first.mlp_alpha, first.mlp_beta) == (3.0, 2.0, 4.0, 0.5)
+    assert first.mixer.slopes == pytest.approx([(1 + 1e-5) * 2 ** (-2 * (i + 1)) for i in range(4)])
+    assert new.layers[2].mixer.slope_scale == pytest.approx(1 / 3, rel=1e-4)
+    assert read("minimax").layers[0].mixer.rope and not read("minimax").layers[1].mixer.rope
+    assert "layer_types must hold 4 entries" in refusal("minimax", layer_types=kinds[:3])
+    assert "attn_type_list must hold 4 entries" in refusal("minimax_m1", attn_type_list=[0, 0, 0, 2])
+    assert "shared_intermediate_size is not 0" in refusal("minimax_text_01", shared_intermediate_size=[64])
+    assert "postnorm is False" in refusal("minimax_text_01", postnorm=False)
+    assert "rope dim" in refusal("minimax_text_01", rotary_dim=18)
 
 
 def test_latent_attention() -> None:

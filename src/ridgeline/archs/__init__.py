@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.archs import deepseek, gemma, glm, gpt, gpt_oss, jamba, lfm2, llama, mamba, moe, olmo
+from ridgeline.archs import deepseek, gemma, glm, gpt, gpt_oss, jamba, lfm2, llama, mamba, minimax, moe, olmo
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
@@ -18,7 +18,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
-    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2)
+    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax)
     for family in module.FAMILIES
 }
 OUR_MODEL_TYPE = "ridgeline"

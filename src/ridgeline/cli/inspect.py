@@ -129,9 +129,13 @@ def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
 
 def norms(layer: AnyLayer) -> str:
     """Where a layer normalises."""
-    from ridgeline.spec import ParallelLayer
+    from ridgeline.spec import DeepNormLayer, ParallelLayer
     from ridgeline.spec.text import describe
 
+    if isinstance(layer, DeepNormLayer):
+        mixer = f"{layer.mixer_alpha:.6g} x + {layer.mixer_beta:.6g} mixer(x)"
+        mlp = f"{layer.mlp_alpha:.6g} x + {layer.mlp_beta:.6g} mlp(x)"
+        return f"pre, of the stream itself, which becomes {mixer}, then {mlp}: {describe(layer.pre_norm)}"
     if isinstance(layer, ParallelLayer):
         return f"pre, branches in parallel: {describe(layer.pre_norm)}"
     places = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]

@@ -42,14 +42,16 @@ def load_weights(
 
 
 def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> dict[str, Array]:
-    """Random weights of the right shapes (`--load-format dummy`): matrices N(0, 1/in), norms 1, biases 0."""
+    """Random weights of the right shapes (`--load-format dummy`): matrices N(0, 1/in), norms 1, biases 0, steps of a
+    state space 1/20, so that its state remembers something.
+    """
     weights: dict[str, Array] = {}
     for w in spec.weights():
         if w.is_matrix:
             own_seed = zlib.crc32(w.name.encode()) ^ seed
             weights[w.name] = memory.random(w.shape, dtype, w.shape[-1] ** -0.5, own_seed)
         else:
-            fill = 0.0 if w.name.endswith(".bias") else 1.0
+            fill = 0.0 if w.name.endswith(".bias") else -3.0 if w.name.endswith(".log_dt") else 1.0
             weights[w.name] = memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
         progress(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4))
     return weights

@@ -8,7 +8,7 @@ from ridgeline.nn.step import Rows, Shared, Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
-from ridgeline.spec import Attention, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
+from ridgeline.spec import Attention, DeepNormLayer, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
 
 # (stream, rotary or None, step) -> residual, the branch's delta, both [T, width], what later layers share
 Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
@@ -16,7 +16,10 @@ Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
     """The mixer of a layer. weights: the norm before it as "norm". scale: of the delta that it receives."""
-    mixer, norm = spec.layers[layer].mixer, spec.layers[layer].pre_norm
+    whole = spec.layers[layer]
+    mixer, norm = whole.mixer, whole.pre_norm
+    if isinstance(whole, DeepNormLayer):
+        norm = None  # its stream arrives normed
     match mixer:
         case Attention():
             later = range(layer + 1, len(spec.layers))

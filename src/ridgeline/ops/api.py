@@ -204,10 +204,19 @@ SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
 TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "taylor_attention", "primitive"
 )
+# (u [n, m, C], log_dt [C], A_log and A_imag [C, N / 2], P and B (S4's), C [C, 2, N / 2], D [C], h [n, C, 2, N / 2],
+# lengths [n]) -> y [n, m, C], h [S4 or S4D]
+STATE_SPACE: Op[Callable[..., tuple[Array, Array]]] = Op("state_space", "primitive")
+# (q, k and v [n, m, H, D], h [n, H, D, D], lengths [n]) -> y [n, m, H * D], h [LightningAttention]
+LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
+    "lightning_attention", "primitive"
+)
 # (a, b) -> a * b [no case]
 MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
+# (y, z) -> y sigmoid(z) [no case]
+SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
@@ -243,8 +252,8 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
-    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
-    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM, SIGMOID_GATE,
+    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,

@@ -3,6 +3,7 @@
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
 from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.mixers import (
     MLP,
     Attention,
@@ -14,10 +15,17 @@ from ridgeline.spec.mixers import (
     SharedAttention,
     TokenMixer,
 )
-from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
+from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
-from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.spec.recurrent import (
+    GatedConvolution,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+    TaylorAttention,
+)
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -27,25 +35,31 @@ from ridgeline.spec.rope import (
     RopeScaling,
     YarnScaling,
 )
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
 
 __all__ = [
     "ALL",
     "MLP",
+    "S4",
+    "S4D",
     "Activation",
     "AnyLayer",
     "Attention",
     "ChannelMixer",
     "ClampedSwiGLU",
+    "DeepNormLayer",
     "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
     "FirstTokens",
+    "GatedConvolution",
     "GatedMLP",
     "LatentAttention",
     "Layer",
     "LayerNorm",
+    "LightningAttention",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

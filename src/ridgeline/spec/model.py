@@ -9,6 +9,7 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.weight import Weight, linear
 
 
@@ -44,7 +45,26 @@ class ParallelLayer:
         yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
 
 
-AnyLayer = Layer | ParallelLayer
+@dataclass(frozen=True, slots=True)
+class DeepNormLayer:
+    """x = norm(x); x = alpha x + beta mixer(x), then the same with the channel mixer: what a branch is added to is what
+    it read, the normed stream (DeepNorm, arXiv:2203.00555; MiniMax-01, 2501.08313).
+    """
+
+    mixer: TokenMixer
+    mlp: ChannelMixer
+    pre_norm: Norm
+    mixer_alpha: float = 1.0
+    mixer_beta: float = 1.0
+    mlp_alpha: float = 1.0
+    mlp_beta: float = 1.0
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _branch_weights("mixer", self.mixer, self.pre_norm, None, width)
+        yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
+
+
+AnyLayer = Layer | ParallelLayer | DeepNormLayer
 
 
 def _branch_weights(
@@ -103,6 +123,9 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             if isinstance(layer.mixer, SharedAttention) and (problem := _sharing_problem(self.layers, i, layer.mixer)):
                 raise ValueError(f"layers[{i}].mixer: {problem}")
+            if isinstance(m := layer.mixer, S4 | S4D) and m.channels != self.hidden_size:
+                rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
+                raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")

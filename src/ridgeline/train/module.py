@@ -15,7 +15,8 @@ from ridgeline.nn import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
+from ridgeline.spec import S4, S4D, ModelSpec, Norm, RMSNorm, Weight
+from ridgeline.train import state_space
 
 INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
@@ -98,6 +99,11 @@ class _TrainedModel(Model):
 
 
 def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Tensor:
+    if weight.name.startswith("layers.") and ".mixer." in weight.name:
+        mixer = spec.layers[int(weight.name.split(".")[1])].mixer
+        own = state_space.initial(mixer, weight, generator) if isinstance(mixer, S4 | S4D) else None
+        if own is not None:
+            return own
     if weight.is_matrix:
         std = INIT_STD / math.sqrt(2 * len(spec.layers)) if weight.name.endswith(RESIDUAL) else INIT_STD
         return torch.randn(weight.shape, generator=generator) * std
