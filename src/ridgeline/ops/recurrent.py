@@ -9,7 +9,8 @@ import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
-from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.ops.delta import gated_delta, kimi_delta
+from ridgeline.spec import GatedDelta, KimiDelta, Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arrays = Sequence[Array]
@@ -124,4 +125,6 @@ _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts
     Mamba2: _mamba2,
     ShortConvolution: _short_convolution,
     TaylorAttention: _taylor_attention,
+    GatedDelta: gated_delta,
+    KimiDelta: kimi_delta,
 }

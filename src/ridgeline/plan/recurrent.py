@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution
+from ridgeline.spec import GatedDelta, KimiDelta, Mamba, Mamba2, RecurrentMixer, ShortConvolution
 
 FLOAT = 4
-# Bounds that ops/reference/recurrent.py keeps to.
-SCAN_CHUNK, SCAN_BLOCK, SSD_CHUNK = 16, 2**22, 64
+# Bounds that ops/reference/recurrent.py and delta.py keep to.
+SCAN_CHUNK, SCAN_BLOCK, SSD_CHUNK, DELTA_CHUNK = 16, 2**22, 64, 64
 
 
 def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) -> int:
@@ -19,6 +19,8 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
         return FLOAT * (states + inputs + along + 8 * block)
     if isinstance(mixer, ShortConvolution):
         return FLOAT * (states + (6 * tokens + 5 * padded) * mixer.channels)
+    if isinstance(mixer, GatedDelta | KimiDelta):
+        return FLOAT * (states + _delta(mixer, tokens, padded, seqs))
     chunked = padded + SSD_CHUNK * seqs  # each sequence ends inside a chunk
     if not isinstance(mixer, Mamba2):
         heads, values, features = mixer.num_heads, mixer.head_dim + 1, mixer.num_features
@@ -31,3 +33,16 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
     matrices = 5 * chunked * SSD_CHUNK * mixer.num_heads
     chunk_states = 4 * (chunked // SSD_CHUNK) * mixer.inner_size * mixer.state_size
     return FLOAT * (states + inputs + along + matrices + chunk_states)
+
+
+def _delta(mixer: GatedDelta | KimiDelta, tokens: int, padded: int, seqs: int) -> int:
+    heads, keys, values = mixer.num_heads, mixer.key_dim, mixer.head_dim
+    decays = 1 if isinstance(mixer, GatedDelta) else keys
+    chunked = padded + DELTA_CHUNK * seqs
+    inputs = 2 * tokens * (sum(mixer.sizes) + heads * (values + decays + 1))
+    # Taken along the sequences and convolved; unit vectors, and a decay for each; then in chunks, and decayed there.
+    along = padded * (3 * sum(mixer.sizes) + heads * (3 * keys + 3 * decays + 2))
+    chunks = chunked * heads * (6 * keys + 3 * values + 3 * decays)
+    # The triangular systems, beside what they are made of; right sides, solutions, and what the solver copies.
+    systems = chunked * heads * (4 * DELTA_CHUNK + 3 * (keys + values))
+    return inputs + along + chunks + systems + 2 * seqs * heads * keys * values

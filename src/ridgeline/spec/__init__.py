@@ -2,6 +2,7 @@
 
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
+from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import (
     MLP,
@@ -38,11 +39,14 @@ __all__ = [
     "Attention",
     "ChannelMixer",
     "ClampedSwiGLU",
+    "DeltaMixer",
     "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
     "FirstTokens",
+    "GatedDelta",
     "GatedMLP",
+    "KimiDelta",
     "LatentAttention",
     "Layer",
     "LayerNorm",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.delta import DeltaMixer
 from ridgeline.spec.norm import RMSNorm
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
@@ -190,7 +191,7 @@ class TaylorAttention:
         return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
 
 
-RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention
+RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention | DeltaMixer
 
 
 def _convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:

@@ -41,6 +41,10 @@ def gate(y: Tensor, z: Tensor) -> Tensor:
     return y * F.silu(z)
 
 
+def sigmoid_gate(y: Tensor, z: Tensor) -> Tensor:
+    return y * torch.sigmoid(z)
+
+
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     return a * b
 
