@@ -42,6 +42,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "num_heads": 64,
         "head_dim": 48,
     },
+    "qwen3_5": {"text_config": SIZES},
+    "qwen3_5_moe": {"text_config": {**SIZES, "num_experts": 6}},
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
 # Names under which a class writes a size that it was given under another.

@@ -16,7 +16,9 @@ from ridgeline.plan import EngineOptions
 from ridgeline.spec import (
     Attention,
     FirstTokens,
+    GatedDelta,
     GatedMLP,
+    KimiDelta,
     LatentAttention,
     Layer,
     Mamba,
@@ -42,12 +44,16 @@ MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
 MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
 CONVOLUTION = ShortConvolution(WIDTH, 3)
 TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
+GATED = replace(FULL, out_gate=True)
+DELTA = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=8, conv_size=4, norm=NORM)
+CHANNELS = KimiDelta(num_heads=3, head_dim=8, conv_size=3, rank=5, norm=NORM)
 STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "based": (CONVOLUTION, TAYLOR, LOCAL),
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
     "no attention": (TAYLOR, MAMBA2),
+    "gated delta rule": (DELTA, CHANNELS, GATED, DELTA, LATENT, CHANNELS, SharedAttention(2, GATED)),
     "latents and shared keys": (
         FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
     ),
@@ -98,6 +104,8 @@ def test_state_is_constant_in_length_and_what_the_formulas_say() -> None:
     assert MAMBA.state().elements == 48 * (8 + 4 - 1)
     assert MAMBA2.state().elements == 4 * 8 * 8 + (4 * 8 + 2 * 2 * 8) * 3
     assert CONVOLUTION.state().elements == 2 * WIDTH
+    assert DELTA.state().elements == 4 * 6 * 8 + (2 * 2 * 6 + 4 * 8) * 3
+    assert CHANNELS.state().elements == 3 * 8 * 8 + 3 * 3 * 8 * 2
     assert TAYLOR.state().elements == 2 * 9 * (1 + 4 + 16)
     spec = spec_of(MAMBA, TAYLOR, FULL)
     grown = spec.state_elements(100_000) - spec.state_elements(1_000)
@@ -116,6 +124,9 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (MAMBA, change(type="Mambo"), r"layers\[1\].*type 'Mambo' is none of"),
         (MAMBA2, change(num_groups=3), r"layers\[1\].*num_heads 4 is not a multiple of num_groups 3"),
         (CONVOLUTION, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
+        (DELTA, change(num_key_heads=3), r"layers\[1\].*num_heads 4 is not a multiple of num_key_heads 3"),
+        (DELTA, change(activation="tanh"), r"layers\[1\].*activation 'tanh' is none of"),
+        (CHANNELS, change(rank=0), r"layers\[1\].*rank must be positive, not 0"),
         (TAYLOR, change(feature_dim=0), r"layers\[1\].*feature_dim must be positive, not 0"),
     ],
 )

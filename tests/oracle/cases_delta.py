@@ -43,7 +43,7 @@ _next(
 )
 _next(
     "qwen3_next_biases",
-    1,
+    4,
     "a key for every head; biases of attention; experts in every second layer, not renormalised; gelu; layers by rule",
     dims(
         **_HEADS | {"linear_num_key_heads": 6, "linear_conv_kernel_dim": 4}, **_EXPERTS, **BIAS, **_QUARTER,
@@ -66,7 +66,7 @@ _text(
 _text("qwen3_5_tied", 1, "tied, as the smallest ones", dims(**_HEADS, **_QUARTER) | TIED, greedy_tokens=0)
 _moe_text(
     "qwen3_5_moe_text",
-    1,
+    6,
     "experts in every layer",
     dims(layers=5, **_HEADS, **_EXPERTS, **_TYPES, **_HALF),
     {"num_experts_per_tok": 2},
@@ -79,19 +79,23 @@ def _inside(text: dict[str, Any]) -> dict[str, Any]:
 
 
 _whole("qwen3_5", 1, "the language model of one that sees", _inside(dims(layers=5, **_HEADS, **_TYPES, **_HALF)))
-_moe_whole("qwen3_5_moe", 1, "the same with experts", _inside(dims(**_HEADS, **_EXPERTS, **_HALF)))
+_moe_whole("qwen3_5_moe", 14, "the same with experts", _inside(dims(**_HEADS, **_EXPERTS, **_HALF)))
 
 # kimi_linear ------------------------------------------------------------------------------------------
 
 _LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
 _DELTA = {"linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 3}
-_SIGMOID = {"num_local_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_SIGMOID = {"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+_GROUPS = {"num_local_experts": 12, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2}
+_SPARSE = {"mlp_layer_types": ["sparse", "dense", "dense", "sparse"]}
+_IN_TURN = {"layer_types": [LINEAR, FULL, LINEAR, FULL]}
+_ALL_BIASES = {"q_lora_rank": 24, "hidden_act": "gelu", **BIAS}
 
 _kimi(
     "kimi_linear",
     1,
     "a dense first layer; one group of experts, one shared expert; queries not compressed",
-    dims(layers=5, kv=4, **_LATENT, **_DELTA, **_SIGMOID, **_TYPES, routed_scaling_factor=1.7),
+    dims(kv=4, **_LATENT, **_DELTA, **_SIGMOID, **_IN_TURN, routed_scaling_factor=1.7),
     {"num_experts_per_tok": 2},
     {"norm_topk_prob": False},
     {"routed_scaling_factor": 1.0},
@@ -101,12 +105,8 @@ _kimi(
     "kimi_linear_groups",
     1,
     "experts of the best two of four groups, not renormalised, two shared; compressed queries; all biases; gelu",
-    dims(
-        kv=4, **_LATENT, **_DELTA | {"linear_conv_kernel_dim": 4}, **_SIGMOID, **BIAS, layer_types=_TYPES["layer_types"][1:],
-        n_group=4, topk_group=2, n_shared_experts=2, q_lora_rank=24, norm_topk_prob=False, hidden_act="gelu",
-        mlp_layer_types=["sparse", "dense", "sparse", "dense"],
-    ),
+    dims(kv=4, **_LATENT, **_DELTA, **_SIGMOID | _GROUPS, **_SPARSE, **_ALL_BIASES, layer_types=[FULL, LINEAR] * 2),
     {"topk_group": 3},
     {"n_group": 1, "topk_group": 1},
     {"hidden_act": "silu"},
-)  # fmt: skip
+)
