@@ -40,7 +40,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def by_definition(case: DeltaMixer, v: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """arXiv:2412.06464, equation 10, and 2510.26692, equation 1: head by head, S = (I - beta k k^T) a S + beta k v^T."""
+    """arXiv:2412.06464, equation 10, and 2510.26692, 1: in each head S = (I - beta k k^T) a S + beta k v^T."""
     ys, states = [], list(v["h"].unbind(1))
     per_key = case.num_heads // case.num_key_heads
     for t in range(v["q"].shape[1]):

@@ -93,7 +93,7 @@ _ALL_BIASES = {"q_lora_rank": 24, "hidden_act": "gelu", **BIAS}
 
 _kimi(
     "kimi_linear",
-    1,
+    9,
     "a dense first layer; one group of experts, one shared expert; queries not compressed",
     dims(kv=4, **_LATENT, **_DELTA, **_SIGMOID, **_IN_TURN, routed_scaling_factor=1.7),
     {"num_experts_per_tok": 2},
@@ -103,7 +103,7 @@ _kimi(
 )
 _kimi(
     "kimi_linear_groups",
-    1,
+    2,
     "experts of the best two of four groups, not renormalised, two shared; compressed queries; all biases; gelu",
     dims(kv=4, **_LATENT, **_DELTA, **_SIGMOID | _GROUPS, **_SPARSE, **_ALL_BIASES, layer_types=[FULL, LINEAR] * 2),
     {"topk_group": 3},
