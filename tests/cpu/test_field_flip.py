@@ -131,7 +131,7 @@ def changed(part: Any, field: str) -> Any:
     """Another value for a field: the double of a number, the opposite of a flag, or what a reader would confuse."""
     value = getattr(part, field)
     if value is None and field == "rope":
-        return Rope(part.head_dim)
+        return Rope(part.qk_rope_head_dim if isinstance(part, LatentAttention) else part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
@@ -157,7 +157,7 @@ def changed(part: Any, field: str) -> Any:
             return value + "?"
         case "num_kv_heads":
             return 1 if value > 1 else part.num_heads
-        case "num_groups":
+        case "num_groups" | "num_key_heads":
             return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
             return 0 if value else 256
