@@ -19,7 +19,7 @@ from common import emit
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
 from ridgeline.plan import EngineOptions
-from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention, to_json
+from ridgeline.spec import GatedDelta, KimiDelta, Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention, to_json
 
 WIDTH, VOCAB = 512, 256
 NORM = RMSNorm(1e-5)
@@ -27,6 +27,8 @@ MIXERS = {
     "mamba": Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16),
     "mamba2": Mamba2(num_heads=2 * WIDTH // 64, head_dim=64, state_size=64, num_groups=1, conv_size=4, norm=NORM),
     "based": TaylorAttention(num_heads=WIDTH // 64, head_dim=64, feature_dim=16),
+    "gated delta": GatedDelta(WIDTH // 64, WIDTH // 128, key_dim=64, head_dim=128, conv_size=4, norm=NORM),
+    "kimi delta": KimiDelta(WIDTH // 64, head_dim=64, conv_size=4, rank=64, norm=NORM),
 }
 
 

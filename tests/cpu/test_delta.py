@@ -6,9 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.ops import open_table
 from ridgeline.ops.reference import delta
 from ridgeline.plan import recurrent
-from ridgeline.spec import DeltaMixer, GatedDelta, KimiDelta, RMSNorm
+from ridgeline.spec import (
+    Attention,
+    DeltaMixer,
+    GatedDelta,
+    GatedMLP,
+    KimiDelta,
+    Layer,
+    ModelSpec,
+    RMSNorm,
+    Rope,
+)
+from ridgeline.train.module import LanguageModel
 
 GROUPED = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=5, conv_size=4, norm=RMSNorm())
 SINGLE = GatedDelta(num_heads=3, num_key_heads=3, key_dim=4, head_dim=7, conv_size=4, norm=RMSNorm())
@@ -146,6 +158,22 @@ def test_what_comes_out_is_normed_and_gated_head_by_head(case: DeltaMixer) -> No
         normed = y[:, part] / (y[:, part].square().mean(-1, keepdim=True) + case.norm.eps).sqrt() * weight
         act = z[:, part].sigmoid() * (z[:, part] if isinstance(case, GatedDelta) else 1.0)
         torch.testing.assert_close(got[:, part], normed * act)
+
+
+def test_training_begins_with_norms_of_one() -> None:
+    """Those of the stream are stored as weight - 1, and so are those of attention's heads; a delta layer's is not."""
+    norm = RMSNorm(offset=1.0)
+    attention = Attention(2, 1, 8, 0.3, Rope(4), qk_norm=norm, out_gate=True)
+    layers = tuple(Layer(mixer, GatedMLP(16), norm) for mixer in (GROUPED, BY_CHANNEL, attention))
+    model = LanguageModel(ModelSpec("x", 20, 16, 64, layers, norm), open_table("cpu"), 64)
+    for name, weight in model.weights().items():
+        if name.endswith("norm.weight"):
+            assert (weight == (1.0 if "gate_norm" in name else 0.0)).all(), name
+    steps = model.weights()["layers.1.mixer.dt_bias"]
+    assert (torch.nn.functional.softplus(steps) < 0.1001).all() and steps.std() > 0.5
+    tokens, positions = torch.arange(20), torch.arange(20)
+    model(tokens, positions, (20,), tokens.roll(-1)).backward()
+    assert all(w.grad is not None and w.grad.isfinite().all() for w in model.weights().values())
 
 
 def test_the_plan_knows_the_chunk() -> None:

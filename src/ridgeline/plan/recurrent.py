@@ -36,13 +36,14 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
 
 
 def _delta(mixer: GatedDelta | KimiDelta, tokens: int, padded: int, seqs: int) -> int:
+    """Numbers beside the states: of the whole step, along the sequences, and in chunks of them."""
     heads, keys, values = mixer.num_heads, mixer.key_dim, mixer.head_dim
     decays = 1 if isinstance(mixer, GatedDelta) else keys
-    chunked = padded + DELTA_CHUNK * seqs
+    # Of a sequence longer than a chunk the chunks are at most twice as long.
+    chunked = min(padded + DELTA_CHUNK * seqs, max(2 * padded, DELTA_CHUNK * seqs))
     inputs = 2 * tokens * (sum(mixer.sizes) + heads * (values + decays + 1))
-    # Taken along the sequences and convolved; unit vectors, and a decay for each; then in chunks, and decayed there.
-    along = padded * (3 * sum(mixer.sizes) + heads * (3 * keys + 3 * decays + 2))
-    chunks = chunked * heads * (6 * keys + 3 * values + 3 * decays)
-    # The triangular systems, beside what they are made of; right sides, solutions, and what the solver copies.
-    systems = chunked * heads * (4 * DELTA_CHUNK + 3 * (keys + values))
-    return inputs + along + chunks + systems + 2 * seqs * heads * keys * values
+    # What was taken, its convolution; unit queries and keys for each head of values, decays.
+    along = padded * (2 * sum(mixer.sizes) + heads * (2 * keys + 3 * decays + 2))
+    # The same in chunks; right sides and solutions; results. Three matrices: products, the system and its copy.
+    chunks = chunked * heads * (4 * keys + 6 * values + 2 * decays + 3 * DELTA_CHUNK)
+    return inputs + along + chunks + 2 * seqs * heads * keys * values
