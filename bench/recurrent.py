@@ -22,6 +22,8 @@ from ridgeline.plan import EngineOptions
 from ridgeline.spec import (
     S4,
     S4D,
+    GatedDelta,
+    KimiDelta,
     Layer,
     LightningAttention,
     Mamba,
@@ -41,6 +43,8 @@ MIXERS = {
     "lightning": LightningAttention(num_heads=WIDTH // 64, head_dim=64, norm=NORM),
     "s4": S4(WIDTH, 64),
     "s4d": S4D(WIDTH, 64),
+    "gated delta": GatedDelta(WIDTH // 64, WIDTH // 128, key_dim=64, head_dim=128, conv_size=4, norm=NORM),
+    "kimi delta": KimiDelta(WIDTH // 64, head_dim=64, conv_size=4, rank=64, norm=NORM),
 }
 
 

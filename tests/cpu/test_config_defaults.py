@@ -42,12 +42,14 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "num_heads": 64,
         "head_dim": 48,
     },
+    "qwen3_5": {"text_config": SIZES},
+    "qwen3_5_moe": {"text_config": SIZES},
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
 # Families under names that transformers has; others are its models in another spelling.
 NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]
 # Names under which a class writes a size that it was given under another.
-WRITTEN_AS = {"num_local_experts"}
+WRITTEN_AS = {"num_local_experts", "model_max_length"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 # Fields that switch something on whose own fields are then left out.
 SWITCHES: list[tuple[str, dict[str, Any]]] = [

@@ -21,7 +21,9 @@ from ridgeline.spec import (
     DeepNormLayer,
     FirstTokens,
     GatedConvolution,
+    GatedDelta,
     GatedMLP,
+    KimiDelta,
     LatentAttention,
     Layer,
     LightningAttention,
@@ -47,12 +49,15 @@ LATENT = LatentAttention(4, 12, 8, 4, 8, 12**-0.5, NORM, rope=Rope(4))
 MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
 MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
 CONVOLUTION = ShortConvolution(WIDTH, 3)
-GATED = GatedConvolution(2 * WIDTH, 3)
+BASED_CONVOLUTION = GatedConvolution(2 * WIDTH, 3)
 TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
 S4_FULL, S4_DIAGONAL = S4(WIDTH, 8), S4D(WIDTH, 12)
 LIGHTNING = LightningAttention(num_heads=4, head_dim=8, norm=NORM, slope_scale=0.3)
+GATED = replace(FULL, out_gate=True)
+DELTA = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=8, conv_size=4, norm=NORM)
+CHANNELS = KimiDelta(num_heads=3, head_dim=8, conv_size=3, rank=5, norm=NORM)
 STACKS: dict[str, tuple[TokenMixer, ...]] = {
-    "based": (GATED, TAYLOR, GATED, LOCAL),
+    "based": (BASED_CONVOLUTION, TAYLOR, BASED_CONVOLUTION, LOCAL),
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
@@ -60,6 +65,7 @@ STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "state spaces": (S4_FULL, LOCAL, S4_DIAGONAL),
     "state spaces alone": (S4_DIAGONAL, S4_FULL),
     "lightning": (LIGHTNING, LIGHTNING, FULL, LIGHTNING),
+    "gated delta rule": (DELTA, CHANNELS, GATED, DELTA, LATENT, CHANNELS, SharedAttention(2, GATED)),
     "latents and shared keys": (
         FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
     ),
@@ -117,7 +123,9 @@ def test_state_is_constant_in_length_and_what_the_formulas_say() -> None:
     assert MAMBA.state().elements == 48 * (8 + 4 - 1)
     assert MAMBA2.state().elements == 4 * 8 * 8 + (4 * 8 + 2 * 2 * 8) * 3
     assert CONVOLUTION.state().elements == 2 * WIDTH
-    assert GATED.state().elements == 2 * 2 * WIDTH
+    assert BASED_CONVOLUTION.state().elements == 2 * 2 * WIDTH
+    assert DELTA.state().elements == 4 * 6 * 8 + (2 * 2 * 6 + 4 * 8) * 3
+    assert CHANNELS.state().elements == 3 * 8 * 8 + 3 * 3 * 8 * 2
     assert TAYLOR.state().elements == 2 * 9 * (1 + 4 + 16)
     assert S4_FULL.state().elements == WIDTH * 8 and S4_DIAGONAL.state().elements == WIDTH * 12
     assert LIGHTNING.state().elements == 4 * 8 * 8
@@ -138,7 +146,9 @@ def change(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (MAMBA, change(type="Mambo"), r"layers\[1\].*type 'Mambo' is none of"),
         (MAMBA2, change(num_groups=3), r"layers\[1\].*num_heads 4 is not a multiple of num_groups 3"),
         (CONVOLUTION, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
-        (GATED, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
+        (BASED_CONVOLUTION, change(conv_size=1), r"layers\[1\].*conv_size must be at least 2"),
+        (DELTA, change(num_key_heads=3), r"layers\[1\].*num_heads 4 is not a multiple of num_key_heads 3"),
+        (CHANNELS, change(rank=0), r"layers\[1\].*rank must be positive, not 0"),
         (TAYLOR, change(feature_dim=0), r"layers\[1\].*feature_dim must be positive, not 0"),
         (S4_FULL, change(state_size=7), r"layers\[1\].*state_size must be even and at least 2, .*, not 7"),
         (S4_FULL, change(channels=16), r"layers\[1\].*channels 16 is not hidden_size 32, and S4 has no projection"),

@@ -85,6 +85,19 @@ DEEPNORM = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
     "vocab_size": 8000, "max_position_embeddings": 2048,
 }  # fmt: skip
+QWEN_NEXT = {
+    "model_type": "qwen3_next", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "vocab_size": 8000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+KIMI = {
+    "model_type": "kimi_linear", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "linear_num_heads": 8, "linear_head_dim": 64, "layer_types": None, "kv_lora_rank": 64,
+    "num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 128, "vocab_size": 8000,
+    "model_max_length": 4096, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
@@ -142,6 +155,11 @@ CASES = {
     "deepnorm": Case(DEEPNORM, context=300, options={"max_num_seqs": 64}),
     "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
     "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
+    "gated delta rule": Case(QWEN_NEXT, context=300, options={"max_num_seqs": 32}),
+    "gated delta rule, large chunks": Case(
+        QWEN_NEXT, context=300, options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}
+    ),
+    "delta rule by channels": Case(KIMI, context=300, options={"max_num_seqs": 16, "max_num_batched_tokens": 1024}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),

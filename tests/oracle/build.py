@@ -33,6 +33,8 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 # The standard deviation of a matrix, over that of a variance-preserving draw: sharp attention shows mistakes.
 GAIN = 1.5
+# Norms, by the beginnings of their classes' names, that multiply by 1 + weight.
+FROM_ONE = ("Gemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 
 
 # Buffers that files hold although they follow from the config: tables of MiniMax's decays.
@@ -74,8 +76,9 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         value.uniform_(-2.0, 1.5, generator=generator)
     elif name.endswith("bias") and name != "dt_bias":  # that one sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
-    elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
-        low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
+    elif name == "weight" and value.ndim == 1:  # a norm
+        kind = type(module).__name__
+        low = -0.5 if kind.startswith(FROM_ONE) and not kind.endswith("Gated") else 0.5
         value.uniform_(low, low + 1.0, generator=generator)
     elif isinstance(module, nn.Embedding):
         # A tied table is the output head too.  Gemma's lookup multiplies by embed_scale: undone, or the
@@ -198,10 +201,11 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         best = values.topk(count + 1).values
         return float((best[:, -2] - best[:, -1]).min())
 
-    limited = config.model_type == "deepseek_v3" or getattr(config, "topk_method", "") == "group_limited_greedy"
+    by_two = config.model_type in ("deepseek_v3", "kimi_linear")
+    limited = by_two or getattr(config, "topk_method", "") == "group_limited_greedy"
     if limited and config.topk_group < config.n_group:
         groups = rated.unflatten(-1, (config.n_group, -1))
-        score = groups.topk(2 if config.model_type == "deepseek_v3" else 1).values.sum(-1)
+        score = groups.topk(2 if by_two else 1).values.sum(-1)
         yield gap(score, config.topk_group)
         closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
         rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)

@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
-from oracle import cases_dense, cases_experts, cases_linear, cases_recurrent
+from oracle import cases_delta, cases_dense, cases_experts, cases_linear, cases_recurrent
 from oracle.case import Case
 
-CASES: dict[str, Case] = cases_dense.CASES | cases_experts.CASES | cases_recurrent.CASES | cases_linear.CASES
+CASES: dict[str, Case] = (
+    cases_dense.CASES
+    | cases_experts.CASES
+    | cases_recurrent.CASES
+    | cases_linear.CASES
+    | cases_delta.CASES
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -590,6 +590,113 @@ _add(
     "vocab_size": 65536}""",
 )
 
+# gated delta rule -------------------------------------------------------------------------------------
+
+# Memory, but for the sizes, which were seen.  Its files hold the layer that predicts a second token, too.
+_add(
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    79674391296,
+    """{"architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": false,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0", "use_cache": true, "vocab_size": 151936}""",
+)
+
+
+def _add_qwen(name: str, params: int, layers: int, text: dict[str, Any], vision: dict[str, Any], **more: Any) -> None:
+    """Qwen3.5: a language model inside one that sees."""
+    text_config = json.loads(
+        """{"attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000, "rope_type": "default"}, "use_cache": true, "vocab_size": 248320}"""
+    )
+    fours = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    text_config |= {"num_hidden_layers": layers, "layer_types": fours * (layers // 4), **text}
+    whole = """{"image_token_id": 248056, "transformers_version": "4.57.1", "video_token_id": 248057,
+        "vision_end_token_id": 248054, "vision_start_token_id": 248053,
+        "vision_config": {"deepstack_visual_indexes": [], "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
+        "initializer_range": 0.02, "num_position_embeddings": 2304, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2}}"""
+    _add(name, params, whole, text_config=text_config, **more)
+    PUBLISHED[name][0]["vision_config"].update(vision)
+    PUBLISHED[f"{name}, its language model"] = (text_config, params)
+
+
+# Config seen of Qwen3.6-27B, whose sizes are those of Qwen3.5-27B; of the others the sizes, else memory.  Counts are of
+# the language model: the files hold what sees images and what predicts a second token besides.
+_add_qwen(
+    "Qwen/Qwen3.5-0.8B",
+    752393024,
+    24,
+    {
+        "hidden_size": 1024, "intermediate_size": 3584, "linear_num_value_heads": 16, "model_type": "qwen3_5_text",
+        "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    {
+        "depth": 12, "hidden_size": 768, "intermediate_size": 3072, "model_type": "qwen3_5", "num_heads": 12,
+        "out_hidden_size": 1024,
+    },
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", tie_word_embeddings=True,
+)  # fmt: skip
+_add_qwen(
+    "Qwen/Qwen3.6-27B",
+    26895998464,
+    64,
+    {
+        "bos_token_id": 248044, "hidden_size": 5120, "intermediate_size": 17408, "linear_num_value_heads": 48,
+        "model_type": "qwen3_5_text", "num_attention_heads": 24, "num_key_value_heads": 4, "output_gate_type": "swish",
+        "pad_token_id": None, "partial_rotary_factor": 0.25, "tie_word_embeddings": False,
+    },
+    {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "model_type": "qwen3_5", "num_heads": 16,
+        "out_hidden_size": 5120,
+    },
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", tie_word_embeddings=False,
+    language_model_only=False,
+)  # fmt: skip
+_add_qwen(
+    "Qwen/Qwen3.5-35B-A3B",
+    34660610688,
+    40,
+    {
+        "hidden_size": 2048, "linear_num_value_heads": 32, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+        "num_key_value_heads": 2, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+    },
+    {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "model_type": "qwen3_5_moe", "num_heads": 16,
+        "out_hidden_size": 2048,
+    },
+    architectures=["Qwen3_5MoeForConditionalGeneration"], model_type="qwen3_5_moe", tie_word_embeddings=False,
+)  # fmt: skip
+# Config seen.
+_add(
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+    49122681728,
+    """{"architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24,
+    27], "head_dim": 128, "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+    "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true, "model_max_length": 1048576,
+    "model_type": "kimi_linear", "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256,
+    "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "tie_word_embeddings": false, "topk_group": 1, "use_cache": true,
+    "use_grouped_topk": true, "v_head_dim": 128, "vocab_size": 163840}""",
+)
+
 # deepseek ---------------------------------------------------------------------------------------------
 
 _DEEPSEEK = """"attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "hidden_act": "silu",

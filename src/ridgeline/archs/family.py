@@ -16,7 +16,8 @@ class Family:
     """One architecture: config -> ModelSpec, and where its weights lie in a checkpoint.
 
     harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: ways
-    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks.
+    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks. within: the field of its configs that
+    describes the language model, where that is one part of several; note: what is left out then.
     """
 
     model_type: str
@@ -24,6 +25,8 @@ class Family:
     names: Names = LLAMA
     harmless: tuple[str, ...] = ()
     packings: tuple[str, ...] = ()
+    within: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

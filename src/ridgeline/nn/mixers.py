@@ -40,9 +40,9 @@ def _attention(
     attend = _attend(mixer, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q, k, v = before(stream.residual, stream.delta, rotary)
+        residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
         state = step.extend(layer, k, v)
-        return residual, attend(q, state), {**stream.shared, layer: state} if is_shared else stream.shared
+        return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
 
@@ -54,23 +54,23 @@ def _shared_attention(
     attend = _attend(mixer.attention, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q = before(stream.residual, stream.delta, rotary)
-        return residual, attend(q, stream.shared[mixer.source]), stream.shared
+        residual, q, gate = before(stream.residual, stream.delta, rotary)
+        return residual, attend(q, gate, stream.shared[mixer.source]), stream.shared
 
     return run
 
 
-def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Rows], Array]:
-    """(q, keys and values) -> the branch's delta."""
+def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Array | None, Rows], Array]:
+    """(q, its gate, keys and values) -> the branch's delta."""
     dense, paged = table.primitive(api.ATTENTION, attention), table.primitive(api.PAGED_ATTENTION, attention)
     after = table.stage(api.ATTENTION_OUTPUT, attention, weights)
     sinks = weights.vector("sinks")
 
-    def attend(q: Array, state: Rows) -> Array:
+    def attend(q: Array, gate: Array | None, state: Rows) -> Array:
         keys, values = state.parts
         if isinstance(state, DenseRows):
-            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks))
-        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks))
+            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks), gate)
+        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks), gate)
 
     return attend
 
@@ -87,7 +87,7 @@ def _latent_attention(
         residual, q, latents = before(stream.residual, stream.delta, rotary)
         state = step.extend(layer, latents)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
-        return residual, after(attended), stream.shared
+        return residual, after(attended, None), stream.shared
 
     return run
 

@@ -211,11 +211,16 @@ STATE_SPACE: Op[Callable[..., tuple[Array, Array]]] = Op("state_space", "primiti
 LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "lightning_attention", "primitive"
 )
+# (q and k [n, m, key heads * K], v [n, m, H * P], decay [n, m, H or H * K], beta [n, m, H], A_log [H], dt_bias [H or
+# H * K], h [n, H, K, P], lengths [n]) -> y [n, m, H * P], h [GatedDelta or KimiDelta]
+DELTA_RULE: Op[Callable[..., tuple[Array, Array]]] = Op("delta_rule", "primitive")
+# (y [..., H * P], z [..., H * P], weight [P]) -> norm(y), of each head, times act(z) [GatedDelta or KimiDelta]
+NORM_GATE: Op[Callable[[Array, Array, Array], Array]] = Op("norm_gate", "primitive")
 # (a, b) -> a * b [no case]
 MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
-# (y, z) -> y sigmoid(z) [no case]
+# (y [..., n], z [..., n or 1]) -> y sigmoid(z) [no case]
 SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
@@ -223,20 +228,23 @@ GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primi
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
 
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], k [T, K, D], v [T, K, D] [stages.AttentionInput]
-ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
-    "attention_input", "stage"
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate [T, H * D] or None, k [T, K, D],
+# v [T, K, D] [stages.AttentionInput]
+ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None, Array, Array]]] = (
+    Op("attention_input", "stage")
 )
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], where keys are another layer's
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate or None, where keys are another layer's
 # [stages.AttentionInput]
-QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array]]] = Op("query_input", "stage")
+QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None]]] = Op(
+    "query_input", "stage"
+)
 # (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
 # [stages.LatentInput]
 LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
     "latent_input", "stage"
 )
-# (attended [T, H * D]) -> delta [T, width] [Attention or LatentAttention]
-ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
+# (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
+ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
 # (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
 RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
     "recurrent_block", "stage"
@@ -252,8 +260,9 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
-    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM, SIGMOID_GATE,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
+    DELTA_RULE, NORM_GATE,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,

@@ -9,10 +9,13 @@ import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
+from ridgeline.ops.delta import gated_delta, kimi_delta
 from ridgeline.spec import (
     S4,
     S4D,
     GatedConvolution,
+    GatedDelta,
+    KimiDelta,
     LightningAttention,
     Mamba,
     Mamba2,
@@ -189,4 +192,6 @@ _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts
     LightningAttention: _lightning_attention,
     S4: _state_space,
     S4D: _state_space,
+    GatedDelta: gated_delta,
+    KimiDelta: kimi_delta,
 }

@@ -14,7 +14,7 @@ from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, M
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual))))."""
+    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual)))), and the gate is linear alone."""
 
     mixer: Attention
     norm: Norm | None
@@ -85,12 +85,14 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     split = table.primitive(api.SPLIT_HEADS)
     queries = _heads(m, m.num_heads, "q", weights, table)
     keys = _heads(m, m.num_kv_heads, "k", weights, table)
-    v_linear = weights.linears["v"]
+    v_linear, gate = weights.linears["v"], _gate(m, weights)
 
-    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array, Array]:
+    def run(
+        residual: Array, delta: Array | None, rotary: Rotary | None
+    ) -> tuple[Array, Array, Array | None, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        return residual, queries(x, rotary), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
+        return residual, queries(x, rotary), gate(x), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
 
     return run
 
@@ -111,15 +113,20 @@ def _heads(
     return run
 
 
+def _gate(m: Attention, weights: Weights) -> Callable[[Array], Array | None]:
+    return weights.linears["out_gate"].apply if m.out_gate else lambda x: None
+
+
 def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    queries = _heads(m, m.num_heads, "q", weights, table)
+    queries, gate = _heads(m, m.num_heads, "q", weights, table), _gate(m, weights)
 
-    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array]:
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array | None]:
         residual = accumulate(residual, delta)
-        return residual, queries(norm(residual), rotary)
+        x = norm(residual)
+        return residual, queries(x, rotary), gate(x)
 
     return run
 
@@ -156,7 +163,8 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> 
 
 
 def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
-    return weights.linears["o"].apply
+    sigmoid_gate, o = table.primitive(api.SIGMOID_GATE), weights.linears["o"]
+    return lambda attended, gate: o.apply(attended if gate is None else sigmoid_gate(attended, gate))
 
 
 def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -223,7 +231,10 @@ def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Ar
     if case.shared is None:
         return run
     shared, add = _mlp(case.shared, weights.under("shared."), table), table.primitive(api.ADD)
-    return lambda x: add(run(x), shared(x), 1.0)
+    if not case.shared_gate:
+        return lambda x: add(run(x), shared(x), 1.0)
+    shared_gate, sigmoid_gate = weights.linears["shared_gate"], table.primitive(api.SIGMOID_GATE)
+    return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
 
 
 def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:

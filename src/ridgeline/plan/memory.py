@@ -110,8 +110,10 @@ def _attention_phases(size: StepSize, mixer: Attention | SharedAttention, group:
     """Besides residuals and norms: while q, k and v are made, while they are attended to, and held afterwards."""
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
-    # q, k and v, each with up to two copies while it is normalised and turned.
-    return max(3 * q, q + 3 * kv), q + 2 * kv + _attention(size, mixer, group), 2 * q + 2 * kv
+    gate = q if _own(mixer).out_gate else 0
+    # q, k and v, each with up to two copies while it is normalised and turned. What is gated, and the gate's sigmoid.
+    during = gate + q + 2 * kv + _attention(size, mixer, group)
+    return max(3 * q, gate + q + 3 * kv), during, 2 * q + 2 * kv + 3 * gate
 
 
 def _latent_phases(size: StepSize, mixer: LatentAttention, group: StateGroup) -> tuple[int, int, int]:
@@ -153,8 +155,11 @@ def _attention(size: StepSize, mixer: Attention | SharedAttention, group: StateG
 
 def _measures_distances(mixer: Attention | SharedAttention) -> bool:
     """Is the distance of every query to every key needed, and its remainder?"""
-    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
-    return isinstance(own.pattern, Dilated | Strided)
+    return isinstance(_own(mixer).pattern, Dilated | Strided)
+
+
+def _own(mixer: Attention | SharedAttention) -> Attention:
+    return mixer.attention if isinstance(mixer, SharedAttention) else mixer
 
 
 def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:

@@ -6,6 +6,8 @@ from ridgeline.spec import (
     S4,
     S4D,
     GatedConvolution,
+    GatedDelta,
+    KimiDelta,
     LightningAttention,
     Mamba,
     Mamba2,
@@ -14,8 +16,8 @@ from ridgeline.spec import (
 )
 
 FLOAT = 4
-# Bounds that ops/reference/recurrent.py and s4.py keep to.
-SCAN_CHUNK, SCAN_BLOCK, SSD_CHUNK, S4_BLOCK = 16, 2**22, 64, 64
+# Bounds that ops/reference/recurrent.py, s4.py and delta.py keep to.
+SCAN_CHUNK, SCAN_BLOCK, SSD_CHUNK, S4_BLOCK, DELTA_CHUNK = 16, 2**22, 64, 64, 64
 
 
 def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) -> int:
@@ -28,6 +30,8 @@ def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) 
         return FLOAT * (states + inputs + along + 8 * block)
     if isinstance(mixer, ShortConvolution | GatedConvolution):
         return FLOAT * (states + 6 * (tokens + padded) * mixer.channels)
+    if isinstance(mixer, GatedDelta | KimiDelta):
+        return FLOAT * (states + _delta(mixer, tokens, padded, seqs))
     # Sequences end inside a chunk; those that are shorter than one are in a chunk that padding has counted.
     ends = min(seqs, max(1, tokens // SSD_CHUNK))
     chunked, chunks = padded + SSD_CHUNK * ends, padded // SSD_CHUNK + seqs
@@ -57,3 +61,17 @@ def _state_space(mixer: S4 | S4D, tokens: int, blocked: int, blocks: int, seqs: 
     step = 16 * FLOAT * seqs * mixer.channels * n
     matrices = 16 * n if isinstance(mixer, S4) else 0  # the step as a matrix, and its powers
     return max(along + between, step) + 2 * FLOAT * mixer.channels * n * (matrices + 8 * S4_BLOCK)
+
+
+def _delta(mixer: GatedDelta | KimiDelta, tokens: int, padded: int, seqs: int) -> int:
+    """Numbers beside the states: of the whole step, along the sequences, and in chunks of them."""
+    heads, keys, values = mixer.num_heads, mixer.key_dim, mixer.head_dim
+    decays = 1 if isinstance(mixer, GatedDelta) else keys
+    # Of a sequence longer than a chunk the chunks are at most twice as long.
+    chunked = min(padded + DELTA_CHUNK * seqs, max(2 * padded, DELTA_CHUNK * seqs))
+    inputs = 2 * tokens * (sum(mixer.sizes) + heads * (values + decays + 1))
+    # What was taken, its convolution; unit queries and keys for each head of values, decays.
+    along = padded * (2 * sum(mixer.sizes) + heads * (2 * keys + 3 * decays + 2))
+    # The same in chunks; right sides and solutions; results. Three matrices: products, the system and its copy.
+    chunks = chunked * heads * (4 * keys + 6 * values + 2 * decays + 3 * DELTA_CHUNK)
+    return inputs + along + chunks + 2 * seqs * heads * keys * values

@@ -2,6 +2,7 @@
 
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
+from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.mixers import (
@@ -50,12 +51,15 @@ __all__ = [
     "ChannelMixer",
     "ClampedSwiGLU",
     "DeepNormLayer",
+    "DeltaMixer",
     "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
     "FirstTokens",
     "GatedConvolution",
+    "GatedDelta",
     "GatedMLP",
+    "KimiDelta",
     "LatentAttention",
     "Layer",
     "LayerNorm",

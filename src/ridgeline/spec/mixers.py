@@ -39,6 +39,7 @@ class Attention:
     scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
     softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
     sinks: each head has a learned logit that takes part in its softmax and has no value (GPT-OSS): no cap is on it.
+    out_gate: what a head attended to is multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
     pattern: which keys are seen instead of, or beside, those of the window.
     """
 
@@ -55,6 +56,7 @@ class Attention:
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sinks: bool = False
     pattern: Pattern | None = None
+    out_gate: bool = False
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -72,6 +74,8 @@ class Attention:
         yield from linear("q", width, q, bias=self.qkv_bias)
         yield from linear("k", width, kv, bias=self.qkv_bias)
         yield from linear("v", width, kv, bias=self.qkv_bias)
+        if self.out_gate:
+            yield from linear("out_gate", width, q, bias=self.qkv_bias)
         yield from linear("o", q, width, bias=self.out_bias, split="in")
         if self.qk_norm:
             per_head = self.qk_norm_over == "head"
@@ -231,7 +235,8 @@ class MoE:
     a softmax, that is one over the chosen); `scale` multiplies them then. choice_bias: a number per expert is added to
     the scores that decide the choice, not to those that weigh the results (arXiv:2408.15664). Equal scores go to the
     lower expert index. router_bias, bias: of the router, of all matrices of experts. shared: an MLP that every token
-    visits besides (arXiv:2401.06066).
+    visits besides (arXiv:2401.06066); shared_gate: what it gives is multiplied by the sigmoid of a number made of the
+    token (Qwen2-MoE).
     """
 
     num_experts: int
@@ -246,6 +251,7 @@ class MoE:
     groups: ExpertGroups | None = None
     scale: float = 1.0
     shared: GatedMLP | None = None
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -253,6 +259,7 @@ class MoE:
             0 < self.num_experts_per_tok <= self.num_experts,
             f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
         )
+        _require(self.shared is not None or not self.shared_gate, "shared_gate needs a shared MLP to be the gate of")
         if self.groups:
             size, rest = divmod(self.num_experts, self.groups.count)
             _require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
@@ -279,6 +286,8 @@ class MoE:
             yield Weight("experts.down.bias", (experts, width))
         if self.shared:
             yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
+        if self.shared_gate:
+            yield Weight("shared_gate.weight", (1, width))
 
     def active_params(self, width: int) -> int:
         weights = list(self.weights(width))

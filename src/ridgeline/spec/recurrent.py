@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.delta import DeltaMixer
 from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.norm import RMSNorm
 from ridgeline.spec.s4 import S4, S4D
@@ -225,7 +226,9 @@ class TaylorAttention:
         return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
 
 
-RecurrentMixer = Mamba | Mamba2 | ShortConvolution | GatedConvolution | TaylorAttention | LightningAttention | S4 | S4D
+RecurrentMixer = (
+    Mamba | Mamba2 | ShortConvolution | GatedConvolution | TaylorAttention | LightningAttention | S4 | S4D | DeltaMixer
+)
 
 
 def _convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:
