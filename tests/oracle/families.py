@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from oracle import cases_dense, cases_experts, cases_recurrent
+from oracle import cases_dense, cases_experts, cases_hybrid, cases_recurrent
 from oracle.case import Case
 
 CASES: dict[str, Case] = cases_dense.CASES | cases_experts.CASES | cases_recurrent.CASES
+CASES |= cases_hybrid.CASES
 
 
 if __name__ == "__main__":

@@ -8,7 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.archs import deepseek, gemma, glm, gpt, gpt_oss, jamba, lfm2, llama, mamba, moe, olmo
+from ridgeline.archs import (
+    bamba,
+    deepseek,
+    gemma,
+    glm,
+    gpt,
+    gpt_oss,
+    granite,
+    jamba,
+    lfm2,
+    llama,
+    mamba,
+    moe,
+    nemotron,
+    olmo,
+)
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
@@ -16,11 +31,10 @@ from ridgeline.archs.quantization import packing_method, weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2)
-    for family in module.FAMILIES
-}
+MODULES = (
+    llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, bamba, granite, nemotron,
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
 
 __all__ = [

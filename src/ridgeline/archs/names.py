@@ -1,8 +1,8 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`), in fewer axes
-(`Flat`) or under a name that is not made as ours are (`Tensor`).
+our weights lie in one tensor there (`Part`, `ExpertPart`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`),
+in fewer axes (`Flat`) or under a name that is not made as ours are (`Tensor`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ from ridgeline.spec import Attention, ModelSpec
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows of a fused matrix: `names` lie one below the other in `module`."""
+
+    module: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """The same in every expert's matrix, all of which are one tensor: [expert, rows, in] (Granite)."""
 
     module: str
     names: tuple[str, ...]
@@ -63,7 +71,7 @@ class AllExperts:
     count: int = 1
 
 
-Source = str | Part | HeadPart | Each | Flat | Tensor | AllExperts
+Source = str | Part | ExpertPart | HeadPart | Each | Flat | Tensor | AllExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,8 @@ class Read:
     """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
 
     stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
-    must have after the transpose. head_part: (index, count, head_dim). flat: our first two axes are one there. every:
-    (index, count), of an expert's outputs.
+    must have after the transpose. row_axis: of the rows; 1 where experts come first. head_part: (index, count,
+    head_dim). flat: our first two axes are one there. every: (index, count), of an expert's outputs.
     """
 
     keys: tuple[str, ...]
@@ -80,6 +88,7 @@ class Read:
     transpose: bool = False
     total_rows: int | None = None
     rows: tuple[int, int] | None = None
+    row_axis: int = 0
     head_part: tuple[int, int, int] | None = None
     flat: bool = False
     every: tuple[int, int] | None = None
@@ -109,14 +118,14 @@ class Names:
 
     def reads(self, spec: ModelSpec) -> dict[str, Read]:
         """How to read every weight of `spec`, by our name."""
-        rows = {w.name: w.shape[0] for w in spec.weights()}
-        return {w.name: self._read(w.name, w.shape, rows, spec) for w in spec.weights()}
+        shapes = {w.name: w.shape for w in spec.weights()}
+        return {name: self._read(name, shape, shapes, spec) for name, shape in shapes.items()}
 
     def is_ignored(self, key: str, spec: ModelSpec) -> bool:
         layers = str(len(spec.layers))
         return any(re.search(pattern.replace("{layers}", layers), key) for pattern in self.ignore)
 
-    def _read(self, name: str, shape: tuple[int, ...], rows: Mapping[str, int], spec: ModelSpec) -> Read:
+    def _read(self, name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec) -> Read:
         module, _, suffix = name.rpartition(".")
         prefix, ours, head_dim = "", "", 0
         source = self.root.get(module)
@@ -138,10 +147,12 @@ class Names:
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         keys = (f"{prefix}{other}.{suffix}",)
-        if isinstance(source, Part):
-            sizes = [rows[f"{ours}{n}.{suffix}"] for n in source.names]
+        if isinstance(source, Part | ExpertPart):
+            axis = 1 if isinstance(source, ExpertPart) else 0
+            sizes = [shapes[f"{ours}{n}.{suffix}"][axis] for n in source.names]
             start = sum(sizes[: source.names.index(module.removeprefix(ours))])
-            return Read(keys, transpose=transpose, total_rows=sum(sizes), rows=(start, start + shape[0]))
+            rows = (start, start + shape[axis])
+            return Read(keys, transpose=transpose, total_rows=sum(sizes), rows=rows, row_axis=axis)
         if isinstance(source, HeadPart):
             part = (source.index, source.count, head_dim)
             return Read(keys, transpose=transpose, total_rows=source.count * shape[0], head_part=part)

@@ -106,7 +106,7 @@ def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     if read.flat:
         shape = (shape[0] * shape[1], *shape[2:])
     if read.total_rows is not None:
-        shape = (read.total_rows, *shape[1:])
+        shape = (*shape[: read.row_axis], read.total_rows, *shape[read.row_axis + 1 :])
     if read.every is not None:
         shape = (shape[0], read.every[1] * shape[1], *shape[2:])
     return (*shape[:-2], shape[-1], shape[-2]) if read.transpose else shape
@@ -122,7 +122,7 @@ def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
         data = data.swapaxes(-1, -2)
     if read.rows is not None:
         start, stop = read.rows
-        return data[start:stop]
+        return data[:, start:stop] if read.row_axis else data[start:stop]
     if read.head_part is not None:
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]

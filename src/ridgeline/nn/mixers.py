@@ -14,10 +14,14 @@ from ridgeline.spec import Attention, LatentAttention, ModelSpec, Norm, Recurren
 Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 
-def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
-    """The mixer of a layer. weights: the norm before it as "norm". scale: of the delta that it receives."""
+def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer | None:
+    """The mixer of a layer, None where it has none. weights: the norm before it as "norm". scale: of the delta that it
+    receives.
+    """
     mixer, norm = spec.layers[layer].mixer, spec.layers[layer].pre_norm
     match mixer:
+        case None:
+            return None
         case Attention():
             later = range(layer + 1, len(spec.layers))
             is_shared = any(spec.state_layer(i) == layer for i in later)

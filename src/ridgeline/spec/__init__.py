@@ -13,6 +13,7 @@ from ridgeline.spec.mixers import (
     MoE,
     SharedAttention,
     TokenMixer,
+    Ungated,
 )
 from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
@@ -66,6 +67,7 @@ __all__ = [
     "Strided",
     "TaylorAttention",
     "TokenMixer",
+    "Ungated",
     "Weight",
     "YarnScaling",
     "from_json",
