@@ -42,20 +42,22 @@ MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
 MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
 CONVOLUTION = ShortConvolution(WIDTH, 3)
 TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
-STACKS: dict[str, tuple[TokenMixer, ...]] = {
+STACKS: dict[str, tuple[TokenMixer | None, ...]] = {
     "based": (CONVOLUTION, TAYLOR, LOCAL),
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
     "no attention": (TAYLOR, MAMBA2),
+    "mlps alone": (None, MAMBA2, None, None, FULL, None),
     "latents and shared keys": (
         FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
     ),
 }  # fmt: skip
 
 
-def spec_of(*mixers: TokenMixer, longest: int = 256) -> ModelSpec:
-    layers = tuple(Layer(mixer, GatedMLP(48) if i % 2 else None, NORM) for i, mixer in enumerate(mixers))
+def spec_of(*mixers: TokenMixer | None, longest: int = 256) -> ModelSpec:
+    mlps = [GatedMLP(48) if i % 2 or mixer is None else None for i, mixer in enumerate(mixers)]
+    layers = tuple(Layer(mixer, mlp, NORM) for mixer, mlp in zip(mixers, mlps, strict=True))
     return ModelSpec("hybrid", VOCAB, WIDTH, longest, layers, NORM)
 
 

@@ -99,6 +99,13 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
         ("deepseek_v2", "model.layers.1.self_attn.q_a_layernorm.weight"),
         ("deepseek_v3", "model.layers.3.mlp.gate.e_score_correction_bias"),
         ("deepseek_v3", "model.layers.2.mlp.shared_experts.up_proj.weight"),
+        ("granitemoehybrid", "model.layers.3.block_sparse_moe.input_linear.weight"),
+        ("granitemoehybrid", "model.layers.0.shared_mlp.input_linear.weight"),
+        ("granitemoehybrid", "model.layers.2.mamba.dt_bias"),
+        ("nemotron_h_moe", "backbone.layers.1.mixer.experts.11.up_proj.weight"),
+        ("nemotron_h_moe", "backbone.layers.5.norm.weight"),
+        ("nemotron_h_latent", "backbone.layers.3.mixer.fc1_latent_proj.weight"),
+        ("lfm2_moe", "model.layers.1.feed_forward.expert_bias"),
     ],
 )
 def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -116,6 +123,10 @@ def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], P
         ("qwen3_moe", "model.layers.1.mlp.experts.6.down_proj.weight"),
         ("gpt2", "transformer.h.0.attn.bias.extra"),
         ("gpt_neox", "gpt_neox.layers.0.attention.bias_k"),
+        ("granitemoehybrid", "model.layers.0.self_attn.q_proj.weight"),  # a Mamba-2 layer
+        ("nemotron_h_moe", "backbone.layers.1.mixer.q_proj.weight"),  # experts
+        ("nemotron_h_moe", "backbone.layers.1.mixer.experts.0.gate_proj.weight"),
+        ("nemotron_h_moe", "backbone.layers.5.mixer.A_log"),  # an MLP
     ],
 )
 def test_an_unknown_tensor_is_named(name: str, key: str, saved: Callable[[str], Path], tmp_path: Path) -> None:

@@ -120,7 +120,10 @@ def test_prompts_fit_the_context_or_the_case_says_why_not(longest: int, windows:
 # Right engines ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gpt_oss", "cla_mixed", "deepseek_v2_lite"])
+QUICK = ["llama_gqa", "qwen2_window", "gpt_oss", "cla_mixed", "deepseek_v2_lite", "granitemoehybrid", "nemotron_h_moe"]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_quick(name: str) -> None:
     report = verify(loaded(name), quick=True)
     assert report.equal, unequal(report)

@@ -23,7 +23,7 @@ _STEPS = {"time_step_limit": [0.3, 1.5]}
 
 _bamba(
     "bamba",
-    1,
+    5,
     "attention in layers 1 and 3 of 5, half of each head rotated; two groups; a filter of 3 tokens; limited steps",
     dims(layers=5, attn_layer_indices=[1, 3], **_MAMBA, **_STEPS, **OWN),
     {"time_step_limit": [0.0, 1.5]},
@@ -32,13 +32,12 @@ _bamba(
 )
 _bamba(
     "bamba_biases",
-    1,
-    "all biases but the filter's; one group of ten heads",
-    dims(
-        attn_layer_indices=[2], mlp_bias=True, mamba_proj_bias=True, mamba_conv_bias=False,
-        **(_MAMBA | {"mamba_n_groups": 1, "mamba_n_heads": 16, "mamba_d_head": 8}), **BIAS, **PLAIN,
-    ),
-)  # fmt: skip
+    7,
+    "all biases but the filter's; one group of sixteen heads",
+    dims(attn_layer_indices=[2], mlp_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, **BIAS, **PLAIN)
+    | _MAMBA
+    | {"mamba_n_groups": 1, "mamba_n_heads": 16, "mamba_d_head": 8},
+)
 
 # granite ----------------------------------------------------------------------------------------------
 
@@ -53,18 +52,18 @@ _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size
 _IN_TURN = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
 
 _granitemoe(
-    "granitemoe", 1, "three of six experts; four multipliers", dims(**_SCALES, **OWN) | _EXPERTS, *_SCALED, PLAIN
+    "granitemoe", 2, "three of six experts; four multipliers", dims(**_SCALES, **OWN) | _EXPERTS, *_SCALED, PLAIN
 )
 _granitemoeshared(
     "granitemoeshared",
-    1,
+    4,
     "an MLP beside two of six experts; biases",
     dims(shared_intermediate_size=40, **_SCALES, **BIAS, **OWN) | _EXPERTS | {"num_experts_per_tok": 2},
     {"num_experts_per_tok": 3},
 )
 _granitemoehybrid(
     "granitemoehybrid",
-    1,
+    24,
     "attention without positions in layers 1 and 4 of 5; an MLP beside three of six experts; four multipliers",
     dims(layers=5, layer_types=_IN_TURN, shared_intermediate_size=40, **_MAMBA, **_STEPS, **_SCALES, **PLAIN)
     | _EXPERTS
@@ -75,28 +74,27 @@ _granitemoehybrid(
     {"time_step_limit": [0.0, 1.5]},
     EPS,
 )
+_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56}
 _granitemoehybrid(
     "granitemoehybrid_dense",
-    1,
+    2,
     "no experts; attention is rotated; biases but in the filter",
-    dims(
-        layer_types=["linear_attention", "full_attention"] * 2, num_local_experts=0, shared_intermediate_size=56,
-        mamba_proj_bias=True, mamba_conv_bias=False, position_embedding_type="rope",
-        **(_MAMBA | {"mamba_n_groups": 1}), **_SCALES, **BIAS, **OWN,
-    ),
+    dims(layer_types=_IN_TURN[:2] * 2, mamba_proj_bias=True, mamba_conv_bias=False, **_SCALES, **BIAS, **OWN)
+    | _DENSE
+    | _MAMBA
+    | {"mamba_n_groups": 1, "position_embedding_type": "rope"},
     {"position_embedding_type": None},
     PLAIN,
-)  # fmt: skip
+)
 _granitemoehybrid(
     "granitemoehybrid_tied",
     1,
     "attention alone, and no experts, tied, as published",
-    dims(
-        layer_types=["full_attention"] * 4, num_local_experts=0, shared_intermediate_size=56,
-        position_embedding_type="rope", **_MAMBA, **_SCALES, **PLAIN, **TIED,
-    ),
+    dims(layer_types=["full_attention"] * 4, position_embedding_type="rope", **_MAMBA, **_SCALES, **PLAIN)
+    | _DENSE
+    | TIED,
     greedy_tokens=0,
-)  # fmt: skip
+)
 
 # nemotron_h -------------------------------------------------------------------------------------------
 
@@ -108,7 +106,7 @@ _NEMOTRON = {
     "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _MANY = {
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "routed_scaling_factor": 1.7,
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "routed_scaling_factor": 1.7,
     "moe_shared_expert_intermediate_size": 36,
 }  # fmt: skip
 _FINER = {"layer_norm_epsilon": 1e-6}
@@ -129,7 +127,7 @@ _nemotron_h(
 )
 _nemotron_h(
     "nemotron_h_biases",
-    1,
+    2,
     "biases of Mamba-2 and MLPs, none on the filter; another activation; one group",
     _NEMOTRON
     | _layers("M-M*-M")
@@ -137,8 +135,8 @@ _nemotron_h(
 )
 _nemotron_h(
     "nemotron_h_moe",
-    1,
-    "three of eight experts from the best two of four groups; experts have no gate; one MLP for all",
+    23,
+    "three of twelve experts from the best two of four groups; experts have no gate; one MLP for all",
     _NEMOTRON | _layers("ME*EM-E") | _MANY | {"n_group": 4, "topk_group": 2},
     {"num_experts_per_tok": 2},
     {"topk_group": 3},
@@ -147,9 +145,12 @@ _nemotron_h(
 )
 _nemotron_h(
     "nemotron_h_latent",
-    1,
-    "experts over a shorter vector, chosen from all; their scores as they are",
-    _NEMOTRON | _layers("ME*EM") | _MANY | {"moe_latent_size": 28, "norm_topk_prob": False},
+    28,
+    "experts over a shorter vector, chosen from all; their scores as they are; another activation",
+    _NEMOTRON
+    | _layers("ME*EM")
+    | _MANY
+    | {"moe_latent_size": 28, "norm_topk_prob": False, "routed_scaling_factor": 0.7, "mlp_hidden_act": "silu"},
     {"norm_topk_prob": True},
 )
 
@@ -162,7 +163,7 @@ _LFM2 = {name: size for name, size in dims(layers=5).items() if name != "rms_nor
 
 _lfm2_moe(
     "lfm2_moe",
-    1,
+    6,
     "a dense layer, then three of seven experts, chosen by biased scores",
     _LFM2 | OWN | {"conv_L_cache": 4},
     {"norm_eps": 1e-6},
@@ -171,7 +172,7 @@ _lfm2_moe(
 )
 _lfm2_moe(
     "lfm2_moe_plain",
-    1,
+    3,
     "no bias on the choice, scores as they are; biases in the convolutions",
     _LFM2 | {"conv_bias": True, "use_expert_bias": False, "norm_topk_prob": False},
     {"norm_topk_prob": True},

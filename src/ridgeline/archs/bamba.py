@@ -33,6 +33,7 @@ HARMLESS = ("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "lay
 def bamba(c: Config) -> ModelSpec:
     """Bamba 9B (IBM, Princeton, CMU and UIUC, 2024): half of each attention head is rotated."""
     norm, heads, bias = rms_norm(c, 1e-5), Heads.read(c, num_kv_heads=8), c.get_bool("attention_bias", False)
+    c.expect("attn_rotary_emb", heads.head_dim // 2)
     full = attention(heads, read_rope(c, heads.head_dim, partial=0.5), qkv_bias=bias, out_bias=bias)
     mamba, mlp = mamba2_mixer(c, norm), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
     indices = c.get_list("attn_layer_indices", [])

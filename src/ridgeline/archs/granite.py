@@ -32,8 +32,8 @@ NAMES = EXPERT_NAMES.with_parts(
 )
 # Layers that attend, by either word for them.
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
-# How a scan is cut; a word that says what the norms are, which the class is built with.
-HARMLESS = ("mamba_chunk_size", "normalization_function")
+# How a scan is cut, how weights are drawn; a word that says what the norms are, which the class is built with.
+HARMLESS = ("mamba_chunk_size", "init_method", "normalization_function")
 
 
 def granitemoe(c: Config) -> ModelSpec:

@@ -110,15 +110,15 @@ def _experts(c: Config) -> MoE:
 
 
 def _kinds(c: Config) -> list[str]:
-    """What each layer is: a list of words, or a letter each."""
-    pattern = c.get_str("hybrid_override_pattern", None)
-    words = c.get_list("layers_block_type", None) or c.get_list("layer_types", None)
-    if words is None and pattern is None:
-        raise c.error("layers_block_type", "is missing, and so is hybrid_override_pattern")
-    known = WORDS if words else LETTERS
-    found = words or list(pattern or "")
+    """What each layer is: a letter each, or a list of words, which may have either of two names."""
+    letters, words = c.get_str("hybrid_override_pattern", None), c.get_list("layer_types", None)
+    if letters is None and words is None:
+        words = c.get_list("layers_block_type")
+    words = c.get_list("layers_block_type", words)  # it is written beside the letters, too
+    name, found, known = "hybrid_override_pattern", list(letters or ""), LETTERS
+    if words is not None:
+        name, found, known = "layers_block_type", words, WORDS
     if not found or not all(isinstance(kind, str) and kind in known for kind in found):
-        name = "layers_block_type" if words else "hybrid_override_pattern"
         raise c.error(name, f"must hold an entry for each layer, one of {', '.join(map(repr, known))}")
     if (count := c.get_int("num_hidden_layers", len(found))) != len(found):
         raise c.error("num_hidden_layers", f"is {count}, but {len(found)} layers are described")
