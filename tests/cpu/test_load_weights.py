@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import shutil
@@ -418,7 +419,7 @@ def test_progress_adds_up_to_the_bytes_of_the_files(saved: Callable[[str], Path]
 
 
 def config_only(case: Case, folder: Path) -> Path:
-    getattr(transformers, case.config_class)(**case.kwargs).save_pretrained(folder)
+    getattr(transformers, case.config_class)(**copy.deepcopy(case.kwargs)).save_pretrained(folder)
     return folder
 
 
