@@ -120,10 +120,14 @@ def test_prompts_fit_the_context_or_the_case_says_why_not(longest: int, windows:
 # Right engines ----------------------------------------------------------------------------------------
 
 
-QUICK = ["llama_gqa", "qwen2_window", "gpt_oss", "cla_mixed", "deepseek_v2_lite", "granitemoehybrid", "nemotron_h_moe"]
+@pytest.mark.parametrize("name", ["granitemoehybrid", "nemotron_h_moe", "nemotron_h"])
+def test_hybrids(name: str) -> None:
+    """Their state is kept at the ends of steps, so that a hit does not begin where the matrix expects it to."""
+    report = verify(loaded(name), quick=True)
+    assert report.equal, unequal(report)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gpt_oss", "cla_mixed", "deepseek_v2_lite"])
 def test_quick(name: str) -> None:
     report = verify(loaded(name), quick=True)
     assert report.equal, unequal(report)
