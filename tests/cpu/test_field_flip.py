@@ -70,6 +70,7 @@ SHAPED = {
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
+    "MoE.latent_size": "columns of the experts",
     "Mamba.inner_size": "rows of in",
     "Mamba.state_size": "columns of A_log",
     "Mamba.conv_size": "columns of the filters",
@@ -107,7 +108,7 @@ ONE_WAY = {
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
-ABSENT |= {"inner_norm_weights", "mlp", "out_gate", "shared_gate"}
+ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, and why.
@@ -241,7 +242,7 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
         yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
-    elif layer.mlp and layer.pre_norm and not layer.post_norm:
+    elif layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 
 

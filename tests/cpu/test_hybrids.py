@@ -56,7 +56,7 @@ LIGHTNING = LightningAttention(num_heads=4, head_dim=8, norm=NORM, slope_scale=0
 GATED = replace(FULL, out_gate=True)
 DELTA = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=8, conv_size=4, norm=NORM)
 CHANNELS = KimiDelta(num_heads=3, head_dim=8, conv_size=3, rank=5, norm=NORM)
-STACKS: dict[str, tuple[TokenMixer, ...]] = {
+STACKS: dict[str, tuple[TokenMixer | None, ...]] = {
     "based": (BASED_CONVOLUTION, TAYLOR, BASED_CONVOLUTION, LOCAL),
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
@@ -66,20 +66,21 @@ STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "state spaces alone": (S4_DIAGONAL, S4_FULL),
     "lightning": (LIGHTNING, LIGHTNING, FULL, LIGHTNING),
     "gated delta rule": (DELTA, CHANNELS, GATED, DELTA, LATENT, CHANNELS, SharedAttention(2, GATED)),
+    "mlps alone": (None, MAMBA2, None, None, FULL, None),
     "latents and shared keys": (
         FIRST, LATENT, MAMBA2, FULL, SharedAttention(3, FULL), CONVOLUTION, SharedAttention(0, FIRST),
     ),
 }  # fmt: skip
 
 
-def layer_of(mixer: TokenMixer, i: int) -> AnyLayer:
+def layer_of(mixer: TokenMixer | None, i: int) -> AnyLayer:
     """Lightning attention stands in layers whose residual is normed, as it does in MiniMax-01."""
     if isinstance(mixer, LightningAttention):
         return DeepNormLayer(mixer, GatedMLP(48), NORM, 1.5, 0.8, 1.2, 1.1)
-    return Layer(mixer, GatedMLP(48) if i % 2 else None, NORM)
+    return Layer(mixer, GatedMLP(48) if i % 2 or mixer is None else None, NORM)
 
 
-def spec_of(*mixers: TokenMixer, longest: int = 256) -> ModelSpec:
+def spec_of(*mixers: TokenMixer | None, longest: int = 256) -> ModelSpec:
     layers = tuple(layer_of(mixer, i) for i, mixer in enumerate(mixers))
     return ModelSpec("hybrid", VOCAB, WIDTH, longest, layers, NORM)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import shutil
@@ -106,6 +107,13 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
         ("kimi_linear", "model.layers.2.self_attn.A_log"),
         ("kimi_linear", "model.layers.0.block_sparse_moe.up_proj.weight"),
         ("kimi_linear", "model.layers.1.block_sparse_moe.gate.e_score_correction_bias"),
+        ("granitemoehybrid", "model.layers.3.block_sparse_moe.input_linear.weight"),
+        ("granitemoehybrid", "model.layers.0.shared_mlp.input_linear.weight"),
+        ("granitemoehybrid", "model.layers.2.mamba.dt_bias"),
+        ("nemotron_h_moe", "backbone.layers.1.mixer.experts.11.up_proj.weight"),
+        ("nemotron_h_moe", "backbone.layers.5.norm.weight"),
+        ("nemotron_h_latent", "backbone.layers.3.mixer.fc1_latent_proj.weight"),
+        ("lfm2_moe", "model.layers.1.feed_forward.expert_bias"),
     ],
 )
 def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -128,6 +136,10 @@ def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], P
         ("qwen3_next", "model.mtp.fc.weight"),
         ("qwen3_next", "model.visual.pos_embed.weight"),
         ("qwen3_next", "model.layers.1.linear_attn.A_log"),  # of a layer that has attention
+        ("granitemoehybrid", "model.layers.0.self_attn.q_proj.weight"),  # a Mamba-2 layer
+        ("nemotron_h_moe", "backbone.layers.1.mixer.q_proj.weight"),  # experts
+        ("nemotron_h_moe", "backbone.layers.1.mixer.experts.0.gate_proj.weight"),
+        ("nemotron_h_moe", "backbone.layers.5.mixer.A_log"),  # an MLP
     ],
 )
 def test_an_unknown_tensor_is_named(name: str, key: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -423,7 +435,7 @@ def test_progress_adds_up_to_the_bytes_of_the_files(saved: Callable[[str], Path]
 
 
 def config_only(case: Case, folder: Path) -> Path:
-    getattr(transformers, case.config_class)(**case.kwargs).save_pretrained(folder)
+    getattr(transformers, case.config_class)(**copy.deepcopy(case.kwargs)).save_pretrained(folder)
     return folder
 
 

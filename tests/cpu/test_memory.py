@@ -98,6 +98,12 @@ KIMI = {
     "num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 128, "vocab_size": 8000,
     "model_max_length": 4096, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
 }  # fmt: skip
+NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "head_dim": 32,
+    "num_key_value_heads": 2, "hybrid_override_pattern": "M-*EM-", "mamba_num_heads": 8, "mamba_head_dim": 64,
+    "ssm_state_size": 64, "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 384,
+    "moe_shared_expert_intermediate_size": 768, "vocab_size": 8000, "max_position_embeddings": 4096,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
@@ -160,6 +166,8 @@ CASES = {
         QWEN_NEXT, context=300, options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}
     ),
     "delta rule by channels": Case(KIMI, context=300, options={"max_num_seqs": 16, "max_num_batched_tokens": 1024}),
+    "mlps alone": Case(NEMOTRON, context=300, options={"max_num_seqs": 4, "max_num_batched_tokens": 1024}),
+    "experts on latents": Case({**NEMOTRON, "moe_latent_size": 512}, context=2040, options={"max_num_seqs": 1}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),

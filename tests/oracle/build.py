@@ -186,7 +186,8 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
     """
     gap = float("inf")
     for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
-        biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        ends = ("e_score_correction_bias", "expert_bias")
+        biases = [b for name, b in model.named_buffers() if name.endswith(ends)]
         found = _forward(model, tokens, output_router_logits=True).router_logits
         for i, logits in enumerate(found):
             rated = logits.sigmoid() + biases[i] if biases else logits
@@ -201,11 +202,11 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         best = values.topk(count + 1).values
         return float((best[:, -2] - best[:, -1]).min())
 
-    by_two = config.model_type in ("deepseek_v3", "kimi_linear")
-    limited = by_two or getattr(config, "topk_method", "") == "group_limited_greedy"
+    two_best = config.model_type in ("deepseek_v3", "kimi_linear", "nemotron_h")
+    limited = two_best or getattr(config, "topk_method", "") == "group_limited_greedy"
     if limited and config.topk_group < config.n_group:
         groups = rated.unflatten(-1, (config.n_group, -1))
-        score = groups.topk(2 if by_two else 1).values.sum(-1)
+        score = groups.topk(2 if two_best else 1).values.sum(-1)
         yield gap(score, config.topk_group)
         closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
         rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from oracle import cases_delta, cases_dense, cases_experts, cases_linear, cases_recurrent
+from oracle import cases_delta, cases_dense, cases_experts, cases_hybrid, cases_linear, cases_recurrent
 from oracle.case import Case
 
 CASES: dict[str, Case] = (
@@ -14,7 +14,8 @@ CASES: dict[str, Case] = (
     | cases_recurrent.CASES
     | cases_linear.CASES
     | cases_delta.CASES
-)  # fmt: skip
+    | cases_hybrid.CASES
+)
 
 
 if __name__ == "__main__":

@@ -679,7 +679,7 @@ _add_qwen(
     },
     architectures=["Qwen3_5MoeForConditionalGeneration"], model_type="qwen3_5_moe", tie_word_embeddings=False,
 )  # fmt: skip
-# Config seen.
+# The fields that matter seen, the rest memory.
 _add(
     "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     49122681728,
@@ -695,6 +695,134 @@ _add(
     "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
     "routed_scaling_factor": 2.446, "tie_word_embeddings": false, "topk_group": 1, "use_cache": true,
     "use_grouped_topk": true, "v_head_dim": 128, "vocab_size": 163840}""",
+)
+
+# hybrids of Mamba-2 -----------------------------------------------------------------------------------
+
+_GRANITE_4 = """"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257, "hidden_act": "silu",
+    "init_method": "mup", "initializer_range": 0.1, "mamba_chunk_size": 256, "mamba_conv_bias": true,
+    "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_proj_bias": false, "max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm", "num_hidden_layers": 40, "output_router_logits": false,
+    "pad_token_id": 100256, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null,
+    "rope_theta": 10000, "router_aux_loss_coef": 0.0001, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.56.0", "use_cache": true, "vocab_size": 100352"""
+_FOUR_OF_FORTY = ["attention" if i % 10 == 5 else "mamba" for i in range(40)]
+_HYBRID = f"""{_GRANITE_4}, "position_embedding_type": "nope" """
+# Memory; the sizes of files seen (12.93 and 59.99 GiB in bfloat16) agree with the two counts with experts.
+_add(
+    "ibm-granite/granite-4.0-h-micro",
+    3191396096,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.015625, "hidden_size": 2048, "intermediate_size": 8192,
+    "logits_scaling": 8, "mamba_n_heads": 64, "num_attention_heads": 32, "num_experts_per_tok": 0,
+    "num_key_value_heads": 8, "num_local_experts": 0, "shared_intermediate_size": 8192}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-h-tiny",
+    6939037248,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.0078125, "hidden_size": 1536, "intermediate_size": 512,
+    "logits_scaling": 6, "mamba_n_heads": 48, "num_attention_heads": 12, "num_experts_per_tok": 6,
+    "num_key_value_heads": 4, "num_local_experts": 64, "shared_intermediate_size": 1024}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-h-small",
+    32207337984,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.0078125, "hidden_size": 4096, "intermediate_size": 768,
+    "logits_scaling": 16, "mamba_n_heads": 128, "num_attention_heads": 32, "num_experts_per_tok": 10,
+    "num_key_value_heads": 8, "num_local_experts": 72, "shared_intermediate_size": 1536}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-micro",
+    3402836480,
+    f"""{{{_GRANITE_4}, "attention_multiplier": 0.015625, "hidden_size": 2560, "intermediate_size": 8192,
+    "logits_scaling": 10, "mamba_n_heads": 80, "num_attention_heads": 40, "num_experts_per_tok": 0,
+    "num_key_value_heads": 8, "num_local_experts": 0, "position_embedding_type": "rope",
+    "shared_intermediate_size": 8192}}""",
+    layer_types=["attention"] * 40,
+)
+# Memory.
+_add(
+    "ibm-granite/granite-3.1-3b-a800m-base",
+    3298793472,
+    """{"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.1,
+    "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+    "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 512,
+    "logits_scaling": 6.0, "max_position_embeddings": 131072, "model_type": "granitemoe", "num_attention_heads": 24,
+    "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 40,
+    "output_router_logits": false, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": true, "vocab_size": 49155}""",
+)
+# A test model of its class; its name seen, its sizes memory and nothing else: only transformers confirms their count.
+_add(
+    "ibm-research/moe-7b-1b-active-shared-experts",
+    6370899456,
+    """{"architectures": ["GraniteMoeSharedForCausalLM"], "attention_bias": false, "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 512,
+    "logits_scaling": 6.0, "max_position_embeddings": 4096, "model_type": "granitemoeshared",
+    "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4,
+    "num_local_experts": 62, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_theta": 10000,
+    "shared_intermediate_size": 1024, "tie_word_embeddings": true, "vocab_size": 49160}""",
+)
+# Layers, widths, heads and experts seen; the rest memory. The second's count holds the 2,944 numbers that balance its
+# experts.
+_NEMOTRON_H = """"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"}, "bos_token_id": 1, "chunk_size": 128,
+    "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "hidden_dropout": 0.0, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_proj_bias": false,
+    "mlp_bias": false, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+    "num_attention_heads": 32, "num_hidden_layers": 52, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rescale_prenorm_residual": true, "residual_in_fp32": false, "ssm_state_size": 128, "tie_word_embeddings": false,
+    "time_step_floor": 0.0001, "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+    "torch_dtype": "bfloat16", "use_bias": false, "use_cache": true, "use_conv_bias": true, "use_mamba_kernels": true,
+    "vocab_size": 131072"""
+_add(
+    "nvidia/Nemotron-H-8B-Base-8K",
+    8100852736,
+    f"""{{{_NEMOTRON_H}, "attention_head_dim": 128, "hidden_size": 4096,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "intermediate_size": 21504,
+    "mamba_num_heads": 128, "max_position_embeddings": 8192, "num_key_value_heads": 8, "rms_norm_eps": 1e-05}}""",
+)
+_add(
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    31577940288,
+    f"""{{{_NEMOTRON_H}, "head_dim": 128, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "mamba_num_heads": 64, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_routed_experts": 128,
+    "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true, "num_experts_per_tok": 6,
+    "num_key_value_heads": 2, "partial_rotary_factor": 1.0, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+    "sliding_window": null, "topk_group": 1}}""",
+)
+# Memory, both; the second's count holds the 704 numbers that balance its experts.
+_add(
+    "ibm-ai-platform/Bamba-9B-v1",
+    9780235392,
+    """{"architectures": ["BambaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": false,
+    "max_position_embeddings": 4096, "mlp_bias": false, "model_type": "bamba", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 128256}""",
+)
+_add(
+    "LiquidAI/LFM2-8B-A1B",
+    8339930560,
+    """{"architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": false,
+    "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7168,
+    "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "pad_token_id": 0,
+    "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "transformers_version": "4.57.0.dev0", "use_cache": true,
+    "use_expert_bias": true, "vocab_size": 65536}""",
+    layer_types=["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
 )
 
 # deepseek ---------------------------------------------------------------------------------------------

@@ -54,6 +54,12 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    "lfm2_moe": {
+        name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    },
+    "bamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), SIZES),
+    "nemotron_h": {"vocab_size": 32, "hidden_size": 64, "layers_block_type": ["mamba", "mlp", "attention", "moe"]},
     **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), RECURRENT),
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
@@ -70,11 +76,15 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "kimi_linear": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
 }
 # What else a small config must say: left out, these fields mean the sizes of the family's published model.
+BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
+    "lfm2_moe": {"num_key_value_heads": 4},
+    "bamba": BAMBA | {"num_key_value_heads": 4},
+    "granitemoehybrid": BAMBA,
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), KV_HEADS),
     **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe", "qwen3_next"), KV_HEADS),
@@ -556,7 +566,7 @@ def test_shapes_of_layers() -> None:
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
-    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2"}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe"}
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
     assert "num_heads 4 is not a multiple of num_kv_heads 3" in refusal("llama", num_key_value_heads=3)
@@ -641,11 +651,13 @@ def test_a_language_model_inside_another() -> None:
 
 # ---- names --------------------------------------------------------------------------------------------------
 
+UNBIASED = ("phi3", "nemotron_h")  # they read the field to refuse it
+
 
 @EVERY
 def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     """No two weights share rows, and the parts of a fused tensor fill it."""
-    biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family != "phi3" else {}
+    biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family not in UNBIASED else {}
     spec = read(family, tie_word_embeddings=False, **biases)
     reads = FAMILIES[family].names.reads(spec)
     assert list(reads) == [w.name for w in spec.weights()]
@@ -656,6 +668,7 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
         r = reads[weight.name]
         assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
         kept = weight.name.endswith("conv.weight")  # [channels, 1, taps], there too
+        kept |= family.startswith("granitemoe") and ".experts." in weight.name  # [expert, out, in], there too
         every = (r.every is not None and weight.is_matrix) or r.expert_rows is not None
         assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:

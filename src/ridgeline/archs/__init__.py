@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.archs import (
+    bamba,
     deepseek,
     gemma,
     glm,
     gpt,
     gpt_oss,
+    granite,
     jamba,
     kimi,
     lfm2,
@@ -22,6 +24,7 @@ from ridgeline.archs import (
     mamba,
     minimax,
     moe,
+    nemotron,
     olmo,
     qwen_next,
 )
@@ -32,11 +35,11 @@ from ridgeline.archs.quantization import packing_method, weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi)
-    for family in module.FAMILIES
-}
+MODULES = (
+    llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
+    nemotron,
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
 
 __all__ = [

@@ -99,7 +99,7 @@ def decoder(
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
 ) -> ModelSpec:  # fmt: skip
     """The model around the layers; `tied` is the family's default for `tie_word_embeddings`."""
-    rope = next((layer.mixer.rope for layer in layers if layer.mixer.rope), None)
+    rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
     if max_len is None:
         max_len = stretched_context(c, rope) if rope else c.get_int("max_position_embeddings")
     return ModelSpec(

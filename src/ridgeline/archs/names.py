@@ -77,7 +77,7 @@ class AllExperts:
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
     """All experts in one tensor [expert, out, in] under `module` itself: in each, `names` lie one below the other
-    (Qwen3.5).
+    (Qwen3.5, Granite).
     """
 
     module: str

@@ -15,9 +15,10 @@ Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 
 def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
-    """The mixer of a layer. weights: the norm before it as "norm". scale: of the delta that it receives."""
+    """The mixer of a layer that has one. weights: the norm before it as "norm". scale: of the delta that it gets."""
     whole = spec.layers[layer]
     mixer, norm = whole.mixer, whole.pre_norm
+    assert mixer is not None
     if isinstance(whole, DeepNormLayer):
         norm = None  # its stream arrives normed
     match mixer:

@@ -76,12 +76,12 @@ class _Block:
     ) -> None:
         layer = spec.layers[index]
         assert not isinstance(layer, DeepNormLayer)
-        self._rope = layer.mixer.rope
+        self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
-        scale = residual_scale(layer)
         at = f"layers.{index}."
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._mixer = build_mixer(spec, index, mixer, table, previous_scale)
+        self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
+        scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
             mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
@@ -92,16 +92,18 @@ class _Block:
         self._add = table.primitive(api.ADD)
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
-        rotary = rotaries[self._rope] if self._rope else None
-        residual, delta, shared = self._mixer(stream, rotary, step)
-        delta = self._mixer_post(delta)
-        if self._mlp is None:
-            return Stream(residual, delta, shared)
-        if self._parallel:
-            _, other = self._mlp(residual, None)
-            return Stream(residual, self._add(delta, other, 1.0), shared)
-        residual, delta = self._mlp(residual, delta)
-        return Stream(residual, self._mlp_post(delta), shared)
+        residual, delta, shared = stream
+        if self._mixer:
+            rotary = rotaries[self._rope] if self._rope else None
+            residual, delta, shared = self._mixer(stream, rotary, step)
+            delta = self._mixer_post(delta)
+            if self._mlp and self._parallel:
+                _, other = self._mlp(residual, None)
+                return Stream(residual, self._add(delta, other, 1.0), shared)
+        if self._mlp:
+            residual, delta = self._mlp(residual, delta)
+            delta = self._mlp_post(delta)
+        return Stream(residual, delta, shared)
 
 
 class _DeepNormBlock:

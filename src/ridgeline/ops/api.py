@@ -158,7 +158,7 @@ LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_at
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
 # (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
 WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
-# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
+# (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -174,9 +174,9 @@ CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
 # (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate, up, down, their biases or None) -> [T, width], grouped by expert [MoE]
-ExpertBiases = tuple[Array, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
-EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | None], Array]] = Op(
+# (x [T, width], expert ids, weights, gate or None, up, down, their biases or None) -> [T, width], by expert [MoE]
+ExpertBiases = tuple[Array | None, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
+EXPERTS: Op[Callable[[Array, Array, Array, Array | None, Array, Array, ExpertBiases | None], Array]] = Op(
     "experts", "primitive"
 )
 

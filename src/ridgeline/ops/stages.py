@@ -211,22 +211,26 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
     return lambda x: down.apply(act(up.apply(x)))
 
 
+_UP_DOWN = ("up", "down")
+
+
 def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
     route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
     router = weights.linears["router"]
-    gate, up, down = (weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down"))
+    gate, up, down = weights.vector("experts.gate.weight"), *(weights.arrays[f"experts.{n}.weight"] for n in _UP_DOWN)
     biases: api.ExpertBiases | None = None
     if case.bias:
-        biases = (
-            weights.arrays["experts.gate.bias"],
-            weights.arrays["experts.up.bias"],
-            weights.arrays["experts.down.bias"],
-        )
+        b_up, b_down = (weights.arrays[f"experts.{n}.bias"] for n in _UP_DOWN)
+        biases = weights.vector("experts.gate.bias"), b_up, b_down
     choice_bias = weights.vector("choice.bias")
+    latent = (weights.linears["latent_in"], weights.linears["latent_out"]) if case.latent_size else None
 
     def run(x: Array) -> Array:
         ids, scores = route(router.apply(x), choice_bias)
-        return experts(x, ids, scores, gate, up, down, biases)
+        if latent is None:
+            return experts(x, ids, scores, gate, up, down, biases)
+        into, out = latent
+        return out.apply(experts(into.apply(x), ids, scores, gate, up, down, biases))
 
     if case.shared is None:
         return run

@@ -74,7 +74,7 @@ class Workspace:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
         self._layers = {
-            (layer.mixer, layer.mlp, of_layer[spec.state_layer(i)]): None for i, layer in enumerate(spec.layers)
+            (layer.mixer, layer.mlp, of_layer.get(spec.state_layer(i))): None for i, layer in enumerate(spec.layers)
         }
         self._rotary_dims = sum(rope.dim for rope in spec.ropes())
 
@@ -92,10 +92,14 @@ class Workspace:
         return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
 
 
-def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
-    """The largest phase of a layer, beside the stream that it was given."""
+def _layer(
+    size: StepSize, hidden_size: int, mixer: TokenMixer | None, mlp: ChannelMixer | None, group: StateGroup | None
+) -> int:
+    """The largest phase of a layer, beside the stream that it was given. group: of its state; None without a mixer."""
     width = FLOAT * size.tokens * hidden_size
-    if isinstance(mixer, Attention | SharedAttention):
+    if mixer is None or group is None:
+        before, during, held = 0, 0, 0
+    elif isinstance(mixer, Attention | SharedAttention):
         before, during, held = _attention_phases(size, mixer, group)
     elif isinstance(mixer, LatentAttention):
         before, during, held = _latent_phases(size, mixer, group)
@@ -183,7 +187,10 @@ def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
     routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
     # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
     parts = 5 if isinstance(mlp.activation, ClampedSwiGLU) else 4
-    routed = routing + max((chosen + 1) * width + parts * inner, (3 * chosen + 1) * width)
+    read = FLOAT * tokens * mlp.latent_size if mlp.latent_size else width  # by an expert, and written
+    routed = routing + max((chosen + 1) * read + parts * inner, (3 * chosen + 1) * read)
+    if mlp.latent_size:
+        routed += width + 2 * read
     return max(routed, 2 * width + _channel(tokens, hidden_size, mlp.shared)) if mlp.shared else routed
 
 

@@ -15,6 +15,7 @@ from ridgeline.spec.mixers import (
     MoE,
     SharedAttention,
     TokenMixer,
+    Ungated,
 )
 from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
@@ -84,6 +85,7 @@ __all__ = [
     "Strided",
     "TaylorAttention",
     "TokenMixer",
+    "Ungated",
     "Weight",
     "YarnScaling",
     "from_json",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.state import ALL
+from ridgeline.spec.state import ALL, State
 
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
 
@@ -115,7 +115,7 @@ def state_groups(
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
-        state = layer.mixer.state()
+        state = layer.mixer.state() if layer.mixer else State(())
         if not state.elements:
             continue
         slots = members.setdefault((state.lookback, state.first_tokens, state.snapshot), [])

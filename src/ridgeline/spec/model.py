@@ -15,19 +15,24 @@ from ridgeline.spec.weight import Weight, linear
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += scale * post(mixer(pre(x))), then the same with the channel mixer, if there is one (Mamba has none).
+    """x += scale * post(mixer(pre(x))), then the same with the channel mixer. One may be missing (Mamba, Nemotron-H).
 
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
     """
 
-    mixer: TokenMixer
+    mixer: TokenMixer | None
     mlp: ChannelMixer | None
     pre_norm: Norm | None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.mixer is None and self.mlp is None:
+            raise ValueError("a layer needs a mixer or an mlp")
+
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
+        if self.mixer:
+            yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
         if self.mlp:
             yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
 
@@ -87,7 +92,7 @@ def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAtte
     if isinstance(owner, SharedAttention):
         return f"{where}, which has none of its own: it shares those of layer {owner.source}"
     if not isinstance(owner, Attention):
-        return f"{where}, which has none: it is {type(owner).__name__}"
+        return f"{where}, which has none: it is {type(owner).__name__ if owner else 'no token mixer'}"
     misfit = mixer.misfit(owner)
     return misfit and f"{where}, which do not fit: {misfit}"
 
@@ -120,6 +125,8 @@ class ModelSpec:
                 raise ValueError(f"{name} must be positive, not {value}")
         if not self.layers:
             raise ValueError("a model needs at least one layer")
+        if not any(layer.mixer for layer in self.layers):
+            raise ValueError("a model needs at least one layer with a token mixer: without, no token sees another")
         for i, layer in enumerate(self.layers):
             if isinstance(layer.mixer, SharedAttention) and (problem := _sharing_problem(self.layers, i, layer.mixer)):
                 raise ValueError(f"layers[{i}].mixer: {problem}")
@@ -158,7 +165,7 @@ class ModelSpec:
 
     def state_elements(self, num_tokens: int) -> int:
         """Numbers kept for one sequence of `num_tokens` tokens, over all layers."""
-        return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers)
+        return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers if layer.mixer)
 
     def resolve_max_model_len(self, wanted: int | None) -> int:
         """The longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
@@ -177,4 +184,4 @@ class ModelSpec:
 
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotations in use, in order of first use."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope))
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer and layer.mixer.rope))

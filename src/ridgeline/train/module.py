@@ -130,5 +130,6 @@ def _offset(name: str, spec: ModelSpec) -> float:
         return spec.norm.offset if isinstance(spec.norm, RMSNorm) else 0.0
     mixer = spec.layers[int(index)].mixer
     own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    assert own is not None  # it has a weight
     norms = [value for f in fields(own) if isinstance(value := getattr(own, f.name), RMSNorm)]
     return norms[0].offset if norms else 0.0
