@@ -174,7 +174,7 @@ def test_drawn_answers_stay_as_they_are_too(name: str) -> None:
 def test_drafts_of_sequences_that_make_room(name: str, depth: int, how: Literal["recompute", "swap"]) -> None:
     wanted = plain(name)
     config = settings(name, steps_in_flight=depth, max_num_batched_tokens=24, checkpoint_tokens=4)
-    few = tuple(g.most_pages(61 + NEW_TOKENS) + 2 for g in config.groups)
+    few = tuple(g.most_pages(61 + NEW_TOKENS) + 3 for g in config.groups)
     host = tuple(4 * n if how == "swap" else 0 for n in few)
     engine = Engine(loaded(name), replace(config, num_pages=few, num_host_pages=host))
     engine._scheduler._swap_cost = (lambda num_tokens, num_bytes: how) if how == "swap" else None

@@ -106,4 +106,7 @@ def _forerunners(case: Case, scale: Scale, prompts: Prompts) -> list[GenerationR
     other = prompts.tokens(DISTINCT + 1, len(shared))
     starts = [(*shared[:i], other[i], *shared[i + 1 :]) for i in sorted({0, len(shared) // 2, len(shared) - 1})]
     params, noise = replace(GREEDY, max_tokens=1), (NoiseKey(prompts.seed, 0),)
-    return [GenerationRequest((*start, other[0]), params, noise) for start in (*starts, shared)]
+    # What follows is in no request, or they would share more; in a vocabulary of a dozen tokens they may.
+    taken = {prompts.tokens(i + 1, 1)[0] for i in range(DISTINCT)}
+    last = next((token for token in prompts.tokens(DISTINCT + 3, 2 * DISTINCT) if token not in taken), other[0])
+    return [GenerationRequest((*start, last), params, noise) for start in (*starts, shared)]

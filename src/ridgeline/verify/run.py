@@ -10,13 +10,14 @@ from ridgeline.engine import Engine
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
 from ridgeline.verify.report import CaseResult, Observed, Report
 from ridgeline.verify.requests import TEXTS, Prompts, rounds
-from ridgeline.verify.serving import Serving
+from ridgeline.verify.serving import Proposer, Serving
 from ridgeline.verify.soil import soiled
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
@@ -73,7 +74,8 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
         return CaseResult(case)
     start, run = time.perf_counter(), None
     try:
-        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case)
+        proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
+        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case, proposer)
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -97,15 +99,27 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             max_num_seqs=seqs,
             max_num_batched_tokens=case.chunk or (case.company + 1) * longest,
             block_size=case.page,
+            checkpoint_tokens=_checkpoint_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
         ),
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
+        num_speculative_tokens=case.drafts,
     )
     if not case.preempt:
         return config
     host = [1 + HOST_SEQUENCES * g.most_pages(longest) if case.preempt == "swap" else 0 for g in config.groups]
     return replace(config, num_pages=_few_pages(config, case, scale), num_host_pages=tuple(host))
+
+
+def _checkpoint_tokens(spec: ModelSpec, case: Case) -> int:
+    """A checkpoint at every page, so that short prompts come to one.
+
+    A recurrent layer needs as many pages at the end of an answer as at its beginning. So where sequences shall be short
+    of them, and there is nothing else to be short of, each takes a new page for every token.
+    """
+    states = [layer.mixer.state() for layer in spec.layers]
+    return 1 if case.preempt and all(s.snapshot for s in states if s.elements) else case.page
 
 
 def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
