@@ -209,9 +209,9 @@ class Settings:
 
 
 def checkpoint_grid(page_tokens: int, wanted: float) -> int:
-    """Pages, 1 or 2 or 4 and so on, that hold up to `wanted` tokens; more than that if it takes more for the least."""
+    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_CHECKPOINT."""
     tokens = page_tokens
-    while tokens < LEAST_CHECKPOINT or 2 * tokens <= wanted:
+    while tokens < LEAST_CHECKPOINT or tokens * sqrt(2) <= wanted:
         tokens *= 2
     return tokens
 

@@ -146,9 +146,10 @@ def _why_checkpoints(found: Settings) -> str:
     if not found.state_bytes:
         return "without effect: no layer is recurrent"
     number = found.prefix / found.checkpoint_tokens
+    share = found.checkpoint_share(1) * number
     return (
-        f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take "
-        f"{found.checkpoint_share(1) * number:.1%} of the pages, and {0.5 / number:.1%} of a prefix is computed again"
+        f"of {num_bytes(found.state_bytes)} each, one a step at most; for {found.seqs} prefixes of {found.prefix} "
+        f"tokens they take {share:.1%} of the pages, and {0.5 / number:.1%} of a prefix is computed again"
     )
 
 

@@ -60,9 +60,9 @@ class Observed:
     """What an engine did in a case.
 
     first_token: steps until the first request's first token. least_first_token: as few as the settings allow; slack:
-    so many more, to leave a checkpoint where prompts part. most_running: sequences at once. cached_tokens: of all prompts; hits: requests that found some.
-    shared_pages: references to pages beyond one each, at most. draft_tokens, accepted_tokens: that were run, and of
-    those.
+    so many more, to leave a checkpoint where prompts part. most_running: sequences at once. cached_tokens: of all
+    prompts; hits: requests that found some. shared_pages: references to pages beyond one each, at most. draft_tokens,
+    accepted_tokens: that were run, and of those.
     """
 
     requests: int = 0
