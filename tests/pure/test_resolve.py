@@ -238,7 +238,7 @@ def test_checkpoints_where_two_shares_are_least_together(spec: ModelSpec) -> Non
         chosen = config.checkpoint_tokens
         assert both(chosen) <= 1.1 * min(both(LEAST_CHECKPOINT * 2**i) for i in range(8))
         reason = config.reasons["checkpoint_tokens"]
-        assert f"of {num_bytes(state)} each, one a step at most; for 64 prefixes of 2048 tokens" in reason
+        assert f"of {num_bytes(state)} each; for 64 prefixes of 2048 tokens" in reason
         found.append(chosen)
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] == LEAST_CHECKPOINT

@@ -145,11 +145,12 @@ def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
 def _why_checkpoints(found: Settings) -> str:
     if not found.state_bytes:
         return "without effect: no layer is recurrent"
-    number = found.prefix / found.checkpoint_tokens
-    share = found.checkpoint_share(1) * number
+    share = found.checkpoint_share(1) * found.prefix / found.checkpoint_tokens
+    between = max(found.checkpoint_tokens, found.tokens)  # a step leaves one at most
+    again = min(between, found.prefix) / 2 / found.prefix
     return (
-        f"of {num_bytes(found.state_bytes)} each, one a step at most; for {found.seqs} prefixes of {found.prefix} "
-        f"tokens they take {share:.1%} of the pages, and {0.5 / number:.1%} of a prefix is computed again"
+        f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take at most "
+        f"{share:.1%} of the pages, and up to {again:.1%} of a prefix is computed again"
     )
 
 
