@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -154,6 +155,8 @@ def test_drafts_change_nothing(name: str, kind: str) -> None:
     for group, stats in zip(engine.config.groups, engine.stats().groups, strict=True):
         if group.snapshot:  # nothing for each draft: what a step reads, and what it leaves
             assert stats.peak_pages <= 2 * len(PROMPTS)
+    held = sum(4 * prod(x.shape) for kept in engine._runner._inputs._kept.values() for x in kept)
+    assert held <= engine.config.workspace_bytes - settings(name, drafts=0).workspace_bytes  # as it was counted
 
 
 SAMPLED = {"temperature": 1.0, "n": 3, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.5}

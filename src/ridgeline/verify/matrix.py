@@ -14,6 +14,7 @@ OVER = 6  # tokens of a prompt past its first page or chunk
 CROSSING = 4  # tokens of an answer after which it reaches a new page, where sequences are to be preempted
 LONGER = 16  # by so many tokens every other prompt is longer then, if there is room
 NUM_COMBINATIONS, NUM_QUICK_COMBINATIONS = 8, 3
+MANY = 3  # sequences of one page each, of which one must make room for the others
 LEAST_COMBINED = 3  # settings that are not the default's
 
 Preempt = Literal["recompute", "swap"]
@@ -53,7 +54,8 @@ class Scale:
     """What the cases of one model are cut to.
 
     longest: tokens of a prompt and its answer at most. new_tokens: of every answer. windows: of the model's layers, in
-    tokens, ascending. text: there is a tokenizer. quick: few values of each axis.
+    tokens, ascending. text: there is a tokenizer. quick: few values of each axis. only_states: no layer keeps a row for
+    each token, so that a sequence needs no more pages at its end than at its beginning.
     """
 
     longest: int
@@ -61,6 +63,7 @@ class Scale:
     windows: tuple[int, ...] = ()
     text: bool = False
     quick: bool = False
+    only_states: bool = False
 
     @property
     def room(self) -> int:
@@ -208,7 +211,8 @@ def _goes_together(case: Case, scale: Scale) -> bool:
     In steps of one token only one sequence runs at a time: it has no company, and nobody needs its pages. Prompts of
     sequences that are to be preempted have lengths of their own; where a page is longer than a window, and prompts
     begin with whole pages, none of them may be short of one. Drafts need the token before them, and more than one token
-    in a step; with them nobody can say how far the others are when an answer comes to a new page.
+    in a step; with them nobody can say how far the others are when an answer comes to a new page. Sequences of one page
+    each run short of them only where several begin in one step.
     """
     crowd = case.company or case.n > 1
     if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt):
@@ -217,6 +221,9 @@ def _goes_together(case: Case, scale: Scale) -> bool:
         return not (case.company or case.preempt)
     if not case.preempt:
         return True
+    together = not case.chunk or case.chunk >= MANY * max(lengths(case, scale).prompts)
+    if scale.only_states and (case.n > 1 or not together):
+        return False
     wide = scale.windows and case.page > scale.windows[0] and case.prefix == "hit"
     return bool(crowd and not case.prompt and not wide)
 

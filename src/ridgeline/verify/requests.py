@@ -79,7 +79,7 @@ def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
         # Those that shall meet with too few pages come together.
-        span = 1 if case.preempt else scale.new_tokens
+        span = 1 if case.preempt else max(1, scale.new_tokens // (1 + case.drafts))
         steps = [0, *rng.integers(span, size=size - 1).tolist()]
         before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
         yield Round(before, list(map(Arrival, steps, requests)))

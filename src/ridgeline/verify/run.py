@@ -65,7 +65,8 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     work = CPU_WORK if loaded.table.memory.device == "cpu" else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
-    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick)
+    only_states = all(g.snapshot for g in groups)
+    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, only_states)
 
 
 def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, baseline: Baseline) -> CaseResult:
@@ -123,12 +124,15 @@ def _checkpoint_tokens(spec: ModelSpec, case: Case) -> int:
 
 
 def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
-    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers."""
+    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers.
+
+    Of states four: three sequences that begin in one step have one each, and then two want another.
+    """
     found, new = lengths(case, scale), scale.new_tokens
     short, long = min(found.prompts), max(found.prompts)
     return tuple(
         1 + max(g.most_pages(long + new),
-                g.most_pages(short + 1) + g.most_pages(long + 1) - len(g.reads(found.shared)))
+                g.most_pages(short + 1) + g.most_pages(long + 1) - (0 if g.snapshot else len(g.reads(found.shared))))
         for g in config.groups
     )  # fmt: skip
 
