@@ -32,7 +32,7 @@ from ridgeline.spec import (
     TokenMixer,
     to_json,
 )
-from ridgeline.verify import verify
+from ridgeline.verify import Report, verify
 
 NORM = RMSNorm(1e-5)
 WIDTH, VOCAB = 32, 97
@@ -66,11 +66,18 @@ def load(folder: Path, spec: ModelSpec, **options: Any) -> LLM:
     return LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
 
+def check(report: Report) -> None:
+    """All is equal; and what a state makes hard was seen at work. A window of few tokens may cut a prompt in two."""
+    powers = ("prefix", "preempted", "drafts", "forks")
+    hardly = [r for r in report.results if r.missing and r.case.axis in powers]
+    assert report.equal and not hardly, [r for r in report.results if r.verdict not in ("equal", "not run")]
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_any_stack_is_exact(name: str, tmp_path: Path) -> None:
     llm = load(tmp_path, spec_of(*STACKS[name]), cache="off")
     report = verify(llm.loaded, new_tokens=6, quick=True)
-    assert report.equal, [r for r in report.results if r.verdict not in ("equal", "not run")]
+    check(report)
 
 
 @pytest.mark.slow
@@ -78,7 +85,7 @@ def test_any_stack_is_exact(name: str, tmp_path: Path) -> None:
 def test_the_whole_matrix_for_any_stack(name: str, tmp_path: Path) -> None:
     llm = load(tmp_path, spec_of(*STACKS[name]), cache="off")
     report = verify(llm.loaded, new_tokens=8)
-    assert report.equal, [r for r in report.results if r.verdict not in ("equal", "not run")]
+    check(report)
 
 
 @pytest.mark.parametrize("checkpoint", [None, 256, 2048])
