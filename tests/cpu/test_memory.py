@@ -73,6 +73,8 @@ GPT_OSS = {
     "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
     "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
     "vocab_size": 8000, "max_position_embeddings": 4096, "sliding_window": 128,
+    # Without it the context is the published one, 32 times as long, and its prefill alone takes minutes.
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
 }  # fmt: skip
 DEEPSEEK = {
     "model_type": "deepseek_v2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,

@@ -100,9 +100,9 @@ def _recurrent(
     parts = mixer.state().parts
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        given = step.recall(layer, parts)
-        residual, delta, states = block(stream.residual, stream.delta, given, step.segments)
-        step.remember(layer, states)
+        given, kept = step.recall(layer, parts)
+        residual, delta, states, keep = block(stream.residual, stream.delta, given, kept, step.segments)
+        step.remember(layer, states, keep)
         return residual, delta, stream.shared
 
     return run

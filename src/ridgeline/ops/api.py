@@ -101,16 +101,23 @@ class SequenceBucket(NamedTuple):
     """
 
     members: Array  # [n], of the step's sequences
-    rows: Array  # [n, m], of the step's T tokens
+    rows: Array  # [n, m], of the step's T tokens; see Segments
     lengths: Array  # [n], tokens
 
 
 class Segments(NamedTuple):
-    """How a step's T tokens fall into its N sequences, for what runs along each of them."""
+    """How a step's T tokens fall into its N sequences, for what runs along each of them.
+
+    Drafts run on from the states that the tokens before them leave, and leave none themselves: what they were given is
+    kept instead. Where drafts were accepted, what was kept of those R tokens runs once more, before the step's own:
+    rows of buckets count from the first of the R.
+    """
 
     buckets: tuple[SequenceBucket, ...]
-    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
-    sequence_order: Array  # [N], the same for the buckets' [n] sequences
+    order: Array  # [T], where each token's result stands when all results [n * m], drafts' last, are laid end to end
+    sequence_order: Array  # [N], where each sequence's state stands when the buckets' [n] are
+    drafts: tuple[SequenceBucket, ...] = ()
+    keep: Array | None = None  # [D], which of the T tokens are drafts; None where there are none
 
 
 class SnapshotLayout(NamedTuple):
@@ -122,6 +129,7 @@ class SnapshotLayout(NamedTuple):
 
 
 States = Sequence[Array]  # of a layer: [N, *shape] for each part of its mixer's state
+Kept = Sequence[Array]  # of a layer: what goes along of R or D tokens, [tokens, *shape] each; none where there are no
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,7 @@ EXPERTS: Op[Callable[[Array, Array, Array, Array | None, Array, Array, ExpertBia
 READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
 # (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
 WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
-# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [len(order), *shape] [no case]
+# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [*order, *shape] [no case]
 GATHER: Op[Callable[[Sequence[Array], int, Array], Array]] = Op("gather", "primitive")
 # (x [..., sum of sizes], sizes) -> a part [..., size] for each [no case]
 SPLIT: Op[Callable[[Array, Sequence[int]], Sequence[Array]]] = Op("split", "primitive")
@@ -245,8 +253,9 @@ LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Arr
 )
 # (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
-# (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
-RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
+# (residual, delta or None, states, what was kept of R tokens, segments) -> residual, delta [T, width], states, what is
+# to be kept of D drafts [stages.RecurrentBlock]
+RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Kept, Segments], tuple[Array, Array, States, Kept]]] = Op(
     "recurrent_block", "stage"
 )
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]

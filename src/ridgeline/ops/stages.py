@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
+from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
 from ridgeline.ops.recurrent import Primitives, bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 
@@ -174,18 +174,23 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) 
     before, along, after = bind_mixer(case.mixer, weights, table)
 
     def run(
-        residual: Array, delta: Array | None, states: States, segments: Segments
-    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        residual: Array, delta: Array | None, states: States, kept: Kept, segments: Segments
+    ) -> tuple[Array, Array, States, Kept]:
         residual = accumulate(residual, delta)
-        inputs, gate = before(norm(residual))
-        outputs, left = [], []
-        for bucket in segments.buckets:
-            given = [take(state, bucket.members) for state in states]
-            y, new = along([take(x, bucket.rows) for x in inputs], given, bucket.lengths)
-            outputs.append(y)
-            left.append(new)
-        y = gather(outputs, 2, segments.order)
-        return residual, after(y, gate), tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+        own, gate = before(norm(residual))
+        both = [*zip(kept, own, strict=True)] if kept else None
+
+        def follow(bucket: SequenceBucket, given: States) -> tuple[Array, States]:
+            rows, begin = bucket.rows, [take(state, bucket.members) for state in given]
+            inputs = [gather(x, 1, rows) for x in both] if both else [take(x, rows) for x in own]
+            return along(inputs, begin, bucket.lengths)
+
+        outputs, left = zip(*(follow(bucket, states) for bucket in segments.buckets), strict=True)
+        states = tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+        drafted = [follow(bucket, states)[0] for bucket in segments.drafts]
+        y = gather([*outputs, *drafted], 2, segments.order)
+        keep = segments.keep
+        return residual, after(y, gate), states, () if keep is None else [take(x, keep) for x in own]
 
     return run
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.plan.recurrent import recurrent_bytes
+from ridgeline.plan.recurrent import kept_elements, recurrent_bytes
 from ridgeline.spec import (
     Attention,
     ClampedSwiGLU,
@@ -20,6 +20,7 @@ from ridgeline.spec import (
     LatentAttention,
     ModelSpec,
     MoE,
+    RecurrentMixer,
     SharedAttention,
     Strided,
 )
@@ -46,13 +47,19 @@ class StepSize:
     """The largest step that settings allow.
 
     tokens, seqs: in one step. rows: sequences that have a line in the page tables. length: of a sequence, in tokens.
-    block: scores, and numbers of keys, that attention holds at once.
+    block: scores, and numbers of keys, that attention holds at once. drafts: of a sequence.
     """
 
     tokens: int
     rows: int
     length: int
     block: int
+    drafts: int
+
+    @property
+    def replays(self) -> int:
+        """Tokens that recurrent layers run once more, because they were drafts before."""
+        return self.seqs * self.drafts
 
     @property
     def seqs(self) -> int:
@@ -67,11 +74,13 @@ class StepSize:
 class Workspace:
     """Counts what the steps of one model hold at their peak. groups: its state groups, with pages of the size to be.
 
-    on_cpu: the blocks of attention are those of a CPU.
+    on_cpu: the blocks of attention are those of a CPU. drafts: of a sequence in a step.
     """
 
-    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool) -> None:
+    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0) -> None:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
+        self._drafts = drafts
+        self._kept = FLOAT * drafts * _kept_elements(spec)
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
         self._layers = {
             (layer.mixer, layer.mlp, of_layer.get(spec.state_layer(i))): None for i, layer in enumerate(spec.layers)
@@ -84,12 +93,13 @@ class Workspace:
         swap_bytes: of all host pages. The books of the pages are not in it: PAGE_BOOK_BYTES for each page. With each
         of the four it grows or stays.
         """
-        size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block)
+        size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block, self._drafts)
         stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
         layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
         rotaries = FLOAT * size.tokens * self._rotary_dims
         forward = stream + rotaries + max(layers, _head(size, self._spec)) + _layouts(size, self._groups)
-        return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
+        held = LIBRARY_BYTES + _tables(size, self._groups) + self._kept * size.rows
+        return held + max(forward, _moves(size, self._groups, swap_bytes))
 
 
 def _layer(
@@ -104,10 +114,25 @@ def _layer(
     elif isinstance(mixer, LatentAttention):
         before, during, held = _latent_phases(size, mixer, group)
     else:
-        before, during, held = recurrent_bytes(mixer, size.tokens, size.queries, size.seqs), 0, 0
+        before, during, held = _recurrent(size, hidden_size, mixer), 0, 0
     # Two residuals, the branch of attention, the norm; what attention was given and its result, until the end.
     after = 4 * width + held + _channel(size.tokens, hidden_size, mlp)
     return max(2 * width + max(width, before), width + during, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+
+
+def _kept_elements(spec: ModelSpec) -> int:
+    """Numbers that all recurrent layers keep of a draft."""
+    mixers = [layer.mixer for layer in spec.layers]
+    return sum(kept_elements(mixer, spec.hidden_size) for mixer in mixers if isinstance(mixer, RecurrentMixer))
+
+
+def _recurrent(size: StepSize, hidden_size: int, mixer: RecurrentMixer) -> int:
+    """Drafts run by themselves after the tokens before them; what is run once more is laid before the step's own."""
+    if not size.drafts:
+        return recurrent_bytes(mixer, size.tokens, size.queries, size.seqs)
+    tokens = size.tokens + size.replays
+    inputs = FLOAT * tokens * kept_elements(mixer, hidden_size)
+    return 2 * inputs + recurrent_bytes(mixer, tokens, 4 * tokens, 2 * size.seqs)
 
 
 def _attention_phases(size: StepSize, mixer: Attention | SharedAttention, group: StateGroup) -> tuple[int, int, int]:
@@ -196,7 +221,7 @@ def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
 
 def _head(size: StepSize, spec: ModelSpec) -> int:
     """Logits of the sampled rows, or of a chunk of a prompt, and what sampling makes of them."""
-    rows = max(size.seqs, min(size.tokens, PROMPT_CHUNK))
+    rows = min(size.tokens, max(size.seqs + size.replays, PROMPT_CHUNK))
     logits = FLOAT * rows * spec.vocab_size
     making = (3 if spec.logit_softcap else 2) * logits + 6 * FLOAT * rows * spec.hidden_size
     # A copy of the rows, where beams are among them. In float64: scores, their exponentials, the log probabilities and

@@ -20,6 +20,11 @@ FLOAT = 4
 SCAN_CHUNK, SCAN_BLOCK, SSD_CHUNK, S4_BLOCK, DELTA_CHUNK = 16, 2**22, 64, 64, 64
 
 
+def kept_elements(mixer: RecurrentMixer, width: int) -> int:
+    """Numbers that are kept of a draft at most: what it becomes on its way to the state, as the matrices give it."""
+    return width + sum(weight.shape[0] for weight in mixer.weights(width) if len(weight.shape) == 2)
+
+
 def recurrent_bytes(mixer: RecurrentMixer, tokens: int, padded: int, seqs: int) -> int:
     """Of one layer's mixer, beside the stream. padded: tokens as they run along the sequences, padding included."""
     states = 4 * seqs * mixer.state().elements  # read, new, and put in order
