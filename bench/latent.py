@@ -37,7 +37,7 @@ def main() -> None:
         tables = np.arange(1, 1 + context // PAGE)[None]
         for tokens in CHUNKS:
             q = torch.randn(tokens, case.num_heads, case.qk_head_dim)
-            slices = Slices(np.array([0]), np.array([context - tokens]), np.array([tokens]))
+            slices = Slices.plain(np.array([0]), np.array([context - tokens]), np.array([tokens]))
             state = PagedRows((pages,), build_layout(slices, tables, PAGE, ALL, table.memory))
             out, took = {}, {}
             for form, absorbs in (("absorbed", True), ("rebuilt", False)):

@@ -19,7 +19,20 @@ from common import emit
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
 from ridgeline.plan import EngineOptions
-from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention, to_json
+from ridgeline.spec import (
+    S4,
+    S4D,
+    GatedDelta,
+    KimiDelta,
+    Layer,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ModelSpec,
+    RMSNorm,
+    TaylorAttention,
+    to_json,
+)
 
 WIDTH, VOCAB = 512, 256
 NORM = RMSNorm(1e-5)
@@ -27,6 +40,11 @@ MIXERS = {
     "mamba": Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16),
     "mamba2": Mamba2(num_heads=2 * WIDTH // 64, head_dim=64, state_size=64, num_groups=1, conv_size=4, norm=NORM),
     "based": TaylorAttention(num_heads=WIDTH // 64, head_dim=64, feature_dim=16),
+    "lightning": LightningAttention(num_heads=WIDTH // 64, head_dim=64, norm=NORM),
+    "s4": S4(WIDTH, 64),
+    "s4d": S4D(WIDTH, 64),
+    "gated delta": GatedDelta(WIDTH // 64, WIDTH // 128, key_dim=64, head_dim=128, conv_size=4, norm=NORM),
+    "kimi delta": KimiDelta(WIDTH // 64, head_dim=64, conv_size=4, rank=64, norm=NORM),
 }
 
 
@@ -34,10 +52,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mixers", nargs="+", choices=MIXERS, default=list(MIXERS))
     options = parser.parse_args()
     prompt = np.random.default_rng(0).integers(0, VOCAB, options.tokens).tolist()
-    for name, mixer in MIXERS.items():
-        spec = ModelSpec(name, VOCAB, WIDTH, 2 * options.tokens, (Layer(mixer, None, NORM),), NORM)
+    for name in options.mixers:
+        spec = ModelSpec(name, VOCAB, WIDTH, 2 * options.tokens, (Layer(MIXERS[name], None, NORM),), NORM)
         with tempfile.TemporaryDirectory() as folder:
             config = {"model_type": "ridgeline", "spec": to_json(spec)}
             (Path(folder) / "config.json").write_text(json.dumps(config))

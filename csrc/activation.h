@@ -3,7 +3,7 @@
 
 namespace ridgeline {
 
-enum class Activation { silu, gelu, gelu_tanh, relu, clamped_swiglu };
+enum class Activation { silu, gelu, gelu_tanh, relu, relu2, clamped_swiglu };
 
 struct Gate {
     Activation activation = Activation::silu;

@@ -25,7 +25,7 @@ template <class T, size_t n> T one_of(const std::string& name, const char* what,
     refuse(std::string(what) + " " + name + " is none of " + known);
 }
 inline Activation activation_of(const std::string& name) {
-    return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"});
+    return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"});
 }
 
 void bind_pool(nb::module_& m);

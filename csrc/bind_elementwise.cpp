@@ -61,7 +61,7 @@ void bind_elementwise(nb::module_& m) {
         m.def(name, [kind](Pool& pool, const Input& a, const Input& b, const Output& out) { run_map(pool, {kind, {}, 1.f}, a, b, out); },
               nb::arg("pool"), array("a"), array("b"), array("out"));
     };
-    one("scale", Map::scale), one("softcap", Map::softcap), two("multiply", Map::multiply), two("gate", Map::gate);
+    one("scale", Map::scale), one("softcap", Map::softcap), two("multiply", Map::multiply), two("gate", Map::gate), two("sigmoid_gate", Map::sigmoid_gate);
     m.def("add", [](Pool& pool, const Input& a, const Input& b, float factor, const Output& out) { run_map(pool, {Map::add, {}, factor}, a, b, out); },
           nb::arg("pool"), array("a"), array("b"), nb::arg("factor"), array("out"));
     m.def("activate", activate, nb::arg("pool"), nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), array("a"), array("b").none(),

@@ -7,7 +7,8 @@
 
 namespace ridgeline {
 
-enum class Map { activate, gated, gate, softcap, scale, add, multiply };  // gate: a silu(b)
+// gate: a silu(b); sigmoid_gate: a sigmoid(b)
+enum class Map { activate, gated, gate, sigmoid_gate, softcap, scale, add, multiply };
 
 struct MapCase {
     Map kind;

@@ -77,13 +77,16 @@ RL_INLINE F gelu_tanh(F x) {  // x (1 + tanh u) / 2 = x sigmoid(2 u)
     return x * sigmoid(u + u);
 }
 
+RL_INLINE F relu(F x) { return select(x < set(0.f), set(0.f), x); }  // of a NaN, itself
+
 // One argument: of an MLP.
 RL_INLINE F activate(Activation act, F x) {
     switch (act) {
         case Activation::silu: return x * sigmoid(x);
         case Activation::gelu: return x * normal_cdf(x);
         case Activation::gelu_tanh: return gelu_tanh(x);
-        default: return max(x, x - x);  // relu; of a NaN, itself
+        case Activation::relu2: return relu(x) * relu(x);
+        default: return relu(x);
     }
 }
 

@@ -28,6 +28,7 @@ void activate_all(const Gate& gate, const float* a, const float* b, int64_t n, f
         RL_EACH(gelu)
         RL_EACH(gelu_tanh)
         RL_EACH(relu)
+        RL_EACH(relu2)
 #undef RL_EACH
         default: each(a, b, n, out, [&](F x, F y) { return activate(gate, x, y); });
     }
@@ -37,6 +38,7 @@ void map(const MapCase& c, const float* a, const float* b, int64_t n, float* out
     const F number = set(c.number);
     switch (c.kind) {
         case Map::gate: each(a, b, n, out, [](F y, F z) { return y * (z * sigmoid(z)); }); break;
+        case Map::sigmoid_gate: each(a, b, n, out, [](F y, F z) { return y * sigmoid(z); }); break;
         case Map::softcap: each(a, b, n, out, [&](F x, F) { return number * tanh(x / number); }); break;
         case Map::scale: each(a, b, n, out, [&](F x, F) { return x * number; }); break;
         case Map::add: each(a, b, n, out, [&](F x, F y) { return x + number * y; }); break;

@@ -260,6 +260,9 @@ def multiply(pool: Pool, a: Floats, b: Floats, out: Floats) -> None: ...
 def gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
     """a silu(b)"""
 
+def sigmoid_gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
+    """a sigmoid(b)"""
+
 def scale(pool: Pool, x: Floats, number: float, out: Floats) -> None: ...
 def softcap(pool: Pool, x: Floats, number: float, out: Floats) -> None:
     """number * tanh(x / number)"""

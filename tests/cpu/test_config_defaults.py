@@ -42,10 +42,19 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "num_heads": 64,
         "head_dim": 48,
     },
+    "qwen3_5": {"text_config": SIZES},
+    "qwen3_5_moe": {"text_config": SIZES},
+    "nemotron_h": {
+        "vocab_size": 1000,
+        "hidden_size": 64 * 24,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+    },
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
+# Families under names that transformers has; others are its models in another spelling.
+NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]
 # Names under which a class writes a size that it was given under another.
-WRITTEN_AS = {"num_local_experts"}
+WRITTEN_AS = {"num_local_experts", "model_max_length"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 # Fields that switch something on whose own fields are then left out.
 SWITCHES: list[tuple[str, dict[str, Any]]] = [
@@ -78,7 +87,7 @@ def _infinity(value: dict[str, Any]) -> Any:
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_sizes_alone(model_type: str) -> None:
     given = sizes(model_type)
     assert spec_from_config({"model_type": model_type, **given}) == spec_from_config(filled(model_type, given))
@@ -95,7 +104,7 @@ def optional_fields(model_type: str) -> list[str]:
     return sorted(set(filled(model_type, given)) - set(given) - WRITTEN_AS - {"model_type"})
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_left_out(model_type: str) -> None:
     """Alone, from a full config: an absent field must not be made up from its neighbours otherwise than there."""
     whole, different = filled(model_type, sizes(model_type)), []
@@ -106,7 +115,7 @@ def test_each_field_left_out(model_type: str) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_null(model_type: str) -> None:
     """A null is what the class makes of it, which is not always what it makes of an absent field."""
     compared, different = 0, []
@@ -114,7 +123,7 @@ def test_each_field_null(model_type: str) -> None:
         given = {**sizes(model_type), field: None}
         try:
             whole = filled(model_type, given)
-        except StrictDataclassError:  # the class takes no null here
+        except (StrictDataclassError, TypeError):  # the class takes no null here
             continue
         compared += 1
         if spec_from_config({"model_type": model_type, **given}) != spec_from_config(whole):

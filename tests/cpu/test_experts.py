@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.nn.model import bind
 from ridgeline.ops import api, open_table
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.spec import ClampedSwiGLU, MoE
+from ridgeline.spec import ClampedSwiGLU, MoE, Ungated
 
 WIDTH = 33
 TABLE = open_table("reference")
@@ -24,6 +24,7 @@ CASES = {
     "over the chosen": MoE(6, 3, 20),
     "biases": MoE(6, 3, 20, router_bias=True, bias=True),
     "clamped": MoE(6, 2, 20, ClampedSwiGLU(1.3, 0.8), router_bias=True, bias=True),
+    "no gates": MoE(6, 2, 20, Ungated("relu2"), bias=True),
     "many": MoE(64, 8, 5),
     "one": MoE(1, 1, 20),
     "all of them": MoE(5, 5, 20),
@@ -51,7 +52,11 @@ def drawn(case: MoE, size: int, dtype: torch.dtype = torch.float32) -> tuple[Ten
     return torch.from_numpy(x), weights
 
 
-def gated(case: MoE, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def gated(case: MoE, *parts: np.ndarray) -> np.ndarray:
+    if isinstance(case.activation, Ungated):
+        (up,) = parts
+        return np.maximum(up, 0.0) ** 2
+    gate, up = parts
     if isinstance(case.activation, ClampedSwiGLU):
         limit = case.activation.limit
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1
@@ -71,10 +76,11 @@ def plain(case: MoE, x: Tensor, weights: dict[str, Tensor]) -> tuple[np.ndarray,
         powers = np.exp(logits - logits.max())
         total = powers[chosen].sum() if case.normalise else powers.sum()
         for e in chosen:
-            parts = {n: (w[f"experts.{n}.weight"][e], w.get(f"experts.{n}.bias")) for n in ("gate", "up", "down")}
-            gate, up = (m @ row + (0.0 if b is None else b[e]) for m, b in (parts["gate"], parts["up"]))
-            matrix, bias = parts["down"]
-            out[t] += powers[e] / total * (matrix @ gated(case, gate, up) + (0.0 if bias is None else bias[e]))
+            names = ("gate", "up", "down") if case.gated else ("up", "down")
+            parts = {n: (w[f"experts.{n}.weight"][e], w.get(f"experts.{n}.bias")) for n in names}
+            *raised, (matrix, bias) = parts.values()
+            inner = gated(case, *(m @ row + (0.0 if b is None else b[e]) for m, b in raised))
+            out[t] += powers[e] / total * (matrix @ inner + (0.0 if bias is None else bias[e]))
     return out, ties
 
 
@@ -96,7 +102,7 @@ def test_it_is_the_plain_definition(name: str, size: int, dtype: torch.dtype) ->
     np.testing.assert_allclose(run(case, x, weights).double().numpy(), wanted, rtol=2e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["over all", "clamped"])
+@pytest.mark.parametrize("name", ["over all", "clamped", "no gates"])
 def test_an_idle_expert_has_no_part_in_the_gradients(name: str) -> None:
     """Nor does it spoil those of others: they are finite where its matrices are not, and its own are zero."""
     case = CASES[name]

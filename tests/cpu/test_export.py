@@ -18,7 +18,8 @@ from ridgeline.load.weights import load_weights
 from ridgeline.ops import open_table
 
 FAMILIES = ["llama_biases", "gemma2", "phi3_partial", "gpt_neox", "gpt2", "olmo2", "qwen3_moe_mixed", "glm4", "granite"]
-FAMILIES += ["deepseek_v2", "deepseek_v3"]
+FAMILIES += ["deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_next_biases", "qwen3_5_moe_text"]
+FAMILIES += ["granitemoehybrid", "nemotron_h_latent", "lfm2_moe"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

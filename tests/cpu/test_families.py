@@ -43,7 +43,8 @@ def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: 
 
 
 def test_every_family_has_a_case() -> None:
-    assert {case.model_type for case in CASES.values()} == set(FAMILIES)
+    respelled = {"minimax_text_01", "minimax_m1"}  # of minimax, see pure/test_archs.py
+    assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled
 
 
 # One case per way that attention differs; the fused kernel serves the test above where it can.

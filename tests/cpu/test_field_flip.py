@@ -34,6 +34,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import (
     MLP,
     AnyLayer,
+    DeepNormLayer,
     DynamicNTKScaling,
     FirstTokens,
     GatedMLP,
@@ -69,6 +70,7 @@ SHAPED = {
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
+    "MoE.latent_size": "columns of the experts",
     "Mamba.inner_size": "rows of in",
     "Mamba.state_size": "columns of A_log",
     "Mamba.conv_size": "columns of the filters",
@@ -78,8 +80,19 @@ SHAPED = {
     "Mamba2.state_size": "rows of in",
     "Mamba2.num_groups": "rows of in",
     "Mamba2.conv_size": "columns of the filters",
+    "GatedDelta.num_heads": "length of A_log",
+    "GatedDelta.num_key_heads": "rows of in_q",
+    "GatedDelta.key_dim": "rows of in_q",
+    "GatedDelta.head_dim": "rows of in_v",
+    "GatedDelta.conv_size": "columns of the filters",
+    "KimiDelta.num_heads": "length of A_log",
+    "KimiDelta.head_dim": "rows of in_v",
+    "KimiDelta.conv_size": "columns of the filters",
+    "KimiDelta.rank": "rows of decay_a",
     "ShortConvolution.channels": "rows of in",
     "ShortConvolution.conv_size": "columns of the filters",
+    "LightningAttention.num_heads": "rows of qkv",
+    "LightningAttention.head_dim": "rows of qkv",
     "TaylorAttention.num_heads": "rows of q",
     "TaylorAttention.head_dim": "rows of v",
     "TaylorAttention.feature_dim": "rows of q and k",
@@ -95,7 +108,7 @@ ONE_WAY = {
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
-ABSENT |= {"inner_norm_weights", "mlp"}
+ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
 # Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, and why.
@@ -112,7 +125,7 @@ ASLEEP = {
 # Parts that no family of transformers has: the tests that judge them.
 OURS = {
     "SharedAttention": "test_shared_attention.py",
-    **dict.fromkeys(("FirstTokens", "Dilated", "Strided"), "test_ours.py"),
+    **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
 }
 # Exported types that are no part of a ModelSpec, and what they are.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
@@ -122,7 +135,7 @@ def changed(part: Any, field: str) -> Any:
     """Another value for a field: the double of a number, the opposite of a flag, or what a reader would confuse."""
     value = getattr(part, field)
     if value is None and field == "rope":
-        return Rope(part.head_dim)
+        return Rope(part.qk_rope_head_dim if isinstance(part, LatentAttention) else part.head_dim)
     if value is None:  # switched on, at a size that the sequences can feel
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
@@ -132,8 +145,8 @@ def changed(part: Any, field: str) -> Any:
     match field:
         case "eps":
             return 1.0  # the stream's own mean square is some units in the last layers
-        case "dt_least":
-            return value + 0.5
+        case "dt_least" | "slope_scale":
+            return value + 0.5  # published slopes end at almost zero
         case "offset":
             return 1.0 - value
         case "activation":
@@ -148,7 +161,7 @@ def changed(part: Any, field: str) -> Any:
             return value + "?"
         case "num_kv_heads":
             return 1 if value > 1 else part.num_heads
-        case "num_groups":
+        case "num_groups" | "num_key_heads":
             return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
             return 0 if value else 256
@@ -192,7 +205,7 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
                     continue  # it is qk_rope_head_dim
                 yield f"{name}.{inner}", replace(part, **{f.name: other})
-            yield from ((name, replace(part, **{f.name: other})) for other in other_kinds(part, f.name))
+            yield from ((name, with_field(part, f.name, other)) for other in other_kinds(part, f.name))
         else:
             yield from ((name, with_field(part, f.name, other)) for other in several(part, f.name))
 
@@ -203,6 +216,8 @@ def with_field(part: Any, field: str, value: Any) -> Any:
         pairs = value // 2
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
         return replace(part, dim=value, scaling=cut)
+    if field == "shared" and value is None and part.shared_gate:
+        return replace(part, shared=None, shared_gate=False)
     if field == "qk_rope_head_dim" and part.rope:
         return replace(part, qk_rope_head_dim=value, rope=replace(part.rope, dim=value))
     return replace(part, **{field: value})
@@ -225,7 +240,9 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """The other arrangement of the two branches, which has the same weights."""
     if isinstance(layer, ParallelLayer):
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
-    elif layer.mlp and layer.pre_norm and not layer.post_norm:
+    elif isinstance(layer, DeepNormLayer):
+        yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
+    elif layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 
 

@@ -23,9 +23,12 @@ from ridgeline.runtime.step import DenseStep
 
 # Biases; softcaps, offsets and windows; fused, interleaved and transposed checkpoint tensors; norms after each
 # branch; experts; sinks, and experts in one tensor with biases; latent attention, whose experts are chosen from groups,
-# two ways.
+# two ways; lightning attention in layers whose residual is normed; gated delta layers, one of each kind, gated
+# attention and gated shared experts; rows of every expert's matrix; layers without a token mixer, experts without gates
+# and over latents.
 NAMES = ["llama_biases", "gemma2", "phi3_partial", "gpt_neox", "gpt2", "olmo2", "qwen3_moe_mixed", "gpt_oss"]
-NAMES += ["deepseek_v2", "deepseek_v3"]
+NAMES += ["deepseek_v2", "deepseek_v3", "minimax", "qwen3_next", "qwen3_5_text", "kimi_linear"]
+NAMES += ["granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent", "lfm2_moe"]
 
 
 def load(folder: Path) -> tuple[Any, Any, dict[str, Tensor]]:

@@ -1,26 +1,20 @@
-"""Every primitive in numpy against its definition in torch, run in float64.
-
-Inputs are slices out of larger arrays full of NaN, so that a read beside them shows; and no call may change them.
-"""
+"""Every primitive in numpy against its definition in torch; those that run along sequences: test_host_recurrent.py."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from oracle.problems import NUMPY, REFERENCE, SIZES, STORED, Array, Problem, check, each, normal, run
 from ridgeline.ops import api
-from ridgeline.ops.api import Bucket, DenseKeyValues, DenseRows, Op, PagedKeyValues, PagedRows
-from ridgeline.ops.host import attention, recurrent
-from ridgeline.ops.host.backend import NumpyBackend
+from ridgeline.ops.api import Bucket, DenseKeyValues, DenseRows, PagedKeyValues, PagedRows
+from ridgeline.ops.host import attention
 from ridgeline.ops.host.memory import ALIGNMENT, NumpyMemory, widen
-from ridgeline.ops.reference.backend import ReferenceBackend
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import (
     MLP,
@@ -30,101 +24,20 @@ from ridgeline.spec import (
     Dilated,
     ExpertGroups,
     FirstTokens,
+    GatedDelta,
     GatedMLP,
+    KimiDelta,
     LatentAttention,
     LayerNorm,
-    Mamba,
     Mamba2,
     MoE,
     RMSNorm,
     Rope,
     Strided,
-    TaylorAttention,
+    Ungated,
 )
 
-SIZES = (1, 63, 100, 257)
-NUMPY, REFERENCE, MEMORY = NumpyBackend(), ReferenceBackend(), NumpyMemory()
-STORED = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-Array = np.ndarray[Any, Any]
-
-
-class Problem(NamedTuple):
-    op: Op[Any]
-    case: object
-    args: tuple[Any, ...]
-    tolerance: float = 3e-6
-
-
-def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
-    rng = np.random.default_rng([len(shape), *shape, seed])
-    return rng.normal(size=shape).astype(np.float32).astype(STORED[dtype])
-
-
-# ---- the same arguments for both -------------------------------------------------------------------------------------
-
-
-def each(x: Any, change: Callable[[Array], Any]) -> Any:
-    """The arguments with every array changed; named tuples stay what they are."""
-    if isinstance(x, np.ndarray):
-        return change(x)
-    if isinstance(x, api.PagedLayout):
-        own = {field.name: each(getattr(x, field.name), change) for field in fields(x)}
-        return api.PagedLayout(**{**own, "fill_buckets": lambda: each(x.fill_buckets(), change)})
-    if isinstance(x, tuple | list):
-        items = [each(item, change) for item in x]
-        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
-    return x
-
-
-def poisoned(x: Array) -> Array:
-    """The same values as a slice of an array whose other elements are NaN, or an index that is out of range."""
-    rest = 1 << 40 if x.dtype.kind == "i" else np.nan
-    room = np.full([n + 4 for n in x.shape], rest, x.dtype)
-    inner = room[tuple(slice(2, n + 2) for n in x.shape)]
-    inner[...] = x
-    return inner
-
-
-def tensor(x: Array, dtype: Any = np.float64) -> torch.Tensor:
-    return torch.from_numpy(x if x.dtype.kind in "ib" else x.astype(dtype))
-
-
-def run(p: Problem) -> Any:
-    """What numpy makes of it, once it is clear that its inputs are as they were, and its outputs in their types."""
-    args = tuple(placed(a) if isinstance(a, PagedKeyValues) else a for a in each(p.args, poisoned))
-    before = each(args, np.copy)
-    out = NUMPY.primitive(p.op, p.case)(*args)
-    for old, new in zip(arrays(before), arrays(args), strict=True):
-        np.testing.assert_array_equal(new.astype(np.float64), old.astype(np.float64))
-    assert all(x.dtype in (np.float32, np.int64) for x in arrays(out))
-    return out
-
-
-def placed(kv: PagedKeyValues) -> PagedKeyValues:
-    """Keys and values as they lie in the pages of this device."""
-    orders = (0, 2, 3, 1), (0, 2, 1, 3)
-    given = zip((kv.keys, kv.values), orders, strict=True)
-    there = (np.ascontiguousarray(x.transpose(order)).reshape(x.shape) for x, order in given)
-    return PagedKeyValues(*there, kv.layout)
-
-
-def arrays(x: Any) -> list[Any]:
-    if isinstance(x, api.PagedLayout):
-        return arrays([getattr(x, field.name) for field in fields(x)]) + arrays(x.fill_buckets())
-    if isinstance(x, tuple | list):
-        return [a for item in x for a in arrays(item)]
-    return [x] if isinstance(x, np.ndarray | torch.Tensor) else []
-
-
-def check(p: Problem) -> None:
-    # What lies in pages is widened to float32 there, and so must be what meets it.
-    dtype = np.float32 if p.op is api.PAGED_ATTENTION else np.float64
-    wanted = arrays(REFERENCE.primitive(p.op, p.case)(*each(p.args, lambda x: tensor(x, dtype))))
-    got = arrays(run(p))
-    assert len(got) == len(wanted)
-    for a, b in zip(got, wanted, strict=True):
-        scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
-        np.testing.assert_allclose(a.astype(np.float64), b.double().numpy(), rtol=0, atol=p.tolerance * scale)
+MEMORY = NumpyMemory()
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
@@ -148,17 +61,24 @@ def token_by_token(n: int) -> Iterator[Problem]:
     yield Problem(api.SOFTCAP, None, (5 * x, 3.0))
     yield Problem(api.MULTIPLY, None, (x, normal(n, 24, seed=1)))
     yield Problem(api.GATE, None, (x, 5 * normal(n, 24, seed=1)))
+    yield Problem(api.SIGMOID_GATE, None, (x, 5 * normal(n, 24, seed=1)))
+    yield Problem(api.SIGMOID_GATE, None, (x, 5 * normal(n, 1, seed=1)))
     yield Problem(api.TAKE, None, (x, np.array([n - 1, 0, n // 2])))
+    yield Problem(api.TAKE, None, (x, np.array([[n - 1, 0], [n // 2, 0]])))
     yield Problem(api.CUT, None, (x, 5, 17))
     yield Problem(api.JOIN, None, (x, normal(n, 7)))
     yield Problem(api.SPLIT, None, (x, (5, 12, 7)))
     yield Problem(api.GATHER, None, ([normal(2, n, 5), normal(1, n, 5)], 2, np.arange(3 * n)[::-1].copy()))
     yield Problem(api.GATHER, None, ([normal(n, 5)], 1, np.arange(n)))
+    yield Problem(api.GATHER, None, ([normal(n, 5), normal(2, 5)], 1, np.array([[n + 1, 0], [n, n - 1]])))
+    for delta in (GatedDelta(4, 2, 5, 6, 4, RMSNorm(1e-2, offset=0.5)), KimiDelta(4, 6, 4, 3, RMSNorm(1e-2))):
+        yield Problem(api.NORM_GATE, delta, (x, 5 * x[::-1].copy(), normal(6)))
     yield Problem(api.GATED_NORM, Mamba2(4, 6, 5, 2, 4, RMSNorm(1e-2, offset=0.5)), (x, x[::-1].copy(), normal(24)))
-    for name in ("silu", "gelu", "gelu_tanh", "relu"):
+    for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         kind: Activation = name  # type: ignore[assignment]
         yield Problem(api.ACTIVATION, MLP(8, kind), (3 * x,))
         yield Problem(api.ACTIVATION, GatedMLP(8, kind), (3 * x, normal(n, 24, seed=1)))
+        yield Problem(api.ACTIVATION, MoE(2, 1, 8, Ungated(kind)), (3 * x,))
     yield Problem(api.ACTIVATION, MoE(2, 1, 8, ClampedSwiGLU(1.3, 2.0)), (3 * x, 3 * normal(n, 24, seed=1)), 1e-5)
 
 
@@ -169,7 +89,7 @@ def matrices(n: int) -> Iterator[Problem]:
         yield Problem(api.LINEAR, None, (normal(5, n), weight, None), 1e-5)
         yield Problem(api.LINEAR, None, (normal(1, n), weight, normal(63)), 1e-5)
         yield Problem(api.LINEAR, None, (normal(2, 3, n), weight, normal(63)), 1e-5)
-    for case in (MoE(7, 2, 20), MoE(64, 8, 5, ClampedSwiGLU(1.3, 0.8)), MoE(1, 1, 9)):
+    for case in (MoE(7, 2, 20), MoE(64, 8, 5, ClampedSwiGLU(1.3, 0.8)), MoE(7, 2, 20, Ungated("relu2")), MoE(1, 1, 9)):
         for dtype in STORED:
             ids, scores = (
                 np.sort(np.argsort(normal(n, case.num_experts), -1)[:, : case.num_experts_per_tok], -1),
@@ -178,9 +98,11 @@ def matrices(n: int) -> Iterator[Problem]:
             stack = [normal(case.num_experts, *s, seed=i, dtype=dtype)
                      for i, s in enumerate(((case.intermediate_size, 11), (case.intermediate_size, 11),
                                             (11, case.intermediate_size)))]  # fmt: skip
-            biases = tuple(normal(case.num_experts, w.shape[1], seed=4) for w in stack)
+            biases = [normal(case.num_experts, w.shape[1], seed=4) for w in stack]
+            if not case.gated:
+                stack[0] = biases[0] = None
             weights = scores(n, case.num_experts_per_tok)
-            yield Problem(api.EXPERTS, case, (normal(n, 11), ids, weights, *stack, biases), 1e-5)
+            yield Problem(api.EXPERTS, case, (normal(n, 11), ids, weights, *stack, tuple(biases)), 1e-5)
             yield Problem(api.EXPERTS, case, (normal(n, 11), ids, weights, *stack, None), 1e-5)
 
 
@@ -290,7 +212,9 @@ def paged(shapes: tuple[tuple[int, ...], ...], page_tokens: int, lookback: int, 
             for part in parts:
                 part[page] = rng.normal(size=part.shape[1:])
                 part[page, max(0, int(end) - index * page_tokens) :] = np.nan
-    layout = build_layout(Slices(np.arange(3), starts, lengths), tables, page_tokens, lookback, MEMORY, first_tokens)
+    layout = build_layout(
+        Slices.plain(np.arange(3), starts, lengths), tables, page_tokens, lookback, MEMORY, first_tokens
+    )
     return Paged(layout, tuple(parts), int(lengths.sum()))
 
 
@@ -337,93 +261,6 @@ def test_no_tokens() -> None:
     assert NUMPY.primitive(api.NORM, RMSNorm())(rows, normal(8), None).shape == (0, 8)
     for dtype in STORED:
         assert NUMPY.primitive(api.LINEAR, None)(rows, normal(6, 8, dtype=dtype), normal(6)).shape == (0, 6)
-
-
-# ---- what runs along a sequence --------------------------------------------------------------------------------------
-
-D, S, H, P, G = 6, 5, 4, 3, 2
-MAMBA, MAMBA2 = Mamba(D, S, 4, 2), Mamba2(H, P, S, G, 4, RMSNorm(1e-5), dt_least=0.05, dt_most=2.0)
-TAYLOR = TaylorAttention(num_heads=2, head_dim=3, feature_dim=4)
-DECAYS = np.linspace(-2, 1.5, D * S, dtype=np.float32).reshape(D, S)
-Scan = Callable[[tuple[Array, ...], Array, Array], tuple[Array, Array]]
-
-
-def mamba(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...]:
-    x, dt, b, c = along
-    return x, dt, DECAYS, b, c, np.linspace(-1, 1, D, dtype=np.float32), h, lengths
-
-
-def mamba2(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...]:
-    x, dt, b, c = along
-    bias, a_log, d = (np.linspace(-1, 1, H, dtype=np.float32) * k for k in (0.5, 2.0, 1.0))
-    return x, dt, bias, a_log, b, c, d, h, lengths
-
-
-def taylor(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...]:
-    return *along, h, lengths
-
-
-SCANS: dict[str, tuple[Op[Any], object, Any, tuple[int, ...], tuple[int, ...]]] = {
-    "mamba": (api.SELECTIVE_SCAN, MAMBA, mamba, (D, D, S, S), (D, S)),
-    "mamba2": (api.SSD, MAMBA2, mamba2, (H * P, H, G * S, G * S), (H, P, S)),
-    "taylor": (api.TAYLOR_ATTENTION, TAYLOR, taylor, (8, 8, 6), (2, 4, 21)),
-}
-
-
-def scanned(name: str, n: int, m: int) -> tuple[tuple[Array, ...], Array]:
-    """What runs along n sequences of m tokens, and their states before."""
-    _, _, _, sizes, state = SCANS[name]
-    h = np.zeros((n, *state), np.float32) if name == "taylor" else normal(n, *state)
-    return tuple(normal(n, m, size, seed=i) for i, size in enumerate(sizes)), h
-
-
-@pytest.mark.parametrize("size", [*SIZES, 16, 64])
-@pytest.mark.parametrize("name", SCANS)
-def test_scans(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    op, case, arguments, _, _ = SCANS[name]
-    along, h = scanned(name, 3, size)
-    check(Problem(op, case, arguments(along, h, np.full(3, size)), 2e-5))
-    monkeypatch.setattr(recurrent, "SCAN_BLOCK", 500)  # a few chunks at a time
-    check(Problem(op, case, arguments(along, h, np.full(3, size)), 2e-5))
-
-
-@pytest.mark.parametrize("name", SCANS)
-def test_chunks_are_the_recurrence(name: str) -> None:
-    """In float64: whole, token by token and in parts of any length, and whatever stands in the padding."""
-    op, case, arguments, _, _ = SCANS[name]
-    (along, h), kernel = each(scanned(name, 2, 100), lambda x: x.astype(np.float64)), NUMPY.primitive(op, case)
-    y, last = kernel(*arguments(along, h, np.full(2, 100)))
-    for parts in ((1,) * 100, (37, 63), (16, 48, 36), (99, 1)):
-        state, at, ys = h, 0, []
-        for n in parts:
-            part, state = kernel(*arguments(tuple(x[:, at : at + n] for x in along), state, np.full(2, n)))
-            ys.append(part)
-            at += n
-        np.testing.assert_allclose(np.concatenate(ys, 1), y, rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(state, last, rtol=1e-10, atol=1e-10)
-    short, left = kernel(*arguments(along, h, np.array([100, 41])))
-    alone, own = kernel(*arguments(tuple(x[1:, :41] for x in along), h[1:], np.array([41])))
-    np.testing.assert_allclose(short[1:, :41], alone, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(left[1:], own, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("m", [1, 2, 7, 63])
-def test_short_convolution(m: int, dtype: str) -> None:
-    lengths = np.array([m, max(1, m - 1)])
-    weight = normal(5, 1, 4, dtype=dtype)
-    for bias in (None, normal(5)):
-        check(Problem(api.SHORT_CONV, None, (normal(2, m, 5), normal(2, 3, 5), weight, bias, lengths)))
-
-
-def test_states_are_read_and_written_in_place() -> None:
-    pages = poisoned(np.full((4, 2, 3), np.nan, np.float32))
-    pages[2] = 5.0
-    states = NUMPY.primitive(api.READ_STATE, None)(pages, np.array([0, 2, 3]), np.array([1, 0, 1]))
-    assert (states[0] == 0).all() and (states[1] == 5).all() and (states[2] == 0).all()
-    states[1] = 7.0
-    NUMPY.primitive(api.WRITE_STATE, None)(pages, np.array([1]), np.ones((1, 2, 3), np.float32))
-    assert (pages[1] == 1).all() and (pages[2] == 5).all() and np.isnan(pages[[0, 3]]).all()
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16])

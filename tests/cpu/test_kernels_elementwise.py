@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.ops import api
 from ridgeline.ops.reference import primitives, recurrent
-from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, Mamba2, MoE, RMSNorm
+from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, Mamba2, MoE, RMSNorm, Ungated
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from ridgeline.ops.cpu.elementwise import KERNELS  # noqa: E402
@@ -56,17 +56,28 @@ def test_plain_functions(shape: tuple[int, ...]) -> None:
         check(api.ADD, None, primitives.add, (a, b), factor)
     check(api.MULTIPLY, None, recurrent.multiply, (a, b))
     check(api.GATE, None, recurrent.gate, (a, b))
+    check(api.SIGMOID_GATE, None, recurrent.sigmoid_gate, (a, b))
+    check(api.SIGMOID_GATE, None, recurrent.sigmoid_gate, (a, b[..., :1].copy()))
     check(api.SCALE, None, primitives.scale, (a,), 0.3)
     check(api.SOFTCAP, None, primitives.softcap, (a,), 5.0)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_activations(shape: tuple[int, ...], activation: Any) -> None:
     a, b = draw(*shape), draw(*shape, seed=1)
     mlp, gated = MLP(4, activation), GatedMLP(4, activation)
     check(api.ACTIVATION, mlp, primitives.activation(mlp), (a,))
     check(api.ACTIVATION, gated, primitives.activation(gated), (a, b))
+    experts = MoE(2, 1, 4, Ungated(activation))
+    check(api.ACTIVATION, experts, primitives.activation(experts), (a,))
+
+
+def test_infinity_stays_itself_where_it_is_positive() -> None:
+    x = np.array([np.inf, -np.inf, np.nan, -0.5, 0.5], np.float32)
+    for activation, half in (("relu", 0.5), ("relu2", 0.25)):
+        found = KERNELS[api.ACTIVATION].make(MLP(4, activation), POOLS[1])(x[None])  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found[0], [np.inf, 0.0, np.nan, 0.0, half])
 
 
 def test_clamped_swiglu() -> None:

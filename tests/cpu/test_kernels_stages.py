@@ -18,7 +18,7 @@ from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.quant import PlainLinear
-from ridgeline.spec import MLP, Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import MLP, Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from ridgeline.ops.cpu.backend import CpuBackend  # noqa: E402
@@ -78,6 +78,9 @@ def compare(op: Op[Any], case: Any, arrays: dict[str, np.ndarray], args: Sequenc
     wanted = REFERENCE.stage(op, case, weights(wide(arrays), REFERENCE))(*(wide(a) for a in args))
     results = got if isinstance(got, tuple) else (got,)
     for a, b in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert (a is None) == (b is None)
+        if a is None:
+            continue
         exact = b.numpy()
         assert a.dtype == np.float32
         assert a.shape == exact.shape
@@ -86,7 +89,11 @@ def compare(op: Op[Any], case: Any, arrays: dict[str, np.ndarray], args: Sequenc
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+    pairs = (
+        [(x, y) for x, y in zip(a, b, strict=True) if x is not None or y is not None]
+        if isinstance(a, tuple)
+        else [(a, b)]
+    )
     return all(x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in pairs)
 
 
@@ -127,6 +134,7 @@ MIXERS = {
     "one norm": replace(PLAIN, qk_norm=RMS, qk_norm_over="all_heads"),
     "one head": Attention(1, 1, 32, 0.2, Rope(32)),
     "odd heads": Attention(3, 1, 10, 0.3, Rope(6), qk_norm=RMS, qkv_bias=True),
+    "a gate": replace(PLAIN, out_gate=True, qk_norm=RMS),
     "wide heads": Attention(2, 1, 96, 0.1, Rope(96), qk_norm=RMS),
 }
 
@@ -138,6 +146,8 @@ def attention_arrays(m: Attention, norm: Any, *, keys: bool = True) -> dict[str,
         if m.qk_norm and name != "v":
             per_head = m.qk_norm_over == "head"
             arrays |= norm_weights(f"{name}_norm", m.qk_norm, m.head_dim if per_head else heads * m.head_dim)
+    if m.out_gate:
+        arrays |= linear_weights("out_gate", WIDTH, m.num_heads * m.head_dim, m.qkv_bias)
     return arrays
 
 
@@ -163,7 +173,9 @@ def test_heads_in_any_company(name: str) -> None:
         run = Cpu(threads).stage(api.ATTENTION_INPUT, case, arrays)
         for begin, end in ((0, 1), (7, 8), (3, 36), (400, 530)):
             some = Rotary(*(a[begin:end] for a in turned)) if turned else None
-            assert same_bits(run(residual[begin:end], delta[begin:end], some), tuple(a[begin:end] for a in whole))
+            assert same_bits(
+                run(residual[begin:end], delta[begin:end], some), tuple(a if a is None else a[begin:end] for a in whole)
+            )
 
 
 def test_inputs_stay_as_they_are_and_no_delta_is_no_copy() -> None:
@@ -181,7 +193,8 @@ def test_inputs_stay_as_they_are_and_no_delta_is_no_copy() -> None:
 def test_attention_output(bias: bool) -> None:
     case = replace(PLAIN, out_bias=bias)
     arrays = linear_weights("o", 256, WIDTH, bias)
-    compare(api.ATTENTION_OUTPUT, case, arrays, (draw(63, 256),), size=150)
+    compare(api.ATTENTION_OUTPUT, case, arrays, (draw(63, 256), None), size=150)
+    compare(api.ATTENTION_OUTPUT, case, arrays, (draw(63, 256), 3 * draw(63, 256, key=1)), size=150)
 
 
 # ---- MLPs ------------------------------------------------------------------------------------------------------------
@@ -189,7 +202,7 @@ def test_attention_output(bias: bool) -> None:
 MLPS = [
     kind(257, act, bias)
     for kind in (GatedMLP, MLP)
-    for act in ("silu", "gelu", "gelu_tanh", "relu")
+    for act in ("silu", "gelu", "gelu_tanh", "relu", "relu2")
     for bias in (False, True)
 ]
 
@@ -337,4 +350,5 @@ def test_what_has_no_kernel_is_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
     assert "ops of their own" in str(backend.refuses(api.MLP_BLOCK, MLPBlock(MoE(8, 2, 8), RMS, 1.0)))
+    assert backend.refuses(api.EXPERTS, MoE(8, 2, 8, Ungated("relu2"))) == "its experts are gated"
     assert backend.refuses(api.ROUTE, MoE(8, 2, 8)) == "has no kernel yet"

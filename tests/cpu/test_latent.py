@@ -124,7 +124,7 @@ def run_chunks(case: LatentAttention, page_tokens: int, lengths: list[int], seed
         for i, count in zip(chosen, counts, strict=True):
             for index in range(done[i] // page_tokens, (done[i] + count - 1) // page_tokens + 1):
                 tables[at[i], index] = tables[at[i], index] or free.pop()
-        layout = build_layout(Slices(at[chosen], done[chosen], counts), tables, page_tokens, ALL, TABLE.memory)
+        layout = build_layout(Slices.plain(at[chosen], done[chosen], counts), tables, page_tokens, ALL, TABLE.memory)
         tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)])
         write((pages,), (rows[tokens],), layout.write_pages, layout.write_slots)
         out[tokens] = attend_pages(q[tokens], PagedRows((pages,), layout), kv_b)
@@ -194,7 +194,7 @@ def counted(form: str, case: LatentAttention, tokens: int, context: int, monkeyp
     force(form, monkeypatch)
     q, kv_b = torch.zeros(tokens, case.num_heads, case.qk_head_dim), torch.zeros(problem(case, (1,))[2].shape)
     pages = torch.zeros(1 + context, 1, 1, case.row)
-    slices = Slices(np.array([0]), np.array([context - tokens]), np.array([tokens]))
+    slices = Slices.plain(np.array([0]), np.array([context - tokens]), np.array([tokens]))
     layout = build_layout(slices, np.arange(1, 1 + context)[None], 1, ALL, TABLE.memory)
     with FlopCounterMode(display=False) as counter:
         TABLE.primitive(api.PAGED_LATENT_ATTENTION, case)(q, PagedRows((pages,), layout), kv_b)

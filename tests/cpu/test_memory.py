@@ -24,20 +24,25 @@ import pytest
 import ridgeline
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
-from ridgeline.ops.reference import paged, primitives
+from ridgeline.ops.reference import paged, primitives, s4
 from ridgeline.plan import memory
+from ridgeline.plan import recurrent as plan_recurrent
 from ridgeline.runtime import arena, generator, runner, sampler
 from ridgeline.spec import (
+    S4,
+    S4D,
     Attention,
     Dilated,
     FirstTokens,
     GatedMLP,
     Layer,
+    LightningAttention,
     ModelSpec,
     RMSNorm,
     Rope,
     SharedAttention,
     Strided,
+    TokenMixer,
     to_json,
 )
 
@@ -70,6 +75,8 @@ GPT_OSS = {
     "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
     "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
     "vocab_size": 8000, "max_position_embeddings": 4096, "sliding_window": 128,
+    # Without it the context is the published one, 32 times as long, and its prefill alone takes minutes.
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
 }  # fmt: skip
 DEEPSEEK = {
     "model_type": "deepseek_v2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -77,13 +84,37 @@ DEEPSEEK = {
     "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
     "first_k_dense_replace": 1, "vocab_size": 8000, "max_position_embeddings": 4096,
 }  # fmt: skip
+DEEPNORM = {
+    "model_type": "minimax", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 8000, "max_position_embeddings": 2048,
+}  # fmt: skip
+QWEN_NEXT = {
+    "model_type": "qwen3_next", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "vocab_size": 8000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+KIMI = {
+    "model_type": "kimi_linear", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "linear_num_heads": 8, "linear_head_dim": 64, "layer_types": None, "kv_lora_rank": 64,
+    "num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 128, "vocab_size": 8000,
+    "model_max_length": 4096, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
+NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "head_dim": 32,
+    "num_key_value_heads": 2, "hybrid_override_pattern": "M-*EM-", "mamba_num_heads": 8, "mamba_head_dim": 64,
+    "ssm_state_size": 64, "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 384,
+    "moe_shared_expert_intermediate_size": 768, "vocab_size": 8000, "max_position_embeddings": 4096,
+}  # fmt: skip
 LONG = {**LLAMA, "vocab_size": 8000, "num_hidden_layers": 2, "max_position_embeddings": 16384}
 SMALL = {**LLAMA, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 16000}
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
 SHORT = {**SMALL, "max_position_embeddings": 512}
 
 
-def ours(*mixers: Attention | SharedAttention) -> dict[str, Any]:
+def ours(*mixers: TokenMixer) -> dict[str, Any]:
     """A config of our own, of these layers."""
     layers = tuple(Layer(mixer, GatedMLP(512), RMSNorm()) for mixer in mixers)
     return {"model_type": "ridgeline", "spec": to_json(ModelSpec("ours", 16000, 192, 2048, layers, RMSNorm()))}
@@ -124,8 +155,23 @@ CASES = {
     "sinks": Case(GPT_OSS, "bfloat16", context=300, options={"max_num_seqs": 64}),
     "shared keys": Case(SHARING, context=500, options={"max_num_seqs": 64}),
     "patterns": Case(PATTERNS, context=500, options={"max_num_seqs": 64}),
+    "s4": Case(ours(S4(192, 64)), context=300, options={"max_num_seqs": 64}),
+    "s4, one sequence": Case(ours(S4(192, 16)), context=1000, options={"max_num_seqs": 1}),
+    "s4d": Case(ours(S4D(192, 64)), context=300, options={"max_num_seqs": 64, "max_num_batched_tokens": 1024}),
+    "lightning": Case(ours(LightningAttention(6, 64, RMSNorm())), context=300, options={"max_num_seqs": 64}),
+    "lightning, large chunks": Case(
+        ours(LightningAttention(12, 16, RMSNorm())), options={"max_num_seqs": 16, "max_num_batched_tokens": 2048}
+    ),
+    "deepnorm": Case(DEEPNORM, context=300, options={"max_num_seqs": 64}),
     "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
     "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
+    "gated delta rule": Case(QWEN_NEXT, context=300, options={"max_num_seqs": 32}),
+    "gated delta rule, large chunks": Case(
+        QWEN_NEXT, context=300, options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}
+    ),
+    "delta rule by channels": Case(KIMI, context=300, options={"max_num_seqs": 16, "max_num_batched_tokens": 1024}),
+    "mlps alone": Case(NEMOTRON, context=300, options={"max_num_seqs": 4, "max_num_batched_tokens": 1024}),
+    "experts on latents": Case({**NEMOTRON, "moe_latent_size": 512}, context=2040, options={"max_num_seqs": 1}),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),
@@ -202,6 +248,7 @@ def test_the_plan_knows_the_bounds_that_others_keep() -> None:
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
+    assert plan_recurrent.S4_BLOCK == s4.S4_BLOCK
 
 
 # ---- in the process that is measured ---------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def run_chunks(
         counts = [int(min(lengths[i] - done[i], rng.integers(1, 20))) for i in chosen]
         for i, count in zip(chosen, counts, strict=True):
             pages.grow(rows[i], done[i], done[i] + count)
-        slices = Slices(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
+        slices = Slices.plain(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
         state = pages.state
         layout = build_layout(slices, pages.tables, page_tokens, state.lookback, table.memory, state.first_tokens)
         spans = [offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)]
@@ -133,7 +133,7 @@ def test_blocks_of_queries_change_nothing(window: int | None, device: str, monke
 
 def test_sequences_of_very_different_lengths_share_no_padding() -> None:
     """A long context beside many short ones: buckets keep the padded work within a few times the real work."""
-    slices = Slices(np.arange(33), np.array([4000] + [10] * 32), np.ones(33, np.int64))
+    slices = Slices.plain(np.arange(33), np.array([4000] + [10] * 32), np.ones(33, np.int64))
     layout = build_layout(slices, np.ones((33, 300), np.int64), 16, ALL, REFERENCE.memory)
     padded = sum(b.pages.shape[0] * b.pages.shape[1] for b in layout.buckets)
     assert padded <= 2 * (4000 // 16 + 1 + 32)

@@ -100,7 +100,7 @@ def test_they_know_python() -> None:
         assert found is not None
         bits[name] = found.value
     assert bits["pocket"] < 1.6
-    assert bits["pocket"] < bits["pocket-draft"] < 2.4
+    assert bits["pocket"] < bits["pocket-draft"] < 1.8
 
 
 def test_the_draft_guesses_the_target(target: LLM) -> None:
@@ -110,4 +110,4 @@ def test_the_draft_guesses_the_target(target: LLM) -> None:
     outputs = target.generate([{"prompt_token_ids": ids} for ids in prompts], greedy)
     pairs = [(ids, out.outputs[0].token_ids) for ids, out in zip(prompts, outputs, strict=True)]
     draft = load_model("pocket-draft", LoadOptions(dtype="float32"))
-    assert measure_acceptance(draft, pairs).tokens_per_verification.value > 1.8
+    assert measure_acceptance(draft, pairs).tokens_per_verification.value > 3.0

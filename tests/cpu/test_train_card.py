@@ -111,6 +111,7 @@ def test_a_log_comes_back(tmp_path: Path) -> None:
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"loss": None}), "loss is None"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"step": 4.5}), "step is 4.5"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"step": True}), "step is True"),
+        (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"machine": 1}), "machine is 1"),
     ],
 )
 def test_a_bad_line_is_named(line: str, says: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ridgeline.errors import DataError
 from ridgeline.ops import open_table
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
 from ridgeline.train.batches import Batches
+from ridgeline.train.cost import cost_of
 from ridgeline.train.loop import Progress, Trainer, TrainOptions
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.optimiser import learning_rate
@@ -189,3 +190,12 @@ def test_the_rate_rises_holds_and_falls() -> None:
     assert rates[9:70] == [1.0] * 61
     assert rates[-1] == pytest.approx(0.1 + 0.9 / 30)
     assert all(a > b for a, b in pairwise(rates[70:]))
+
+
+def test_a_run_that_went_on_elsewhere_has_no_utilisation() -> None:
+    here, there, unknown = (Progress(1, 2.0, 1.0, 0.1, 50.0, machine=name) for name in ("A", "B", ""))
+    cost = cost_of([here, here], 100, 3.0, 7.0, "A")
+    assert (cost.seconds, cost.machine) == (4.0, "A") and cost.utilisation == pytest.approx(600 / (4 * 7))
+    for log, machines in (([here, there], "A; B"), ([unknown, here], "one that was not recorded; A"), ([there], "B")):
+        cost = cost_of(log, 100, 3.0, 7.0, "A")
+        assert cost.machine == machines and cost.peak_flops_per_s is cost.utilisation is None

@@ -19,6 +19,7 @@ from ridgeline.train.functions import FunctionOptions, code_lines, draw_function
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.manifest import Manifest
 from ridgeline.train.pair import produce_pair
+from ridgeline.train.prune import PruneOptions
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.recipe import ModelRecipe, Recipe, Stage
 
@@ -27,6 +28,7 @@ CONFIG = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
     "tie_word_embeddings": True,
 }  # fmt: skip
+LARGER = CONFIG | {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 OPTIONS = TrainOptions(
     steps=3, batch_tokens=128, micro_tokens=128, context=64, warmup_steps=1, decay_share=0.0, eval_every=3, save_every=3
 )
@@ -80,8 +82,11 @@ def recipe(corpus: Corpus) -> Recipe:
     return Recipe(
         "tiny", platform.python_version(), manifest.hash, 0.3, 0, 300, FunctionOptions(20, 120),
         ContinuationOptions(8, 2, 6, 12),
-        ModelRecipe(CONFIG, {"temperature": 0.5}, (Stage("corpus", OPTIONS), Stage("functions", last))),
-        ModelRecipe(CONFIG | {"hidden_size": 16}, {}, (Stage("headers", OPTIONS), Stage("continuations", last))),
+        ModelRecipe(LARGER, {"temperature": 0.5}, (Stage("corpus", OPTIONS), Stage("functions", last))),
+        ModelRecipe(
+            CONFIG | {"hidden_size": 16}, {},
+            (Stage("headers", OPTIONS), Stage("continuations", last)), PruneOptions((1,), (1,), tokens=128),
+        ),
     )  # fmt: skip
 
 
@@ -104,8 +109,12 @@ def test_a_pair_from_nothing_and_from_what_is_there(
         written[name] = (tmp_path / name / "model.safetensors").read_bytes()
         (tmp_path / name / "model.safetensors").unlink()
     assert "8 greedy continuations by the target" in card
+    assert "| Start | cut out of tiny: its layers 1 (from 0), of each the key-value heads 1 with" in card
     produce_pair(recipe, tmp_path, Ranks("reference"), Quiet())
     assert written == {name: (tmp_path / name / "model.safetensors").read_bytes() for name in written}
+    draft = replace(recipe.draft, prune=PruneOptions((0,), (1,), tokens=128))
+    with pytest.raises(DataError, match="start"):
+        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("cpu"), Quiet())
     with pytest.raises(DataError, match="remove its folder"):
         produce_pair(replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("reference"), Quiet())
 

@@ -33,6 +33,12 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 # The standard deviation of a matrix, over that of a variance-preserving draw: sharp attention shows mistakes.
 GAIN = 1.5
+# Norms, by the beginnings of their classes' names, that multiply by 1 + weight.
+FROM_ONE = ("Gemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+
+
+# Buffers that files hold although they follow from the config: tables of MiniMax's decays.
+DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 
 # Building ---------------------------------------------------------------------------------------------
@@ -58,7 +64,8 @@ def redraw(model: nn.Module, seed: int) -> None:
             _draw(module, name, parameter.data, tied, generator)
     stored = model.state_dict()
     for name, buffer in model.named_buffers():
-        if name in stored:  # the bias of DeepSeek-V3's choice: some units in the last place of a score's spread
+        if name in stored and not name.endswith(DERIVED):
+            # The bias of DeepSeek-V3's choice: some units in the last place of a score's spread.
             buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
 
@@ -69,8 +76,9 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         value.uniform_(-2.0, 1.5, generator=generator)
     elif name.endswith("bias") and name != "dt_bias":  # that one sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
-    elif name == "weight" and value.ndim == 1:  # a norm; Gemma's multiply by 1 + weight
-        low = -0.5 if type(module).__name__.startswith("Gemma") else 0.5
+    elif name == "weight" and value.ndim == 1:  # a norm
+        kind = type(module).__name__
+        low = -0.5 if kind.startswith(FROM_ONE) and not kind.endswith("Gated") else 0.5
         value.uniform_(low, low + 1.0, generator=generator)
     elif isinstance(module, nn.Embedding):
         # A tied table is the output head too.  Gemma's lookup multiplies by embed_scale: undone, or the
@@ -178,7 +186,8 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
     """
     gap = float("inf")
     for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
-        biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        ends = ("e_score_correction_bias", "expert_bias")
+        biases = [b for name, b in model.named_buffers() if name.endswith(ends)]
         found = _forward(model, tokens, output_router_logits=True).router_logits
         for i, logits in enumerate(found):
             rated = logits.sigmoid() + biases[i] if biases else logits
@@ -193,10 +202,11 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         best = values.topk(count + 1).values
         return float((best[:, -2] - best[:, -1]).min())
 
-    limited = config.model_type == "deepseek_v3" or getattr(config, "topk_method", "") == "group_limited_greedy"
+    two_best = config.model_type in ("deepseek_v3", "kimi_linear", "nemotron_h")
+    limited = two_best or getattr(config, "topk_method", "") == "group_limited_greedy"
     if limited and config.topk_group < config.n_group:
         groups = rated.unflatten(-1, (config.n_group, -1))
-        score = groups.topk(2 if config.model_type == "deepseek_v3" else 1).values.sum(-1)
+        score = groups.topk(2 if two_best else 1).values.sum(-1)
         yield gap(score, config.topk_group)
         closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
         rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)

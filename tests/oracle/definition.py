@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oracle import definition_recurrent
 from ridgeline.spec import (
     Attention,
+    DeepNormLayer,
     Dilated,
     FirstTokens,
     GatedMLP,
@@ -119,24 +121,37 @@ def mix_channels(mlp: Any, x: Tensor, w: Weights, at: str) -> Tensor:
     return torch.stack(rows)
 
 
+def mix_tokens(mixer: Any, i: int, h: Tensor, w: Weights, owned: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+    """owned: keys and values of the layers before, to which this one's are added."""
+    at = f"layers.{i}.mixer"
+    if isinstance(mixer, definition_recurrent.KINDS):
+        return definition_recurrent.mix(mixer, h, w, at)
+    a = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    if isinstance(mixer, SharedAttention):
+        keys, values = owned[mixer.source]
+    else:
+        values = project(h, w, f"{at}.v").view(len(h), a.num_kv_heads, a.head_dim)
+        keys, values = owned[i] = heads_of(h, a, w, at, "k"), values
+    return project(attend(a, heads_of(h, a, w, at, "q"), keys, values, w.get(f"{at}.sinks")), w, f"{at}.o")
+
+
 def define(spec: ModelSpec, w: Weights, tokens: list[int]) -> Tensor:
     """Logits [T, vocabulary] of one sequence."""
     x, owned = w["embed.weight"][tokens], {}
     for i, layer in enumerate(spec.layers):
-        at, mixer = f"layers.{i}", layer.mixer
-        a = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+        at = f"layers.{i}"
         h = normalise(layer.pre_norm, x, w, f"{at}.mixer_norm")
-        if isinstance(mixer, SharedAttention):
-            keys, values = owned[mixer.source]
-        else:
-            values = project(h, w, f"{at}.mixer.v").view(len(x), a.num_kv_heads, a.head_dim)
-            keys, values = owned[i] = heads_of(h, a, w, f"{at}.mixer", "k"), values
-        q = heads_of(h, a, w, f"{at}.mixer", "q")
-        mixed = project(attend(a, q, keys, values, w.get(f"{at}.mixer.sinks")), w, f"{at}.mixer.o")
+        mixed = mix_tokens(layer.mixer, i, h, w, owned)
+        if isinstance(layer, DeepNormLayer):
+            h = normalise(layer.pre_norm, layer.mixer_alpha * h + layer.mixer_beta * mixed, w, f"{at}.mlp_norm")
+            x = layer.mlp_alpha * h + layer.mlp_beta * mix_channels(layer.mlp, h, w, f"{at}.mlp")
+            continue
         if isinstance(layer, ParallelLayer):
             x = x + mixed + mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
             continue
         x = x + layer.residual_scale * normalise(layer.post_norm, mixed, w, f"{at}.mixer_post_norm")
+        if layer.mlp is None:
+            continue
         out = mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
         x = x + layer.residual_scale * normalise(layer.post_norm, out, w, f"{at}.mlp_post_norm")
     return project(normalise(spec.norm, x, w, "norm"), w, "head")

@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
-from oracle import cases_dense, cases_experts, cases_recurrent
+from oracle import cases_delta, cases_dense, cases_experts, cases_hybrid, cases_linear, cases_recurrent
 from oracle.case import Case
 
-CASES: dict[str, Case] = cases_dense.CASES | cases_experts.CASES | cases_recurrent.CASES
+CASES: dict[str, Case] = (
+    cases_dense.CASES
+    | cases_experts.CASES
+    | cases_recurrent.CASES
+    | cases_linear.CASES
+    | cases_delta.CASES
+    | cases_hybrid.CASES
+)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oracle import ours_linear
 from oracle.case import VOCAB
 from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.spec import (
@@ -104,6 +105,7 @@ SPECS: dict[str, ModelSpec] = {
     "cla_character": _character(),
     "first_tokens": _patterns("first_tokens", 24, FirstTokens(5), FirstTokens(20)),
     "patterns": _patterns("patterns", 9, Dilated(3), Strided(7), FirstTokens(17)),
+    **ours_linear.specs(model, FULL, MLP, NORM),
 }
 
 
@@ -114,7 +116,11 @@ def random_weights(spec: ModelSpec, seed: int = 1) -> dict[str, np.ndarray]:
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    if name.endswith(".bias"):
+    if name.endswith(".log_dt"):  # steps from 1/50 to a half
+        found = rng.uniform(-4.0, -0.7, shape)
+    elif name.endswith(".A_imag"):
+        found = rng.uniform(0.0, 9.0, shape)
+    elif name.endswith(".bias"):
         found = rng.normal(0.0, 0.5, shape)
     elif name.endswith("norm.weight"):
         found = rng.uniform(0.5, 1.5, shape)

@@ -19,6 +19,7 @@ import transformers
 from torch import nn
 
 from oracle.build import (
+    DERIVED,
     PLAIN,
     build,
     double,
@@ -36,7 +37,7 @@ from oracle.case import SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
 from oracle.families import CASES
 from pure.published import PUBLISHED
 
-ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba")
+ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
 TOLERANCE = 1e-4  # what a comparison of float32 logits allows
 ALL = pytest.mark.parametrize("name", CASES)
 GREEDY = pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.greedy_tokens])
@@ -122,9 +123,9 @@ def test_lengths_stay_inside_the_regime(name: str) -> None:
 def test_every_parameter_is_redrawn() -> None:
     for name, case in CASES.items():
         drawn, initial = built(name).state_dict(), make_model(case).state_dict()
-        same = [key for key in drawn if torch.equal(drawn[key], initial[key])]
+        same = [key for key in drawn if torch.equal(drawn[key], initial[key]) and not key.endswith(DERIVED)]
         assert not same, f"{name}: {same}"
-        assert all(float(value.std()) > 0.05 for value in drawn.values())
+        assert all(float(value.std()) > 0.05 for key, value in drawn.items() if not key.endswith(DERIVED))
 
 
 def test_a_seed_fixes_a_model_and_its_prompts() -> None:
@@ -169,12 +170,15 @@ def test_old_spelling_has_no_new_words(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts_are_those_of_transformers(name: str) -> None:
     fields, params = PUBLISHED[name]
-    fields = {key: value for key, value in fields.items() if key != "quantization_config"}
+    if fields["model_type"] not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers has no class for this spelling; the model is there in another one")
+    unread = (("rope_scaling", None),)  # some class warns of it, be it a null
+    fields = {k: v for k, v in fields.items() if k != "quantization_config" and (k, v) not in unread}
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(json.loads(json.dumps(fields)))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     stored = model.state_dict()  # a bias that no gradient moves is a buffer there
-    buffers = sum(b.numel() for name, b in model.named_buffers() if name in stored)
+    buffers = sum(b.numel() for name, b in model.named_buffers() if name in stored and not name.endswith(DERIVED))
     assert sum(p.numel() for p in model.parameters()) + buffers == params
 
 

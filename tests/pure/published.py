@@ -590,6 +590,241 @@ _add(
     "vocab_size": 65536}""",
 )
 
+# gated delta rule -------------------------------------------------------------------------------------
+
+# Memory, but for the sizes, which were seen.  Its files hold the layer that predicts a second token, too.
+_add(
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    79674391296,
+    """{"architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": false,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0", "use_cache": true, "vocab_size": 151936}""",
+)
+
+
+def _add_qwen(name: str, params: int, layers: int, text: dict[str, Any], vision: dict[str, Any], **more: Any) -> None:
+    """Qwen3.5: a language model inside one that sees."""
+    text_config = json.loads(
+        """{"attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000, "rope_type": "default"}, "use_cache": true, "vocab_size": 248320}"""
+    )
+    fours = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    text_config |= {"num_hidden_layers": layers, "layer_types": fours * (layers // 4), **text}
+    whole = """{"image_token_id": 248056, "transformers_version": "4.57.1", "video_token_id": 248057,
+        "vision_end_token_id": 248054, "vision_start_token_id": 248053,
+        "vision_config": {"deepstack_visual_indexes": [], "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
+        "initializer_range": 0.02, "num_position_embeddings": 2304, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2}}"""
+    _add(name, params, whole, text_config=text_config, **more)
+    PUBLISHED[name][0]["vision_config"].update(vision)
+    PUBLISHED[f"{name}, its language model"] = (text_config, params)
+
+
+# Config seen of Qwen3.6-27B, whose sizes are those of Qwen3.5-27B; of the others the sizes, else memory.  Counts are of
+# the language model: the files hold what sees images and what predicts a second token besides.
+_add_qwen(
+    "Qwen/Qwen3.5-0.8B",
+    752393024,
+    24,
+    {
+        "hidden_size": 1024, "intermediate_size": 3584, "linear_num_value_heads": 16, "model_type": "qwen3_5_text",
+        "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    {
+        "depth": 12, "hidden_size": 768, "intermediate_size": 3072, "model_type": "qwen3_5", "num_heads": 12,
+        "out_hidden_size": 1024,
+    },
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", tie_word_embeddings=True,
+)  # fmt: skip
+_add_qwen(
+    "Qwen/Qwen3.6-27B",
+    26895998464,
+    64,
+    {
+        "bos_token_id": 248044, "hidden_size": 5120, "intermediate_size": 17408, "linear_num_value_heads": 48,
+        "model_type": "qwen3_5_text", "num_attention_heads": 24, "num_key_value_heads": 4, "output_gate_type": "swish",
+        "pad_token_id": None, "partial_rotary_factor": 0.25, "tie_word_embeddings": False,
+    },
+    {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "model_type": "qwen3_5", "num_heads": 16,
+        "out_hidden_size": 5120,
+    },
+    architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", tie_word_embeddings=False,
+    language_model_only=False,
+)  # fmt: skip
+_add_qwen(
+    "Qwen/Qwen3.5-35B-A3B",
+    34660610688,
+    40,
+    {
+        "hidden_size": 2048, "linear_num_value_heads": 32, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+        "num_key_value_heads": 2, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+    },
+    {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "model_type": "qwen3_5_moe", "num_heads": 16,
+        "out_hidden_size": 2048,
+    },
+    architectures=["Qwen3_5MoeForConditionalGeneration"], model_type="qwen3_5_moe", tie_word_embeddings=False,
+)  # fmt: skip
+# The fields that matter seen, the rest memory.
+_add(
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+    49122681728,
+    """{"architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24,
+    27], "head_dim": 128, "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+    "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true, "model_max_length": 1048576,
+    "model_type": "kimi_linear", "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256,
+    "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "tie_word_embeddings": false, "topk_group": 1, "use_cache": true,
+    "use_grouped_topk": true, "v_head_dim": 128, "vocab_size": 163840}""",
+)
+
+# hybrids of Mamba-2 -----------------------------------------------------------------------------------
+
+_GRANITE_4 = """"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257, "hidden_act": "silu",
+    "init_method": "mup", "initializer_range": 0.1, "mamba_chunk_size": 256, "mamba_conv_bias": true,
+    "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_proj_bias": false, "max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm", "num_hidden_layers": 40, "output_router_logits": false,
+    "pad_token_id": 100256, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null,
+    "rope_theta": 10000, "router_aux_loss_coef": 0.0001, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "transformers_version": "4.56.0", "use_cache": true, "vocab_size": 100352"""
+_FOUR_OF_FORTY = ["attention" if i % 10 == 5 else "mamba" for i in range(40)]
+_HYBRID = f"""{_GRANITE_4}, "position_embedding_type": "nope" """
+# Memory; the sizes of files seen (12.93 and 59.99 GiB in bfloat16) agree with the two counts with experts.
+_add(
+    "ibm-granite/granite-4.0-h-micro",
+    3191396096,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.015625, "hidden_size": 2048, "intermediate_size": 8192,
+    "logits_scaling": 8, "mamba_n_heads": 64, "num_attention_heads": 32, "num_experts_per_tok": 0,
+    "num_key_value_heads": 8, "num_local_experts": 0, "shared_intermediate_size": 8192}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-h-tiny",
+    6939037248,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.0078125, "hidden_size": 1536, "intermediate_size": 512,
+    "logits_scaling": 6, "mamba_n_heads": 48, "num_attention_heads": 12, "num_experts_per_tok": 6,
+    "num_key_value_heads": 4, "num_local_experts": 64, "shared_intermediate_size": 1024}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-h-small",
+    32207337984,
+    f"""{{{_HYBRID}, "attention_multiplier": 0.0078125, "hidden_size": 4096, "intermediate_size": 768,
+    "logits_scaling": 16, "mamba_n_heads": 128, "num_attention_heads": 32, "num_experts_per_tok": 10,
+    "num_key_value_heads": 8, "num_local_experts": 72, "shared_intermediate_size": 1536}}""",
+    layer_types=_FOUR_OF_FORTY,
+)
+_add(
+    "ibm-granite/granite-4.0-micro",
+    3402836480,
+    f"""{{{_GRANITE_4}, "attention_multiplier": 0.015625, "hidden_size": 2560, "intermediate_size": 8192,
+    "logits_scaling": 10, "mamba_n_heads": 80, "num_attention_heads": 40, "num_experts_per_tok": 0,
+    "num_key_value_heads": 8, "num_local_experts": 0, "position_embedding_type": "rope",
+    "shared_intermediate_size": 8192}}""",
+    layer_types=["attention"] * 40,
+)
+# Memory.
+_add(
+    "ibm-granite/granite-3.1-3b-a800m-base",
+    3298793472,
+    """{"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.1,
+    "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+    "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 512,
+    "logits_scaling": 6.0, "max_position_embeddings": 131072, "model_type": "granitemoe", "num_attention_heads": 24,
+    "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 40,
+    "output_router_logits": false, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": true, "vocab_size": 49155}""",
+)
+# A test model of its class; its name seen, its sizes memory and nothing else: only transformers confirms their count.
+_add(
+    "ibm-research/moe-7b-1b-active-shared-experts",
+    6370899456,
+    """{"architectures": ["GraniteMoeSharedForCausalLM"], "attention_bias": false, "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 512,
+    "logits_scaling": 6.0, "max_position_embeddings": 4096, "model_type": "granitemoeshared",
+    "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4,
+    "num_local_experts": 62, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_theta": 10000,
+    "shared_intermediate_size": 1024, "tie_word_embeddings": true, "vocab_size": 49160}""",
+)
+# Layers, widths, heads and experts seen; the rest memory. The second's count holds the 2,944 numbers that balance its
+# experts.
+_NEMOTRON_H = """"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"}, "bos_token_id": 1, "chunk_size": 128,
+    "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "hidden_dropout": 0.0, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_proj_bias": false,
+    "mlp_bias": false, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+    "num_attention_heads": 32, "num_hidden_layers": 52, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rescale_prenorm_residual": true, "residual_in_fp32": false, "ssm_state_size": 128, "tie_word_embeddings": false,
+    "time_step_floor": 0.0001, "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+    "torch_dtype": "bfloat16", "use_bias": false, "use_cache": true, "use_conv_bias": true, "use_mamba_kernels": true,
+    "vocab_size": 131072"""
+_add(
+    "nvidia/Nemotron-H-8B-Base-8K",
+    8100852736,
+    f"""{{{_NEMOTRON_H}, "attention_head_dim": 128, "hidden_size": 4096,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "intermediate_size": 21504,
+    "mamba_num_heads": 128, "max_position_embeddings": 8192, "num_key_value_heads": 8, "rms_norm_eps": 1e-05}}""",
+)
+_add(
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    31577940288,
+    f"""{{{_NEMOTRON_H}, "head_dim": 128, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "mamba_num_heads": 64, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144,
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_routed_experts": 128,
+    "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true, "num_experts_per_tok": 6,
+    "num_key_value_heads": 2, "partial_rotary_factor": 1.0, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+    "sliding_window": null, "topk_group": 1}}""",
+)
+# Memory, both; the second's count holds the 704 numbers that balance its experts.
+_add(
+    "ibm-ai-platform/Bamba-9B-v1",
+    9780235392,
+    """{"architectures": ["BambaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": false,
+    "max_position_embeddings": 4096, "mlp_bias": false, "model_type": "bamba", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 128256}""",
+)
+_add(
+    "LiquidAI/LFM2-8B-A1B",
+    8339930560,
+    """{"architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": false,
+    "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7168,
+    "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "pad_token_id": 0,
+    "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "transformers_version": "4.57.0.dev0", "use_cache": true,
+    "use_expert_bias": true, "vocab_size": 65536}""",
+    layer_types=["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+)
+
 # deepseek ---------------------------------------------------------------------------------------------
 
 _DEEPSEEK = """"attention_bias": false, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "hidden_act": "silu",
@@ -634,4 +869,41 @@ _add(
     "rope_scaling": {{{_DEEPSEEK_YARN}, "mscale": 1.0, "mscale_all_dim": 1.0}}, "routed_scaling_factor": 2.5,
     "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc", "transformers_version": "4.33.1",
     "vocab_size": 129280}}""",
+)
+
+# minimax ----------------------------------------------------------------------------------------------
+
+_MINIMAX = """"attention_dropout": 0.0, "bos_token_id": null, "eos_token_id": null, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02, "intermediate_size": 9216,
+    "max_position_embeddings": 10240000, "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+    "sliding_window": null, "tie_word_embeddings": false, "use_cache": true, "vocab_size": 200064"""
+_ALPHA = 3.5565588200778455
+_MINIMAX_PUBLISHED = f"""{_MINIMAX}, "layernorm_full_attention_alpha": {_ALPHA}, "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_alpha": {_ALPHA}, "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_alpha": {_ALPHA}, "layernorm_mlp_beta": 1.0, "postnorm": true, "shared_moe_mode": "sigmoid",
+    "shared_intermediate_size": 0"""
+
+# Count seen, of M1; the fields of MiniMax-Text-01 seen in programs that run it, the rest memory. The first is the
+# second's as transformers writes it: its class rotates whole heads and knows no rotary_dim.
+_add(
+    "MiniMaxAI/MiniMax-Text-01-hf",
+    456089655296,
+    f"""{{{_MINIMAX}, "architectures": ["MiniMaxForCausalLM"], "block_size": 256, "model_type": "minimax",
+    "full_attn_alpha_factor": {_ALPHA}, "full_attn_beta_factor": 1.0, "linear_attn_alpha_factor": {_ALPHA},
+    "linear_attn_beta_factor": 1.0, "mlp_alpha_factor": {_ALPHA}, "mlp_beta_factor": 1.0}}""",
+    layer_types=(["linear_attention"] * 7 + ["full_attention"]) * 10,
+)
+_add(
+    "MiniMaxAI/MiniMax-Text-01",
+    456089655296,
+    f"""{{{_MINIMAX_PUBLISHED}, "architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01"}}""",
+    attn_type_list=([0] * 7 + [1]) * 10,
+)
+_add(
+    "MiniMaxAI/MiniMax-M1-80k",
+    456089655296,
+    f"""{{{_MINIMAX_PUBLISHED}, "architectures": ["MiniMaxM1ForCausalLM"], "model_type": "minimax_m1"}}""",
+    attn_type_list=([0] * 7 + [1]) * 10,
 )

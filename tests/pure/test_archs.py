@@ -17,12 +17,15 @@ from ridgeline.archs.config import HARMLESS
 from ridgeline.errors import ConfigError
 from ridgeline.spec import (
     MLP,
+    Attention,
+    DeepNormLayer,
     DynamicNTKScaling,
     ExpertGroups,
     GatedMLP,
     LatentAttention,
     Layer,
     LayerNorm,
+    LightningAttention,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -42,6 +45,8 @@ SIZES: dict[str, Any] = {
 GPT2: dict[str, Any] = {"vocab_size": 32, "n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 128}
 EXPERTS = {"num_experts_per_tok": 2}
 RECURRENT: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4}
+HEADS = {"num_key_value_heads": 4, "head_dim": 16}
+KV_HEADS = {"num_key_value_heads": 4}
 # The fields that a family cannot do without.
 REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
@@ -49,23 +54,40 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    "lfm2_moe": {
+        name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    },
+    "bamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), SIZES),
+    "nemotron_h": {"vocab_size": 32, "hidden_size": 64, "layers_block_type": ["mamba", "mlp", "attention", "moe"]},
     **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), RECURRENT),
     "mixtral": SIZES | EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8},
     "gpt_oss": SIZES,
+    "minimax": SIZES,
+    **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
+    "qwen3_next": SIZES,
+    "qwen3_5_text": SIZES,
+    "qwen3_5_moe_text": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "qwen3_5": {"text_config": SIZES | KV_HEADS},
+    "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
+    "kimi_linear": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
 }
 # What else a small config must say: left out, these fields mean the sizes of the family's published model.
-HEADS = {"num_key_value_heads": 4, "head_dim": 16}
-KV_HEADS = {"num_key_value_heads": 4}
+BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
+    "lfm2_moe": {"num_key_value_heads": 4},
+    "bamba": BAMBA | {"num_key_value_heads": 4},
+    "granitemoehybrid": BAMBA,
     "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 2},
-    **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe"), KV_HEADS),
+    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), KV_HEADS),
+    **dict.fromkeys(("mistral", "qwen2", "smollm3", "mixtral", "qwen3_moe", "qwen3_next"), KV_HEADS),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 
@@ -475,6 +497,33 @@ def test_what_deepseek_refuses() -> None:
     assert "rope dim must be even" in refusal("deepseek_v3", qk_rope_head_dim=7)
 
 
+def test_minimax() -> None:
+    """Slopes fall from layer to layer; the published config says in other words what transformers' says."""
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    alphas = {"full_attn": 2.0, "linear_attn": 3.0, "mlp": 4.0}
+    old_names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    new = read(
+        "minimax", layer_types=kinds, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5},
+        **{f"{part}_alpha_factor": a for part, a in alphas.items()}, mlp_beta_factor=0.5,
+    )  # fmt: skip
+    old: dict[str, Any] = {f"layernorm_{old_names[part]}_alpha": a for part, a in alphas.items()}
+    old |= {"layernorm_mlp_beta": 0.5, "rotary_dim": 8, "postnorm": True, "shared_intermediate_size": [0]}
+    for family in ("minimax_text_01", "minimax_m1"):
+        assert replace(read(family, **old), family="minimax") == new
+    first, *_, last = new.layers
+    assert isinstance(first, DeepNormLayer) and isinstance(first.mixer, LightningAttention)
+    assert isinstance(last, DeepNormLayer) and last.mixer.rope == Rope(8, 1e6)
+    assert (first.mixer_alpha, last.mixer_alpha, first.mlp_alpha, first.mlp_beta) == (3.0, 2.0, 4.0, 0.5)
+    assert first.mixer.slopes == pytest.approx([(1 + 1e-5) * 2 ** (-2 * (i + 1)) for i in range(4)])
+    assert new.layers[2].mixer.slope_scale == pytest.approx(1 / 3, rel=1e-4)
+    assert read("minimax").layers[0].mixer.rope and not read("minimax").layers[1].mixer.rope
+    assert "layer_types must hold 4 entries" in refusal("minimax", layer_types=kinds[:3])
+    assert "attn_type_list must hold 4 entries" in refusal("minimax_m1", attn_type_list=[0, 0, 0, 2])
+    assert "shared_intermediate_size is not 0" in refusal("minimax_text_01", shared_intermediate_size=[64])
+    assert "postnorm is False" in refusal("minimax_text_01", postnorm=False)
+    assert "rope dim" in refusal("minimax_text_01", rotary_dim=18)
+
+
 def test_latent_attention() -> None:
     yarn = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, **_YARN_LENGTH}
     mixer = read("deepseek_v2", q_lora_rank=None, rope_scaling=yarn).layers[0].mixer
@@ -517,7 +566,7 @@ def test_shapes_of_layers() -> None:
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
-    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2"}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe"}
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
     assert "num_heads 4 is not a multiple of num_kv_heads 3" in refusal("llama", num_key_value_heads=3)
@@ -535,13 +584,80 @@ def test_our_own_config() -> None:
         spec_from_config({"model_type": "ridgeline", "spec": to_json(spec), "made_up": 1})
 
 
+# ---- the gated delta rule ----------------------------------------------------------------------------------
+
+IN_TURN = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+
+
+def kinds(spec: ModelSpec) -> list[str]:
+    return [type(layer.mixer).__name__ for layer in spec.layers]
+
+
+def test_layers_of_delta_and_of_attention() -> None:
+    assert kinds(read("qwen3_next")) == ["GatedDelta"] * 3 + ["Attention"]
+    assert kinds(read("qwen3_next", full_attention_interval=2)) == ["GatedDelta", "Attention"] * 2
+    assert kinds(read("qwen3_next", full_attention_interval=2, layer_types=IN_TURN[::-1])) == [
+        "Attention", "GatedDelta"
+    ] * 2  # fmt: skip
+    assert "layer_types must hold 4 entries" in refusal("qwen3_next", layer_types=IN_TURN[:3])
+    assert "layer_types must hold 4 entries" in refusal("qwen3_5_text", layer_types=["sliding_attention"] * 4)
+    assert "full_attention_interval is 0" in refusal("qwen3_5_text", full_attention_interval=0)
+    assert kinds(read("kimi_linear", num_hidden_layers=6)) == [*["KimiDelta"] * 4, "LatentAttention", "KimiDelta"]
+    published = {"full_attn_layers": [2, 4], "kda_layers": [3, 1]}
+    assert kinds(read("kimi_linear", linear_attn_config=published)) == ["KimiDelta", "LatentAttention"] * 2
+    assert kinds(read("kimi_linear", layer_types=IN_TURN)) == ["KimiDelta", "LatentAttention"] * 2
+    for wrong in ({"full_attn_layers": [2, 4], "kda_layers": [1]}, {"full_attn_layers": [0, 1], "kda_layers": [2, 3]}):
+        assert "must name each of the layers 1 to 4 once" in refusal("kimi_linear", linear_attn_config=wrong)
+    sparse = [[isinstance(layer.mlp, MoE) for layer in read("qwen3_next", **f).layers] for f in (
+        {}, {"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2})]  # fmt: skip
+    assert sparse == [[True] * 4, [False, True] * 2, [False, True] * 2]
+
+
+def test_what_the_delta_families_refuse() -> None:
+    assert "attn_output_gate is False" in refusal("qwen3_5_text", attn_output_gate=False)
+    assert "output_gate_type is 'sigmoid'" in refusal("qwen3_5_text", output_gate_type="sigmoid")
+    assert "norm_topk_prob is False" in refusal("qwen3_5_moe_text", norm_topk_prob=False)
+    assert "num_heads 32 is not a multiple of num_key_heads 7" in refusal("qwen3_next", linear_num_key_heads=7)
+    assert "mla_use_nope is False" in refusal("kimi_linear", mla_use_nope=False)
+    assert "moe_router_activation_func is 'softmax'" in refusal("kimi_linear", moe_router_activation_func="softmax")
+    bounded = {"head_dim": 8, "gate_lower_bound": -5.0}
+    assert "linear_attn_config.gate_lower_bound: not understood" in refusal("kimi_linear", linear_attn_config=bounded)
+    assert "n_group is 2, but num_expert_group is 4; they are one field" in refusal(
+        "kimi_linear", num_expert_group=4, n_group=2
+    )
+
+
+def test_a_rotation_of_images_is_that_of_text() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    images = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    plain, more = (read("qwen3_5_text", rope_parameters=r) for r in (rope, rope | images))
+    assert plain == more and plain.ropes() == (Rope(64, 1e7),)
+    assert "rope_parameters.x: not understood" in refusal("qwen3_5_text", rope_parameters=rope | images | {"x": 1})
+
+
+def test_a_language_model_inside_another() -> None:
+    text = REQUIRED["qwen3_5"]["text_config"]
+    alone = read("qwen3_5_text", **KV_HEADS)
+    assert read("qwen3_5") == replace(alone, family="qwen3_5")
+    assert "text_config is missing" in refusal("qwen3_5", text_config=None)
+    assert "text_config.made_up: not understood" in refusal("qwen3_5", text_config=text | {"made_up": 1})
+    assert "text_config.hidden_size is missing" in refusal("qwen3_5", text_config=text | {"hidden_size": None})
+    assert "audio_config: not understood" in refusal("qwen3_5", audio_config={})
+    assert read("qwen3_5", tie_word_embeddings=True).tie_word_embeddings
+    assert read("qwen3_5", text_config=text | {"tie_word_embeddings": True}).tie_word_embeddings
+    both = {"tie_word_embeddings": False, "text_config": text | {"tie_word_embeddings": True}}
+    assert "tie_word_embeddings is False, but that of text_config is True" in refusal("qwen3_5", **both)
+
+
 # ---- names --------------------------------------------------------------------------------------------------
+
+UNBIASED = ("phi3", "nemotron_h")  # they read the field to refuse it
 
 
 @EVERY
 def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     """No two weights share rows, and the parts of a fused tensor fill it."""
-    biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family != "phi3" else {}
+    biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family not in UNBIASED else {}
     spec = read(family, tie_word_embeddings=False, **biases)
     reads = FAMILIES[family].names.reads(spec)
     assert list(reads) == [w.name for w in spec.weights()]
@@ -552,22 +668,33 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
         r = reads[weight.name]
         assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
         kept = weight.name.endswith("conv.weight")  # [channels, 1, taps], there too
-        every = r.every is not None and weight.is_matrix
+        kept |= family.startswith("granitemoe") and ".experts.down" in weight.name  # [expert, out, in], there too
+        every = (r.every is not None and weight.is_matrix) or r.expert_rows is not None
         assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:
             assert key not in whole
             if r.every is not None:
                 rows.setdefault(key, []).append((r.every[0], r.every[0] + 1))
                 totals[key] = r.every[1]
+            elif r.expert_rows is not None:
+                *span, totals[key] = r.expert_rows
+                rows.setdefault(key, []).append((span[0], span[1]))
             elif r.total_rows is None:
                 whole.add(key)
             elif r.rows is not None:
                 rows.setdefault(key, []).append(r.rows)
                 totals[key] = r.total_rows
+            elif r.group_rows is not None:
+                groups, start, stop = r.group_rows
+                assert (stop - start) * groups == weight.shape[0]
+                rows.setdefault(key, []).append((start, stop))
+                totals[key] = r.total_rows // groups
             else:
                 assert r.head_part is not None
                 index, count, head_dim = r.head_part
-                assert (weight.shape[0] * count, head_dim) == (r.total_rows, spec.layers[0].mixer.head_dim)
+                mixer = spec.layers[int(weight.name.split(".")[1])].mixer
+                assert isinstance(mixer, Attention)
+                assert (weight.shape[0] * count, head_dim) == (r.total_rows, mixer.head_dim)
                 rows.setdefault(key, []).append((index * weight.shape[0], (index + 1) * weight.shape[0]))
                 totals[key] = r.total_rows
     assert not whole & set(rows)
@@ -580,7 +707,7 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
 def test_family_functions_stay_small() -> None:
     folder = Path(inspect.getfile(ridgeline.archs)).parent
     functions = {f.spec.__code__.co_name: Path(f.spec.__code__.co_filename) for f in FAMILIES.values()}
-    assert len(functions) == len(FAMILIES)
+    assert len(functions) == len({f.spec for f in FAMILIES.values()})
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and functions.get(node.name) == path:

@@ -35,5 +35,14 @@ def test_latent_state(name: str, per_layer: int, layers: int) -> None:
     assert spec.resolve_max_model_len(None) == 163840
 
 
+def test_minimax_has_the_papers_active_parameters_and_state() -> None:
+    """arXiv:2501.08313: 45.9 billion of 456 per token, which is without the embedding and the head. State: the matrices
+    of 70 layers, and rows of the 10 others.
+    """
+    spec = spec_from_config(PUBLISHED["MiniMaxAI/MiniMax-Text-01"][0])
+    assert spec.num_active_params() - 2 * 200_064 * 6144 == pytest.approx(45.9e9, rel=2e-3)
+    assert spec.state_elements(1000) == 70 * 64 * 128 * 128 + 1000 * 10 * 2 * 8 * 128
+
+
 def test_every_family_has_a_published_model() -> None:
     assert {config["model_type"] for config, _ in PUBLISHED.values()} == set(FAMILIES)

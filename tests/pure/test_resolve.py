@@ -16,9 +16,11 @@ from test_spec import specs
 from ridgeline.archs import spec_from_config
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, EngineOptions, PreemptCost, resolve
+from ridgeline.plan.fit import LEAST_CHECKPOINT, PREFIX_TOKENS, checkpoint_grid
 from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
+from ridgeline.spec.text import num_bytes
 
 SPECS = {name: spec_from_config(PUBLISHED[name][0]) for name in list(PUBLISHED)[::3]}
 GIB = 1 << 30
@@ -35,6 +37,7 @@ OPTIONS = st.builds(
     max_num_seqs=st.none() | logarithmic(14),
     max_num_batched_tokens=st.none() | logarithmic(16),
     block_size=st.none() | st.sampled_from([1, 3, 16, 64, 256]),
+    checkpoint_tokens=st.none() | st.just(768),
     kv_cache_memory_bytes=st.none() | logarithmic(42),
     steps_in_flight=st.none() | st.integers(1, 2),
     swap_space_bytes=st.none() | st.just(0) | logarithmic(36),
@@ -55,6 +58,7 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
         "fraction": draw(st.sampled_from([0.5, 0.9])),
         "device_is_host": on_host,
         "host_free_bytes": None if on_host else draw(st.none() | logarithmic(40)),
+        "num_speculative_tokens": draw(st.sampled_from([0, 0, 1, 4])),
     }
 
 
@@ -70,8 +74,9 @@ def anything_fits(q: dict[str, Any]) -> bool:
     limit = limit_of(q) - (swap if q["device_is_host"] else 0)
     lengths = [q["max_model_len"]] if q["fixed_len"] else [1, 16, q["max_model_len"]]
     for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
-        groups = state_groups(spec, page_tokens=size, element_bytes=4)
-        count = Workspace(spec, groups, on_cpu=q["device_is_host"])
+        checkpoint = options.checkpoint_tokens or checkpoint_grid(size, 0)
+        groups = state_groups(spec, page_tokens=size, element_bytes=4, checkpoint_tokens=checkpoint)
+        count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
         for tokens, seqs, length in product(
             [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
             [options.max_num_seqs] if options.max_num_seqs else (1, 2, 16, 256),
@@ -90,11 +95,12 @@ def anything_fits(q: dict[str, Any]) -> bool:
 @given(questions())
 @example({
     "spec": LLAMA, "max_model_len": 131072, "options": EngineOptions(), "free_bytes": 64 << 20, "fixed_len": False,
-    "fraction": 0.9, "device_is_host": True, "host_free_bytes": None,
+    "fraction": 0.9, "device_is_host": True, "host_free_bytes": None, "num_speculative_tokens": 0,
 })  # fmt: skip
 @example({
     "spec": replace(LLAMA, vocab_size=600_000), "max_model_len": 1, "options": EngineOptions(),
     "free_bytes": 50_000_000, "fixed_len": False, "fraction": 0.9, "device_is_host": False, "host_free_bytes": 10**9,
+    "num_speculative_tokens": 0,
 })  # fmt: skip
 def test_what_can_fit_does_and_is_counted(q: dict[str, Any]) -> None:
     try:
@@ -111,16 +117,19 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     options, given_swap = q["options"], q["options"].swap_space_bytes
     on_host = config.swap_bytes if q["device_is_host"] else 0
     assert config.state_bytes + config.workspace_bytes + on_host <= limit_of(q)
-    least = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"]).bytes(
-        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0
-    )
+    count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
+    least = count.bytes(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0)
     assert config.workspace_bytes >= least + PAGE_BOOK_BYTES * sum(config.num_pages)
     full = [g.most_pages(config.max_model_len) for g in config.groups]
     assert all(n + 1 <= pages for n, pages in zip(full, config.num_pages, strict=True))
-    assert all(pages <= n * config.max_num_seqs + 1 for n, pages in zip(full, config.num_pages, strict=True))
+    for group, pages in zip(config.groups, config.num_pages, strict=True):
+        checkpoints = PREFIX_TOKENS // group.page_tokens if group.snapshot else 0
+        most = group.most_pages(config.max_model_len) + checkpoints
+        assert pages <= most * config.max_num_seqs + 1
+        assert not group.snapshot or group.page_tokens == config.checkpoint_tokens
     assert config.max_model_len == q["max_model_len"] or (not q["fixed_len"] and config.max_model_len >= 1)
     assert config.max_model_len <= q["max_model_len"]
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "steps_in_flight"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "checkpoint_tokens", "steps_in_flight"):
         assert getattr(options, name) in (None, getattr(config, name))
     assert config.state_bytes <= (options.kv_cache_memory_bytes or config.state_bytes)
     if given_swap is not None:
@@ -206,6 +215,44 @@ def test_the_order_in_which_settings_become_smaller() -> None:
 def test_an_error_names_the_value_the_limit_and_the_remedy(free: int, options: dict[str, int], message: str) -> None:
     with pytest.raises(RequestError, match=re.escape(message)):
         ask(free, fixed_len=True, length=1024, **options)
+
+
+JAMBA = spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0])
+MAMBA = spec_from_config(PUBLISHED["state-spaces/mamba-2.8b-hf"][0])
+
+
+@pytest.mark.parametrize("spec", [MAMBA, JAMBA], ids=["mamba", "jamba"])
+def test_checkpoints_where_two_shares_are_least_together(spec: ModelSpec) -> None:
+    """What checkpoints take of the pages, and what is computed again of a prefix: to the next power of two."""
+    found = []
+    for room in (4 * GIB, 60 * GIB, 4000 * GIB):
+        config = resolve(
+            spec, 8192, EngineOptions(max_num_seqs=64), free_bytes=room, fixed_len=True, device_is_host=False
+        )
+        state = sum(g.page_bytes for g in config.groups if g.snapshot)
+        assert state == sum(4 * layer.mixer.state().elements for layer in spec.layers if layer.mixer.state().snapshot)
+
+        def both(tokens: float, state: int = state, room: int = room) -> float:
+            return 64 * PREFIX_TOKENS / tokens * state / (0.9 * room) + tokens / 2 / PREFIX_TOKENS
+
+        chosen = config.checkpoint_tokens
+        assert both(chosen) <= 1.1 * min(both(LEAST_CHECKPOINT * 2**i) for i in range(8))
+        reason = config.reasons["checkpoint_tokens"]
+        assert f"of {num_bytes(state)} each; for 64 prefixes of 2048 tokens" in reason
+        found.append(chosen)
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] == LEAST_CHECKPOINT
+
+
+def test_checkpoints_are_as_given_and_where_attention_can_begin() -> None:
+    options = EngineOptions(checkpoint_tokens=100)
+    config = resolve(MAMBA, 8192, options, free_bytes=60 * GIB, fixed_len=True)
+    assert (config.checkpoint_tokens, config.reasons["checkpoint_tokens"]) == (100, "as given")
+    with pytest.raises(RequestError, match=r"checkpoint_tokens is 100, no multiple of block_size 16.*-tokens to 112"):
+        resolve(JAMBA, 8192, options, free_bytes=60 * GIB, fixed_len=True)
+    assert ask(8 * GIB).reasons["checkpoint_tokens"] == "without effect: no layer is recurrent"
+    with pytest.raises(RequestError, match="checkpoint_tokens is 0; it must be a whole number of at least 1"):
+        ask(8 * GIB, checkpoint_tokens=0)
 
 
 def test_swap_space() -> None:

@@ -240,6 +240,9 @@ def test_prompts_that_part_get_a_checkpoint_the_second_time() -> None:
     assert starts[0] == [0, 64]  # published at 64, where nobody else comes by
     assert starts[1] == [0, 44, 64]  # 44: the last page that both share
     assert starts[2] == [44, 64]
+    stats = scheduler.stats()
+    assert (stats.restored, stats.recomputed_tokens) == (1, 44)  # the second found none
+    assert stats.checkpoints == 4  # at 44, and at 64 of each
 
 
 def test_a_fork_copies_only_the_page_that_two_would_write() -> None:
@@ -343,6 +346,8 @@ def test_drafts_leave_the_state_before_them_and_replay() -> None:
     assert scheduler.commit(plan, [Result((1, 2, 8))]) == [Update(0, (1, 2, 8), False)]
     work = plan_of(scheduler).works[0]
     assert (work.replay_from, work.start, work.tokens) == (11, 13, (8,))
+    assert (scheduler.stats().draft_tokens, scheduler.stats().accepted_tokens) == (3, 2)
+    assert scheduler.stats().groups[1].peak_pages == 1  # whatever is drafted
 
 
 @pytest.mark.parametrize("how", ["recompute", "swap"])

@@ -38,11 +38,13 @@ from ridgeline.spec import (
     SharedAttention,
     State,
     Strided,
+    Ungated,
     Weight,
     YarnScaling,
     from_json,
     to_json,
 )
+from ridgeline.spec.groups import state_groups
 from ridgeline.spec.text import describe, index_ranges, num_bytes
 
 # ---- random specs over every part ---------------------------------------------------------------------------
@@ -50,10 +52,12 @@ from ridgeline.spec.text import describe, index_ranges, num_bytes
 SIZE = st.integers(1, 1 << 20)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"])
+ACTIVATION = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 NORM = st.builds(RMSNorm, NUMBER, NUMBER) | st.builds(LayerNorm, NUMBER)
 GATED = st.builds(GatedMLP, SIZE, ACTIVATION, st.booleans())
+PLAIN = st.builds(MLP, SIZE, ACTIVATION, st.booleans())
 CLAMPED = st.builds(ClampedSwiGLU, NUMBER, POSITIVE)
+UNGATED = st.builds(Ungated, ACTIVATION)
 SCORES = st.sampled_from(["softmax", "sigmoid"])
 
 
@@ -62,15 +66,17 @@ def moes(draw: st.DrawFn) -> MoE:
     count, size = draw(st.integers(1, 8)), draw(st.integers(2, 8))
     chosen = draw(st.integers(1, count))
     groups = draw(st.none() | st.builds(ExpertGroups, st.just(count), st.just(chosen), st.sampled_from(KINDS)))
+    shared = draw(st.none() | GATED | PLAIN)
     return MoE(
         count * size, draw(st.integers(1, size * (chosen if groups else count))), draw(SIZE),
-        draw(ACTIVATION | CLAMPED), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()), draw(SCORES),
-        draw(st.booleans()), groups, draw(NUMBER), draw(st.none() | GATED),
+        draw(ACTIVATION | CLAMPED | UNGATED), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
+        draw(SCORES), draw(st.booleans()), groups, draw(NUMBER), shared,
+        bool(shared) and draw(st.booleans()), draw(st.none() | SIZE),
     )  # fmt: skip
 
 
 KINDS = ["best", "best_two"]
-MLPS = st.builds(MLP, SIZE, ACTIVATION, st.booleans()) | GATED | moes()
+MLPS = PLAIN | GATED | moes()
 
 
 @st.composite
@@ -99,7 +105,7 @@ def attentions(draw: st.DrawFn) -> Attention:
         kv * draw(st.integers(1, 8)), kv, head_dim, draw(POSITIVE), draw(st.none() | ropes(head_dim)),
         window, draw(st.none() | POSITIVE), draw(st.booleans()), draw(st.booleans()),
         draw(st.none() | NORM), draw(st.sampled_from(["head", "all_heads"])), draw(st.booleans()),
-        draw(st.none() | PATTERN) if window else None,
+        draw(st.none() | PATTERN) if window else None, draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -154,6 +160,9 @@ SMALL = ModelSpec(
     (Layer(MIXER, GatedMLP(24), RMSNorm()),) * 3 + (ParallelLayer(MIXER, MoE(4, 2, 8), LayerNorm()),),
     RMSNorm(1e-5),
 )  # fmt: skip
+
+
+MLP_ALONE = Layer(None, MLP(24, "relu2"), RMSNorm())
 
 
 def test_json_is_what_it_says() -> None:
@@ -314,6 +323,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: MoE(4, 0, 8), "num_experts_per_tok 0 is not in 1..num_experts 4"),
     (lambda: MoE(4, 5, 8), "num_experts_per_tok 5 is not in 1..num_experts 4"),
     (lambda: ClampedSwiGLU(1.0, 0.0), "the limit of a clamped SwiGLU must be positive, not 0.0"),
+    (lambda: Ungated("swish"), "activation 'swish' is none of"),  # type: ignore[arg-type]
+    (lambda: MoE(4, 2, 8, latent_size=0), "latent_size must be positive, not 0"),
     (lambda: MoE(12, 3, 8, groups=ExpertGroups(5, 2, "best")), "12 experts do not make 5 equal groups"),
     (lambda: MoE(12, 5, 8, groups=ExpertGroups(6, 2, "best")), "num_experts_per_tok 5 is more than the 4 experts of"),
     (lambda: MoE(4, 2, 8, groups=ExpertGroups(4, 2, "best_two")), "groups of one expert have no two best"),
@@ -326,6 +337,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: replace(SMALL, hidden_size=0), "hidden_size must be positive, not 0"),
     (lambda: replace(SMALL, max_position_embeddings=-1), "max_position_embeddings must be positive, not -1"),
     (lambda: replace(SMALL, layers=()), "a model needs at least one layer"),
+    (lambda: Layer(None, None, RMSNorm()), "a layer needs a mixer or an mlp"),
+    (lambda: replace(SMALL, layers=(MLP_ALONE,)), "a model needs at least one layer with a token mixer"),
+    (
+        lambda: replace(SMALL, layers=(MLP_ALONE, Layer(SharedAttention(0, MIXER), None, RMSNorm()))),
+        "layers[1].mixer: it shares the keys and values of layer 0, which has none: it is no token mixer",
+    ),
 ]
 
 
@@ -445,6 +462,28 @@ def test_weights_of_experts() -> None:
     }  # fmt: skip
     # Of the experts, two of four; all of the rest.
     assert moe.active_params(16) == sum(w.num_params for w in moe.weights(16)) - 2 * 3 * 8 * 16
+
+
+def test_weights_of_experts_without_gates() -> None:
+    moe = MoE(4, 2, 8, Ungated("relu2"), bias=True, shared=MLP(24, "relu2"), latent_size=6)
+    assert {w.name: w.shape for w in moe.weights(16)} == {
+        "router.weight": (4, 16), "experts.up.weight": (4, 8, 6), "experts.down.weight": (4, 6, 8),
+        "experts.up.bias": (4, 8), "experts.down.bias": (4, 6), "latent_in.weight": (6, 16),
+        "latent_out.weight": (16, 6), "shared.up.weight": (24, 16), "shared.down.weight": (16, 24),
+    }  # fmt: skip
+    assert moe.active_params(16) == sum(w.num_params for w in moe.weights(16)) - 2 * (2 * 8 * 6 + 8 + 6)
+
+
+def test_a_layer_of_an_mlp_alone() -> None:
+    """One norm, no state, no group: a snapshot or a row of another layer lies where it did without it."""
+    alone = replace(SMALL, layers=(MLP_ALONE, *SMALL.layers, MLP_ALONE))
+    assert [w.name for w in MLP_ALONE.weights(16)] == ["mlp_norm.weight", "mlp.up.weight", "mlp.down.weight"]
+    assert alone.num_params() == SMALL.num_params() + 2 * (16 + 2 * 16 * 24)
+    assert alone.state_elements(100) == SMALL.state_elements(100)
+    (group,), (other,) = (state_groups(s, page_tokens=16, element_bytes=4) for s in (alone, SMALL))
+    assert group.page_bytes == other.page_bytes
+    assert [s.layer - 1 for s in group.slots] == [s.layer for s in other.slots]
+    assert from_json(json.loads(json.dumps(to_json(alone)))) == alone
 
 
 def test_weights_of_a_model() -> None:

@@ -6,9 +6,28 @@ A forward pass cannot be written here: this package imports `spec` and nothing e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ridgeline.archs import deepseek, gemma, glm, gpt, gpt_oss, jamba, lfm2, llama, mamba, moe, olmo
+from ridgeline.archs import (
+    bamba,
+    deepseek,
+    gemma,
+    glm,
+    gpt,
+    gpt_oss,
+    granite,
+    jamba,
+    kimi,
+    lfm2,
+    llama,
+    mamba,
+    minimax,
+    moe,
+    nemotron,
+    olmo,
+    qwen_next,
+)
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
@@ -16,11 +35,11 @@ from ridgeline.archs.quantization import packing_method, weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for module in (llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2)
-    for family in module.FAMILIES
-}
+MODULES = (
+    llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
+    nemotron,
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
 
 __all__ = [
@@ -68,10 +87,25 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     reader = Config(config)
     reader.raw("quantization_config")
     try:
-        spec = family.spec(reader)
+        spec = family.spec(reader) if family.within is None else _part(reader, family, family.within)
     except ValueError as e:  # a part refused its fields
         raise ConfigError(f"config.json: {e}") from None
     except ArithmeticError as e:
         raise ConfigError(f"config.json: its numbers do not fit together: {e}") from None
     reader.finish(HARMLESS | set(family.harmless))
     return spec
+
+
+def _part(c: Config, family: Family, name: str) -> ModelSpec:
+    """The language model of a config that describes more."""
+    text = c.sub(name)
+    if text is None:
+        raise c.error(name, "is missing")
+    spec = replace(family.spec(text), family=family.model_type)
+    text.finish(HARMLESS | set(family.harmless))
+    tied = c.get_bool("tie_word_embeddings", spec.tie_word_embeddings)
+    if tied == spec.tie_word_embeddings:
+        return spec
+    if text.has("tie_word_embeddings"):
+        raise c.error("tie_word_embeddings", f"is {tied}, but that of {name} is {not tied}; make them one")
+    return replace(spec, tie_word_embeddings=tied)

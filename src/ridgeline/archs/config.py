@@ -14,7 +14,7 @@ MAX_INT: Final = 2**53
 MAX_LAYERS: Final = 10_000
 MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields stop being numbers
 
-# Names that published configs use for the same four functions.
+# Names that published configs use for the same functions.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
@@ -23,6 +23,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 # Fields that change nothing in a forward pass, by what they are for.

@@ -16,7 +16,8 @@ class Family:
     """One architecture: config -> ModelSpec, and where its weights lie in a checkpoint.
 
     harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: ways
-    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks.
+    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks. within: the field of its configs that
+    describes the language model, where that is one part of several; note: what is left out then.
     """
 
     model_type: str
@@ -24,6 +25,8 @@ class Family:
     names: Names = LLAMA
     harmless: tuple[str, ...] = ()
     packings: tuple[str, ...] = ()
+    within: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def decoder(
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
 ) -> ModelSpec:  # fmt: skip
     """The model around the layers; `tied` is the family's default for `tie_word_embeddings`."""
-    rope = next((layer.mixer.rope for layer in layers if layer.mixer.rope), None)
+    rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
     if max_len is None:
         max_len = stretched_context(c, rope) if rope else c.get_int("max_position_embeddings")
     return ModelSpec(

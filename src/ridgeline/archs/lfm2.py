@@ -1,12 +1,14 @@
-"""LFM2: gated convolutions over three tokens, and an attention layer now and then."""
+"""LFM2 and LFM2-MoE: gated convolutions over three tokens, and an attention layer now and then."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
-from ridgeline.archs.names import LLAMA
+from ridgeline.archs.names import LLAMA, Each, Tensor
 from ridgeline.archs.rope import read_rope
-from ridgeline.spec import GatedMLP, Layer, ModelSpec, RMSNorm, ShortConvolution
+from ridgeline.spec import ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, RMSNorm, ShortConvolution
 
 NAMES = LLAMA.with_parts(
     root={"embed": "model.embed_tokens", "norm": "model.embedding_norm", "head": "lm_head"},
@@ -22,6 +24,11 @@ NAMES = LLAMA.with_parts(
         "mlp.gate": "feed_forward.w1",
         "mlp.up": "feed_forward.w3",
         "mlp.down": "feed_forward.w2",
+        "mlp.router": "feed_forward.gate",
+        "mlp.choice": Tensor("feed_forward.expert_bias"),
+        "mlp.experts.gate": Each("feed_forward.experts.{e}.w1"),
+        "mlp.experts.up": Each("feed_forward.experts.{e}.w3"),
+        "mlp.experts.down": Each("feed_forward.experts.{e}.w2"),
     },
 )
 KINDS = {"full_attention", "conv"}
@@ -32,11 +39,26 @@ HARMLESS = ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_in
 
 def lfm2(c: Config) -> ModelSpec:
     """LFM2 (arXiv:2511.23404)."""
+    return _model(c, [GatedMLP(_inner_size(c))] * c.get_layer_count())
+
+
+def lfm2_moe(c: Config) -> ModelSpec:
+    """LFM2-8B-A1B: experts, but for the first layers."""
+    dense, first = GatedMLP(c.get_int("intermediate_size", 7168)), c.get_int("num_dense_layers", 2)
+    moe = MoE(
+        c.get_int("num_experts", 32), c.get_int("num_experts_per_tok", 4), c.get_int("moe_intermediate_size", 1792),
+        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")), scores="sigmoid",
+        choice_bias=c.get_bool("use_expert_bias", not c.present("use_expert_bias")),
+        scale=c.get_float("routed_scaling_factor", 1.0),
+    )  # fmt: skip
+    return _model(c, [dense if i < first else moe for i in range(c.get_layer_count())])
+
+
+def _model(c: Config, mlps: Sequence[ChannelMixer]) -> ModelSpec:
     norm, heads = RMSNorm(c.get_float("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8)
     full = attention(heads, read_rope(c, heads.head_dim, theta=1e6), qk_norm=norm)
     conv = ShortConvolution(c.get_int("hidden_size"), c.get_int("conv_L_cache", 3), c.get_bool("conv_bias", False))
-    mlp = GatedMLP(_inner_size(c))
-    layers = tuple(Layer(full if is_full else conv, mlp, norm) for is_full in _full(c))
+    layers = tuple(Layer(full if is_full else conv, mlp, norm) for is_full, mlp in zip(_full(c), mlps, strict=True))
     tied = c.get_bool("tie_embedding", True)
     return decoder(c, layers, norm, tied=tied, max_len=c.get_int("max_position_embeddings", 128_000))
 
@@ -60,4 +82,4 @@ def _full(c: Config) -> list[bool]:
     return [kind == "full_attention" for kind in kinds]
 
 
-FAMILIES = (Family("lfm2", lfm2, NAMES, HARMLESS),)
+FAMILIES = (Family("lfm2", lfm2, NAMES, HARMLESS), Family("lfm2_moe", lfm2_moe, NAMES, HARMLESS))

@@ -52,17 +52,23 @@ def mamba2(c: Config) -> ModelSpec:
     inner = int(c.get_float("expand", 2.0) * c.get_int("hidden_size"))
     if inner != heads * head_dim:
         raise c.error("expand", f"makes {inner} channels, num_heads x head_dim {heads * head_dim}")
-    limit = [math.inf if x in UNLIMITED else x for x in c.get_list("time_step_limit", [0.0, math.inf])]
-    if len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
-        raise c.error("time_step_limit", f"is {limit!r}, not a least and a largest step")
+    least, most = step_limits(c)
     mixer = Mamba2(
         num_heads=heads, head_dim=head_dim, state_size=c.get_int("state_size", 128),
         num_groups=c.get_int("n_groups", 8), conv_size=c.get_int("conv_kernel", 4), norm=_norm(c),
         activation=c.get_activation("hidden_act", "silu"),
         bias=c.get_bool("use_bias", False), conv_bias=c.get_bool("use_conv_bias", True),
-        dt_least=float(limit[0]), dt_most=float(limit[1]) if math.isfinite(limit[1]) else None,
+        dt_least=least, dt_most=most,
     )  # fmt: skip
     return _model(c, mixer, tied=False)
+
+
+def step_limits(c: Config) -> tuple[float, float | None]:
+    """The least and the largest step of a Mamba-2 layer; None: there is no largest one."""
+    limit = [math.inf if x in UNLIMITED else x for x in c.get_list("time_step_limit", [0.0, math.inf])]
+    if len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
+        raise c.error("time_step_limit", f"is {limit!r}, not a least and a largest step")
+    return float(limit[0]), float(limit[1]) if math.isfinite(limit[1]) else None
 
 
 def _mamba_mixer(c: Config, inner_norm: RMSNorm | None) -> Mamba:

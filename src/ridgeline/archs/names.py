@@ -1,17 +1,17 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`, `AllExperts`) or one of ours in several (`Each`), in fewer axes
-(`Flat`) or under a name that is not made as ours are (`Tensor`).
+our weights lie in one tensor there (`Part`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`) or one of ours in
+several (`Each`), in other axes (`Flat`) or under a name that is not made as ours are (`Tensor`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from ridgeline.spec import Attention, ModelSpec
+from ridgeline.spec import Attention, GatedDelta, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,16 @@ class HeadPart:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPart:
+    """Rows of a fused matrix that lies group by group, a group for each key head with what belongs to it: in each,
+    `names` lie one below the other (Qwen3-Next).
+    """
+
+    module: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Each:
     """One tensor per expert, its number at {e}: stacked along a new first axis."""
 
@@ -47,9 +57,10 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The whole name of a tensor, where its last part is not ours."""
+    """The whole name of a tensor, where its last part is not ours. axes: of one, before and after ours."""
 
     name: str
+    axes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,17 @@ class AllExperts:
     count: int = 1
 
 
-Source = str | Part | HeadPart | Each | Flat | Tensor | AllExperts
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """All experts in one tensor [expert, out, in] under `module` itself: in each, `names` lie one below the other
+    (Qwen3.5, Granite).
+    """
+
+    module: str
+    names: tuple[str, ...]
+
+
+Source = str | Part | HeadPart | GroupPart | Each | Flat | Tensor | AllExperts | ExpertPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +93,8 @@ class Read:
 
     stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
     must have after the transpose. head_part: (index, count, head_dim). flat: our first two axes are one there. every:
-    (index, count), of an expert's outputs.
+    (index, count), of an expert's outputs. group_rows: (groups, first, last), of each group of rows. expert_rows:
+    (first, last, all), of each expert. axes: of one, before and after ours.
     """
 
     keys: tuple[str, ...]
@@ -83,16 +105,19 @@ class Read:
     head_part: tuple[int, int, int] | None = None
     flat: bool = False
     every: tuple[int, int] | None = None
+    group_rows: tuple[int, int, int] | None = None
+    expert_rows: tuple[int, int, int] | None = None
+    axes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """A family's checkpoint names.
 
-    root: modules outside the layers. layer: the prefix of a layer, with {i}. parts: modules inside a layer.
+    root: modules outside the layers. layer: the prefix of a layer, with {i}. parts: modules inside a layer, or weights.
     transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors
     that are known to be derived (masks, frequencies), or no part of the model; {layers} is the number of layers.
-    optional_prefix: some files put it before every name.
+    optional_prefix: some files put it before every name. others: other layouts of the same model's files.
     """
 
     root: Mapping[str, Source]
@@ -101,51 +126,72 @@ class Names:
     transposed: frozenset[str] = frozenset()
     ignore: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     optional_prefix: str = ""
+    others: tuple[Names, ...] = ()
 
     def with_parts(self, **changes: object) -> Names:
         """The same names but for `parts` (a dict of changes; None removes one), `root` or `layer`."""
         parts = {**self.parts, **(changes.pop("parts", {}) or {})}  # type: ignore[dict-item]
         return replace(self, parts={k: v for k, v in parts.items() if v is not None}, **changes)  # type: ignore[arg-type]
 
+    def fitting(self, spec: ModelSpec, keys: Container[str]) -> Names:
+        """This layout or one of `others`: of which the fewest tensors are missing among `keys`, without the prefix."""
+        if not self.others:
+            return self
+        return min((self, *self.others), key=lambda names: names._count_missing(spec, keys))
+
+    def _count_missing(self, spec: ModelSpec, keys: Container[str]) -> int:
+        return sum(key not in keys for read in self.reads(spec).values() for key in read.keys)
+
     def reads(self, spec: ModelSpec) -> dict[str, Read]:
         """How to read every weight of `spec`, by our name."""
-        rows = {w.name: w.shape[0] for w in spec.weights()}
-        return {w.name: self._read(w.name, w.shape, rows, spec) for w in spec.weights()}
+        shapes = {w.name: w.shape for w in spec.weights()}
+        return {name: self._read(name, shapes, spec) for name in shapes}
 
     def is_ignored(self, key: str, spec: ModelSpec) -> bool:
         layers = str(len(spec.layers))
         return any(re.search(pattern.replace("{layers}", layers), key) for pattern in self.ignore)
 
-    def _read(self, name: str, shape: tuple[int, ...], rows: Mapping[str, int], spec: ModelSpec) -> Read:
+    def _read(self, name: str, shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec) -> Read:
         module, _, suffix = name.rpartition(".")
-        prefix, ours, head_dim = "", "", 0
+        prefix, ours, mixer, shape = "", "", None, shapes[name]
         source = self.root.get(module)
         if match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
             prefix, ours = self.layer.format(i=match[1]), f"layers.{match[1]}."
-            source = self.parts.get(match[2])
+            source = self.parts.get(f"{match[2]}.{suffix}", self.parts.get(match[2]))
             mixer = spec.layers[int(match[1])].mixer
-            head_dim = mixer.head_dim if isinstance(mixer, Attention) else 0
         if source is None:
             raise KeyError(f"no checkpoint name for {name}")
         if isinstance(source, Each):
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
             return Read(keys, stacked=True)
         if isinstance(source, Tensor):
-            return Read((f"{prefix}{source.name}",))
+            return Read((f"{prefix}{source.name}",), axes=source.axes)
         if isinstance(source, AllExperts):
             key = f"{prefix}{source.module}" + ("" if suffix == "weight" else f"_{suffix}")
             return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))
+
+        def among(names: tuple[str, ...], axis: int) -> tuple[int, int, int]:
+            """Where ours begins and ends among those that share a tensor, and how long they are together."""
+            sizes = [shapes[f"{ours}{n}.{suffix}"][axis] for n in names]
+            start = sum(sizes[: names.index(module.removeprefix(ours))])
+            return start, start + shape[axis], sum(sizes)
+
+        if isinstance(source, ExpertPart):
+            return Read((f"{prefix}{source.module}",), expert_rows=among(source.names, 1))
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
-        keys = (f"{prefix}{other}.{suffix}",)
+        read = Read((f"{prefix}{other}.{suffix}",), transpose=transpose, flat=isinstance(source, Flat))
         if isinstance(source, Part):
-            sizes = [rows[f"{ours}{n}.{suffix}"] for n in source.names]
-            start = sum(sizes[: source.names.index(module.removeprefix(ours))])
-            return Read(keys, transpose=transpose, total_rows=sum(sizes), rows=(start, start + shape[0]))
+            start, stop, total = among(source.names, 0)
+            return replace(read, total_rows=total, rows=(start, stop))
+        if isinstance(source, GroupPart):
+            assert isinstance(mixer, GatedDelta)
+            groups, (start, stop, total) = mixer.num_key_heads, among(source.names, 0)
+            return replace(read, total_rows=total, group_rows=(groups, start // groups, stop // groups))
         if isinstance(source, HeadPart):
-            part = (source.index, source.count, head_dim)
-            return Read(keys, transpose=transpose, total_rows=source.count * shape[0], head_part=part)
-        return Read(keys, transpose=transpose, flat=isinstance(source, Flat))
+            head_dim = mixer.head_dim if isinstance(mixer, Attention) else 0
+            return replace(read, total_rows=source.count * shape[0], head_part=(source.index, source.count, head_dim))
+        return read
 
 
 LLAMA = Names(

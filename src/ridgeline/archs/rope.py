@@ -7,7 +7,7 @@ writes one object, `rope_parameters`, or one per kind of layer. Both must give t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ridgeline.archs.config import Config
@@ -27,18 +27,20 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_rope(
-    c: Config, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False
-) -> Rope:
+    c: Config, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False,
+    harmless: Collection[str] = (),
+) -> Rope:  # fmt: skip
     """The one rotation of a model, whichever spelling its config uses.
 
-    theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
+    theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`. harmless: fields of it that
+    change nothing.
     """
     theta = c.get_float("rope_theta", theta)
     partial = c.get_float("partial_rotary_factor", partial)
     if c.has("rope_parameters") and c.has("rope_scaling"):
         raise ConfigError("config.json has both rope_parameters and rope_scaling; keep the one that is meant")
     old = c.sub("rope_scaling")
-    return _rope(c, c.sub("rope_parameters") or old, head_dim, theta, partial, interleaved)
+    return _rope(c, c.sub("rope_parameters") or old, head_dim, theta, partial, interleaved, harmless)
 
 
 def read_ropes_by_kind(
@@ -77,7 +79,10 @@ def stretched_context(c: Config, rope: Rope) -> int:
     return length
 
 
-def _rope(c: Config, r: Config | None, head_dim: int, theta: float, partial: float, interleaved: bool) -> Rope:
+def _rope(
+    c: Config, r: Config | None, head_dim: int, theta: float, partial: float, interleaved: bool,
+    harmless: Collection[str] = (),
+) -> Rope:  # fmt: skip
     scaling: RopeScaling | None = None
     if r is not None:
         theta = r.get_float("rope_theta", theta)
@@ -87,7 +92,7 @@ def _rope(c: Config, r: Config | None, head_dim: int, theta: float, partial: flo
         if kind not in _SCALINGS:
             raise r.error("rope_type", f"is {kind!r}; known are {', '.join(sorted(_SCALINGS))}")
         scaling = _SCALINGS[kind](c, r)
-        r.finish(())
+        r.finish(harmless)
     return Rope(int(head_dim * partial), theta, interleaved, scaling)
 
 

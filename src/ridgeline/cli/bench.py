@@ -41,7 +41,8 @@ def latency(
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
@@ -76,7 +77,8 @@ def throughput(
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""

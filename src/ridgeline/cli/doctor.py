@@ -122,7 +122,9 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
     from ridgeline.spec import (
         Attention,
+        GatedDelta,
         GatedMLP,
+        KimiDelta,
         LatentAttention,
         LayerNorm,
         Mamba,
@@ -137,6 +139,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     plain = Attention(8, 2, 64, 0.125, rope)
     latent = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, rms, rope=rope)
     mamba, mamba2 = Mamba(1024, 16, 4, 32), Mamba2(16, 64, 64, 1, 4, rms)
+    deltas = [("GatedDelta", GatedDelta(16, 8, 64, 64, 4, rms)), ("KimiDelta", KimiDelta(16, 64, 4, 64, rms))]
     cases: dict[str, list[tuple[str, object]]] = {
         "norm": [("RMSNorm", rms), ("LayerNorm", LayerNorm())],
         "rope": [("halves", rope), ("interleaved", Rope(64, interleaved=True))],
@@ -163,6 +166,8 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         "ssd": [("Mamba2", mamba2)],
         "gated_norm": [("Mamba2", mamba2)],
         "taylor_attention": [("TaylorAttention", TaylorAttention(16, 64, 16))],
+        "delta_rule": deltas,
+        "norm_gate": deltas,
         "recurrent_block": [("Mamba", RecurrentBlock(mamba, rms, 1.0)), ("Mamba2", RecurrentBlock(mamba2, rms, 1.0))],
         "head": [("plain", Head(rms, 1.0, 1.0, None))],
     }

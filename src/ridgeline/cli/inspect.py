@@ -82,18 +82,19 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from ridgeline.spec import State
     from ridgeline.spec.text import describe, index_ranges, num_bytes
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{escape(model)}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
-        kept = layer.mixer.state()
+        kept = layer.mixer.state() if layer.mixer else State(())
         state = f"{num_bytes(kept.elements * STATE_BYTES)} of state per {'sequence' if kept.snapshot else 'token'}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state}, each")
-        mlp = describe(layer.mlp) if layer.mlp else "none"
-        for name, text in (("mixer", describe(layer.mixer)), ("mlp", mlp), ("norms", norms(layer))):
+        mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
+        for name, text in (("mixer", mixer), ("mlp", mlp), ("norms", norms(layer))):
             console.print(f"  {name:<6} {text}", markup=False)
     for name, value in _facts(r):
         console.print(f"{name:<11} {value}")
@@ -129,9 +130,13 @@ def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
 
 def norms(layer: AnyLayer) -> str:
     """Where a layer normalises."""
-    from ridgeline.spec import ParallelLayer
+    from ridgeline.spec import DeepNormLayer, ParallelLayer
     from ridgeline.spec.text import describe
 
+    if isinstance(layer, DeepNormLayer):
+        mixer = f"{layer.mixer_alpha:.6g} x + {layer.mixer_beta:.6g} mixer(x)"
+        mlp = f"{layer.mlp_alpha:.6g} x + {layer.mlp_beta:.6g} mlp(x)"
+        return f"pre, of the stream itself, which becomes {mixer}, then {mlp}: {describe(layer.pre_norm)}"
     if isinstance(layer, ParallelLayer):
         return f"pre, branches in parallel: {describe(layer.pre_norm)}"
     places = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]

@@ -64,6 +64,10 @@ MaxNumBatchedTokens = Annotated[
     _engine("--max-num-batched-tokens", help="Tokens of one step; default: chosen."),
 ]
 BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page; default: 16.")]
+CheckpointTokens = Annotated[
+    int | None,
+    _engine("--checkpoint-tokens", help="From one kept state of recurrent layers to the next; default: chosen."),
+]
 KVCacheMemoryBytes = Annotated[
     int | None, _engine("--kv-cache-memory-bytes", help="For the pages; default: from the memory that is free.")
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
+    from ridgeline.sched.stats import Stats
     from ridgeline.spec.request import RequestOutput
 
 REASON_COLUMN = 36  # where EngineConfig.describe puts them
@@ -61,11 +62,22 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
     if (stats := llm.stats()) is not None:
         pages = " and ".join(f"{g.peak_pages:,} of {g.num_pages:,}" for g in stats.groups)
         swapped = f", {stats.preempted_swap:,} of them to the host" if stats.preempted_swap else ""
+        lines += _checkpoints(llm, stats)
         lines.append(
             f"pages: at most {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
     return lines
+
+
+def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
+    """How the states of recurrent layers were used, where there are any."""
+    if llm.config is None or not any(group.snapshot for group in llm.config.groups):
+        return []
+    return [
+        f"checkpoints: {stats.checkpoints:,} kept, {_many(stats.restored, 'request')} began from one; "
+        f"{_many(stats.recomputed_tokens, 'token')} that were computed before lay past the nearest"
+    ]
 
 
 def _wrapped(line: str) -> list[str]:

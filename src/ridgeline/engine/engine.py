@@ -59,7 +59,8 @@ class _Request:
         return tuple(self.entries)
 
 
-Sampled = SampledToken | Candidates | RequestError | None
+# Accepted drafts and one token more; of a beam candidates; why there is nothing; nothing was to be sampled.
+Sampled = list[SampledToken] | Candidates | RequestError | None
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Engine:
             max_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             num_host_pages=config.num_host_pages,
+            num_drafts=config.num_speculative_tokens,
         )
         can_swap = any(config.num_host_pages)
         self._swap_cost = PreemptCost(*self._runner.preemption_rates()) if can_swap else None
@@ -141,6 +143,22 @@ class Engine:
     def _root(self, salt: str, alone: str = "") -> bytes:
         return hash_root(cache_salt=salt, state_precision=STATE_PRECISION, alone=alone)
 
+    def propose(self, request_id: int, choice: int, drafts: Seq[int]) -> None:
+        """Tokens that may follow those of an answer so far, to be verified together in its next step, as many as
+        num_speculative_tokens: what comes is what would come without them. Between two steps.
+
+        Fewer are run, or none, where there is no room, and where the next token is already on its way. Nothing happens
+        if the answer is over, or is a beam's. Raises RequestError for what is no token.
+        """
+        vocab_size = self._loaded.spec.vocab_size
+        wrong = [token for token in drafts if not 0 <= token < vocab_size]
+        if wrong:
+            raise RequestError(f"draft token {wrong[0]} is not among the model's {vocab_size}")
+        if request_id in self._requests:
+            sequence = self._requests[request_id].choices[choice]
+            if sequence in self._choices:
+                self._scheduler.propose(sequence, drafts[: self.config.num_speculative_tokens])
+
     def abort(self, request_id: int) -> None:
         """End a request at any moment. Nothing happens if it was complete already."""
         self._beams.abort(request_id)
@@ -188,24 +206,31 @@ class Engine:
             self._read_prompts(forward, plan.works)
             works = [w for w in plan.works if w.sample]
             if works:
-                ends = np.cumsum([len(w.tokens) for w in plan.works])
-                found = self._sample(forward.logits(ends[[w.sample for w in plan.works]] - 1), works)
+                ends = np.cumsum([len(w.tokens) for w in plan.works])[[w.sample for w in plan.works]]
+                rows = [np.arange(end - w.num_draft - 1, end) for w, end in zip(works, ends, strict=True)]
+                found = self._sample(forward.logits(np.concatenate(rows)), works)
         return _Flight(plan, [found.get(w.sequence) for w in plan.works])
 
     def _sample(self, logits: Floats, works: Seq[Work]) -> dict[int, Sampled]:
-        """What each of the works gives, by sequence; logits [works, vocabulary]."""
+        """What each of the works gives, by sequence. logits [n, vocabulary]: after each work's last known token, and
+        after each of its drafts.
+        """
         found: dict[int, Sampled] = {}
-        drawn = []
-        for i, work in enumerate(works):
+        going: list[tuple[int, Work]] = []  # with the row of its next logits
+        at = 0
+        for work in works:
             if self._beams.owns(work.sequence):
-                found[work.sequence] = self._beams.candidates(work.sequence, logits[i : i + 1])
+                found[work.sequence] = self._beams.candidates(work.sequence, logits[at : at + 1])
             else:
-                drawn.append(i)
-        rows = [self._row_at(works[i]) for i in drawn]
-        results = sample(logits if len(drawn) == len(works) else logits[drawn], rows)
-        for i, result in zip(drawn, results, strict=True):
-            found[works[i].sequence] = result
-            self._take(works[i], result)
+                going.append((at, work))
+            at += 1 + work.num_draft
+        depth = 0
+        while going:
+            rows = [self._choices[w.sequence].row if depth else self._row_at(w) for _, w in going]
+            results = sample(logits if len(rows) == len(logits) else logits[[at for at, _ in going]], rows)
+            taken = [self._take(w, depth, r, found) for (_, w), r in zip(going, results, strict=True)]
+            going = [(at + 1, w) for (at, w), more in zip(going, taken, strict=True) if more]
+            depth += 1
         return found
 
     def _read_prompts(self, forward: Forward, works: Seq[Work]) -> None:
@@ -225,26 +250,34 @@ class Engine:
             first += len(work.tokens)
 
     def _row_at(self, work: Work) -> SampleRow:
-        """The sampler's row before the token that this work gives."""
-        choice, position = self._choices[work.sequence], work.start + len(work.tokens)
+        """The sampler's row before the first token that this work gives."""
+        choice, position = self._choices[work.sequence], work.start + len(work.tokens) - work.num_draft
         if len(choice.known) > position:  # preempted, and computed again: the same tokens come again
             del choice.known[position:]
             prompt, output = choice.known[: choice.prompt_length], choice.known[choice.prompt_length :]
             choice.row = SampleRow.start(choice.row.params, prompt, choice.noise, self._eos, output)
         return choice.row
 
-    def _take(self, work: Work, result: SampledToken | RequestError) -> None:
-        choice = self._choices[work.sequence]
+    def _take(self, work: Work, depth: int, result: SampledToken | RequestError, found: dict[int, Sampled]) -> bool:
+        """The next token of a work, or why there is none. Is it the draft in this place, so that one more follows?"""
+        choice, drafts = self._choices[work.sequence], work.tokens[len(work.tokens) - work.num_draft :]
         if isinstance(result, RequestError):
+            if depth:  # the next step begins with it
+                return False
+            found[work.sequence] = result
             entries = self._requests[choice.request].take_entries()
             self._failed.append(
                 Event(choice.request, choice.index, finish_reason="error", error=result, prompt_logprobs=entries)
             )
             self._drop(work.sequence)
-            return
+            return False
+        before = found.setdefault(work.sequence, [])
+        assert isinstance(before, list)
+        before.append(result)
         choice.known.append(result.token)
         choice.row.push(result.token)
         self._runner.sampled(work.row, result.token)
+        return depth < len(drafts) and result.token == drafts[depth] and not choice.row.is_end(result.token)
 
     def _commit(self, flight: _Flight) -> list[Event]:
         pairs = list(zip(flight.plan.works, flight.sampled, strict=True))
@@ -252,23 +285,24 @@ class Engine:
         events = []
         for update in self._scheduler.commit(flight.plan, [self._result(w, s) for w, s in pairs]):
             given = found[update.sequence]
-            if isinstance(given, SampledToken):
+            if isinstance(given, list):
                 events.append(self._event(update.sequence, given, update.finished))
             elif given is not None:
                 self._beams.take(update.sequence, given)
         return events + self._beams.advance()
 
-    def _event(self, sequence: int, sampled: SampledToken, finished: bool) -> Event:
-        """What to tell of a token that was committed."""
+    def _event(self, sequence: int, sampled: Seq[SampledToken], finished: bool) -> Event:
+        """What to tell of tokens that were committed."""
         choice = self._choices[sequence]
         reason: FinishReason | None = None
         stop: int | None = None
         if finished:
-            ended = choice.row.is_end(sampled.token)
-            reason, stop = ("stop", choice.row.stop_reason(sampled.token)) if ended else ("length", None)
+            last = sampled[-1].token
+            reason, stop = ("stop", choice.row.stop_reason(last)) if choice.row.is_end(last) else ("length", None)
         event = Event(
-            choice.request, choice.index, (sampled.token,), () if sampled.logprobs is None else (sampled.logprobs,),
-            reason, stop, num_cached_tokens=choice.sequence.num_cached,
+            choice.request, choice.index, tuple(s.token for s in sampled),
+            tuple(s.logprobs for s in sampled if s.logprobs is not None), reason, stop,
+            num_cached_tokens=choice.sequence.num_cached,
             prompt_logprobs=self._requests[choice.request].take_entries(),
         )  # fmt: skip
         if finished:
@@ -277,9 +311,9 @@ class Engine:
 
     def _result(self, work: Work, sampled: Sampled) -> Result:
         choice = self._choices.get(work.sequence)
-        if choice is None or not isinstance(sampled, SampledToken):  # over meanwhile, or nothing to sample
+        if choice is None or not isinstance(sampled, list):  # over meanwhile, or nothing to sample
             return Result()
-        return Result((sampled.token,), choice.row.is_end(sampled.token))
+        return Result(tuple(s.token for s in sampled), choice.row.is_end(sampled[-1].token))
 
     def _drop(self, sequence: int) -> None:
         self._close(sequence)

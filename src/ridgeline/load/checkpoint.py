@@ -33,7 +33,8 @@ class Checkpoint:
     """What is known of a model before its weights are read.
 
     sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0
-    where it says not to sample. notes: what it asks for that is not applied. weight_blocks: of matrices in fp8, rows
+    where it says not to sample. notes: what it asks for that is not applied, and
+    what of the model is left out. weight_blocks: of matrices in fp8, rows
     and columns that have one scale; None for plain matrices.
     """
 
@@ -53,11 +54,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
+    family = family_of(config)
+    language = config if family.within is None else {**config, **config[family.within]}
     return Checkpoint(
-        folder, config, spec, family_of(config),
-        eos_token_ids=_token_ids(generation, config, "eos_token_id", spec.vocab_size),
+        folder, config, spec, family,
+        eos_token_ids=_token_ids(generation, language, "eos_token_id", spec.vocab_size),
         sampling_defaults=_sampling_defaults(generation),
-        notes=_unapplied(generation),
+        notes=((family.note,) if family.note else ()) + _unapplied(generation),
         weight_blocks=weight_blocks(config),
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ def load_weights(
     A matrix that keeps its type and lies in one piece on a CPU stays a view of the mapped file.
     Raises CheckpointError naming the tensors that are missing, unknown or of another shape.
     """
+    names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
     reads = names.reads(spec)
     keys = _resolve_keys(spec, names, reads, files)
     weights: dict[str, Array] = {}
@@ -42,14 +43,16 @@ def load_weights(
 
 
 def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> dict[str, Array]:
-    """Random weights of the right shapes (`--load-format dummy`): matrices N(0, 1/in), norms 1, biases 0."""
+    """Random weights of the right shapes (`--load-format dummy`): matrices N(0, 1/in), norms 1, biases 0, steps of a
+    state space 1/20, so that its state remembers something.
+    """
     weights: dict[str, Array] = {}
     for w in spec.weights():
         if w.is_matrix:
             own_seed = zlib.crc32(w.name.encode()) ^ seed
             weights[w.name] = memory.random(w.shape, dtype, w.shape[-1] ** -0.5, own_seed)
         else:
-            fill = 0.0 if w.name.endswith(".bias") else 1.0
+            fill = 0.0 if w.name.endswith(".bias") else -3.0 if w.name.endswith(".log_dt") else 1.0
             weights[w.name] = memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
         progress(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4))
     return weights
@@ -109,6 +112,10 @@ def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
         shape = (read.total_rows, *shape[1:])
     if read.every is not None:
         shape = (shape[0], read.every[1] * shape[1], *shape[2:])
+    if read.expert_rows is not None:
+        shape = (shape[0], read.expert_rows[2], *shape[2:])
+    if any(read.axes):
+        return (*(1,) * read.axes[0], *shape, *(1,) * read.axes[1])
     return (*shape[:-2], shape[-1], shape[-2]) if read.transpose else shape
 
 
@@ -117,7 +124,7 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 
 
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
-    """The part of a stored tensor that a read takes: a view, in which a part of each head keeps an axis of heads."""
+    """The part of a stored tensor that a read takes: a view, in which a part of each head or group keeps that axis."""
     if read.transpose:
         data = data.swapaxes(-1, -2)
     if read.rows is not None:
@@ -126,6 +133,12 @@ def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
     if read.head_part is not None:
         index, count, head_dim = read.head_part
         return data.reshape(-1, count, head_dim, *data.shape[1:])[:, index]
+    if read.group_rows is not None:
+        groups, start, stop = read.group_rows
+        return data.reshape(groups, -1, *data.shape[1:])[:, start:stop]
+    if read.expert_rows is not None:
+        start, stop, _ = read.expert_rows
+        return data[:, start:stop]
     if read.every is not None:
         index, count = read.every
         return data[:, index::count]

@@ -46,13 +46,13 @@ class Costs:
         self._body = spec.num_active_params() - tables - own_head  # parameters that each token is multiplied with
         vectors = sum(w.num_params for name, w in weights.items() if not w.is_matrix and ".experts." not in name)
         self._dense_bytes = 4 * vectors + matrix_bytes * (self._body + self._head - vectors - sum(self._routed(1.0)))
-        kinds = Counter(spec.layers).items()
+        kinds = [(layer.mixer, n) for layer, n in Counter(spec.layers).items() if layer.mixer]
         # Up to each length: multiplications of a token with the tokens before it, if it comes alone or, which may cost
         # less, with all of them; and numbers of state that it reads.
         lengths = range(1, longest + 1)
-        alone = (sum(n * layer.mixer.work(1, length) for layer, n in kinds) for length in lengths)
-        together = (sum(n * layer.mixer.work(length, length) // length for layer, n in kinds) for length in lengths)
-        state = (sum(n * layer.mixer.state().elements_at(length) for layer, n in kinds) for length in range(longest))
+        alone = (sum(n * mixer.work(1, length) for mixer, n in kinds) for length in lengths)
+        together = (sum(n * mixer.work(length, length) // length for mixer, n in kinds) for length in lengths)
+        state = (sum(n * mixer.state().elements_at(length) for mixer, n in kinds) for length in range(longest))
         self._alone, self._together = [0, *accumulate(alone)], [0, *accumulate(together)]
         self._state = [0, *accumulate(state)]
 

@@ -8,15 +8,19 @@ from ridgeline.nn.step import Rows, Shared, Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
-from ridgeline.spec import Attention, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
+from ridgeline.spec import Attention, DeepNormLayer, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
 
 # (stream, rotary or None, step) -> residual, the branch's delta, both [T, width], what later layers share
 Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 
 def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
-    """The mixer of a layer. weights: the norm before it as "norm". scale: of the delta that it receives."""
-    mixer, norm = spec.layers[layer].mixer, spec.layers[layer].pre_norm
+    """The mixer of a layer that has one. weights: the norm before it as "norm". scale: of the delta that it gets."""
+    whole = spec.layers[layer]
+    mixer, norm = whole.mixer, whole.pre_norm
+    assert mixer is not None
+    if isinstance(whole, DeepNormLayer):
+        norm = None  # its stream arrives normed
     match mixer:
         case Attention():
             later = range(layer + 1, len(spec.layers))
@@ -37,9 +41,9 @@ def _attention(
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q, k, v = before(stream.residual, stream.delta, rotary)
+        residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
         state = step.extend(layer, write, k, v)
-        return residual, attend(q, state), {**stream.shared, layer: state} if is_shared else stream.shared
+        return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
 
@@ -51,23 +55,23 @@ def _shared_attention(
     attend = _attend(mixer.attention, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q = before(stream.residual, stream.delta, rotary)
-        return residual, attend(q, stream.shared[mixer.source]), stream.shared
+        residual, q, gate = before(stream.residual, stream.delta, rotary)
+        return residual, attend(q, gate, stream.shared[mixer.source]), stream.shared
 
     return run
 
 
-def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Rows], Array]:
-    """(q, keys and values) -> the branch's delta."""
+def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Array | None, Rows], Array]:
+    """(q, its gate, keys and values) -> the branch's delta."""
     dense, paged = table.primitive(api.ATTENTION, attention), table.primitive(api.PAGED_ATTENTION, attention)
     after = table.stage(api.ATTENTION_OUTPUT, attention, weights)
     sinks = weights.vector("sinks")
 
-    def attend(q: Array, state: Rows) -> Array:
+    def attend(q: Array, gate: Array | None, state: Rows) -> Array:
         keys, values = state.parts
         if isinstance(state, DenseRows):
-            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks))
-        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks))
+            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks), gate)
+        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks), gate)
 
     return attend
 
@@ -85,7 +89,7 @@ def _latent_attention(
         residual, q, latents = before(stream.residual, stream.delta, rotary)
         state = step.extend(layer, write, latents)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
-        return residual, after(attended), stream.shared
+        return residual, after(attended, None), stream.shared
 
     return run
 
@@ -97,9 +101,9 @@ def _recurrent(
     parts = mixer.state().parts
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        given = step.recall(layer, parts)
-        residual, delta, states = block(stream.residual, stream.delta, given, step.segments)
-        step.remember(layer, states)
+        given, kept = step.recall(layer, parts)
+        residual, delta, states, keep = block(stream.residual, stream.delta, given, kept, step.segments)
+        step.remember(layer, states, keep)
         return residual, delta, stream.shared
 
     return run

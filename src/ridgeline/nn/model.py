@@ -11,7 +11,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import PlainLinear
-from ridgeline.spec import AnyLayer, ModelSpec, Norm, ParallelLayer, Rope
+from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope
 
 
 class Model:
@@ -74,37 +74,69 @@ class _Block:
     def __init__(
         self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
     ) -> None:
-        layer: AnyLayer = spec.layers[index]
-        self._rope = layer.mixer.rope
+        layer = spec.layers[index]
+        assert not isinstance(layer, DeepNormLayer)
+        self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
-        scale = residual_scale(layer)
         at = f"layers.{index}."
         mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
-        self._mixer = build_mixer(spec, index, mixer, table, previous_scale)
+        self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
+        scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
             mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
-        self._mixer_post = _PostNorm(post, f"{at}mixer_post_norm", weights, table)
-        self._mlp_post = _PostNorm(post, f"{at}mlp_post_norm", weights, table)
+        self._mixer_post = _OuterNorm(post, f"{at}mixer_post_norm", weights, table)
+        self._mlp_post = _OuterNorm(post, f"{at}mlp_post_norm", weights, table)
         self._add = table.primitive(api.ADD)
 
     def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
-        rotary = rotaries[self._rope] if self._rope else None
-        residual, delta, shared = self._mixer(stream, rotary, step)
-        delta = self._mixer_post(delta)
-        if self._mlp is None:
-            return Stream(residual, delta, shared)
-        if self._parallel:
-            _, other = self._mlp(residual, None)
-            return Stream(residual, self._add(delta, other, 1.0), shared)
-        residual, delta = self._mlp(residual, delta)
-        return Stream(residual, self._mlp_post(delta), shared)
+        residual, delta, shared = stream
+        if self._mixer:
+            rotary = rotaries[self._rope] if self._rope else None
+            residual, delta, shared = self._mixer(stream, rotary, step)
+            delta = self._mixer_post(delta)
+            if self._mlp and self._parallel:
+                _, other = self._mlp(residual, None)
+                return Stream(residual, self._add(delta, other, 1.0), shared)
+        if self._mlp:
+            residual, delta = self._mlp(residual, delta)
+            delta = self._mlp_post(delta)
+        return Stream(residual, delta, shared)
 
 
-class _PostNorm:
-    """The norm after a branch, where the layer has one."""
+class _DeepNormBlock:
+    """One layer whose residual is the normed stream."""
+
+    def __init__(
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
+    ) -> None:
+        layer = spec.layers[index]
+        assert isinstance(layer, DeepNormLayer)
+        self._layer, self._previous_scale = layer, previous_scale
+        at = f"layers.{index}."
+        self._mixer = build_mixer(spec, index, bind(weights, table, f"{at}mixer", f"{at}mixer_norm"), table, 1.0)
+        mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
+        self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
+        self._mixer_norm = _OuterNorm(layer.pre_norm, f"{at}mixer_norm", weights, table)
+        self._mlp_norm = _OuterNorm(layer.pre_norm, f"{at}mlp_norm", weights, table)
+        self._add, self._times = table.primitive(api.ADD), table.primitive(api.SCALE)
+
+    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
+        layer, rope = self._layer, self._layer.mixer.rope
+        x = stream.residual
+        if stream.delta is not None:
+            x = self._add(x, stream.delta, self._previous_scale)
+        x = self._mixer_norm(x)
+        _, delta, shared = self._mixer(Stream(x, None, stream.shared), rotaries[rope] if rope else None, step)
+        x = self._mlp_norm(self._add(self._times(x, layer.mixer_alpha), delta, layer.mixer_beta))
+        _, delta = self._mlp(x, None)
+        return Stream(self._times(x, layer.mlp_alpha), delta, shared)
+
+
+class _OuterNorm:
+    """A norm that is no part of a stage, where the layer has one: after a branch, or of the stream itself."""
 
     def __init__(self, norm: Norm | None, name: str, weights: Mapping[str, Array], table: OpsTable) -> None:
         self._kernel = table.primitive(api.NORM, norm) if norm else None
@@ -115,7 +147,9 @@ class _PostNorm:
 
 
 def residual_scale(layer: AnyLayer) -> float:
-    """The factor on what a layer's branches add."""
+    """The factor on what a layer's last branch adds."""
+    if isinstance(layer, DeepNormLayer):
+        return layer.mlp_beta
     return 1.0 if isinstance(layer, ParallelLayer) else layer.residual_scale
 
 
@@ -136,14 +170,15 @@ def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str) 
     return Weights(linears, arrays)
 
 
-def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> Iterator[_Block]:
+def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> Iterator[_Block | _DeepNormBlock]:
     by_layer: list[dict[str, Array]] = [{} for _ in spec.layers]
     for name, array in weights.items():
         if name.startswith("layers."):
             by_layer[int(name.split(".", 2)[1])][name] = array
     scale = 1.0
     for i, layer in enumerate(spec.layers):
-        yield _Block(i, spec, by_layer[i], table, scale)
+        kind = _DeepNormBlock if isinstance(layer, DeepNormLayer) else _Block
+        yield kind(i, spec, by_layer[i], table, scale)
         scale = residual_scale(layer)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ridgeline.ops.api import Array, DenseRows, PagedRows, Segments, States
+from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, States
 
 Rows = DenseRows | PagedRows
 WritePages = Callable[[Sequence[Array], Sequence[Array], Array, Array], None]  # ops.api.WRITE_PAGES
@@ -44,12 +44,13 @@ class Step(Protocol):
         """Which tokens belong to which sequence."""
         ...
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
-        """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on."""
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
+        """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on, and what was kept
+        of accepted drafts, which come first."""
         ...
 
-    def remember(self, layer: int, states: States) -> None:
-        """Record the states that the step leaves."""
+    def remember(self, layer: int, states: States, keep: Kept) -> None:
+        """Record the states that the step leaves, and what is to be kept of its drafts."""
         ...
 
     def extend(self, layer: int, write: WritePages, *parts: Array) -> Rows:

@@ -131,16 +131,23 @@ class SequenceBucket(NamedTuple):
     """
 
     members: Array  # [n], of the step's sequences
-    rows: Array  # [n, m], of the step's T tokens
+    rows: Array  # [n, m], of the step's T tokens; see Segments
     lengths: Array  # [n], tokens
 
 
 class Segments(NamedTuple):
-    """How a step's T tokens fall into its N sequences, for what runs along each of them."""
+    """How a step's T tokens fall into its N sequences, for what runs along each of them.
+
+    Drafts run on from the states that the tokens before them leave, and leave none themselves: what they were given is
+    kept instead. Where drafts were accepted, what was kept of those R tokens runs once more, before the step's own:
+    rows of buckets count from the first of the R.
+    """
 
     buckets: tuple[SequenceBucket, ...]
-    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
-    sequence_order: Array  # [N], the same for the buckets' [n] sequences
+    order: Array  # [T], where each token's result stands when all results [n * m], drafts' last, are laid end to end
+    sequence_order: Array  # [N], where each sequence's state stands when the buckets' [n] are
+    drafts: tuple[SequenceBucket, ...] = ()
+    keep: Array | None = None  # [D], which of the T tokens are drafts; None where there are none
 
 
 class SnapshotLayout(NamedTuple):
@@ -152,6 +159,7 @@ class SnapshotLayout(NamedTuple):
 
 
 States = Sequence[Array]  # of a layer: [N, *shape] for each part of its mixer's state
+Kept = Sequence[Array]  # of a layer: what goes along of R or D tokens, [tokens, *shape] each; none where there are no
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("pag
 # (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None, in
 # place [Attention, LatentAttention]
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
-# (x) -> act(x) [MLP]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
+# (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -205,9 +213,9 @@ CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
 # (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate, up, down, their biases or None) -> [T, width], grouped by expert [MoE]
-ExpertBiases = tuple[Array, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
-EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | None], Array]] = Op(
+# (x [T, width], expert ids, weights, gate or None, up, down, their biases or None) -> [T, width], by expert [MoE]
+ExpertBiases = tuple[Array | None, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
+EXPERTS: Op[Callable[[Array, Array, Array, Array | None, Array, Array, ExpertBiases | None], Array]] = Op(
     "experts", "primitive"
 )
 
@@ -215,7 +223,7 @@ EXPERTS: Op[Callable[[Array, Array, Array, Array, Array, Array, ExpertBiases | N
 READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
 # (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
 WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
-# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [len(order), *shape] [no case]
+# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [*order, *shape] [no case]
 GATHER: Op[Callable[[Sequence[Array], int, Array], Array]] = Op("gather", "primitive")
 # (x [..., sum of sizes], sizes) -> a part [..., size] for each [no case]
 SPLIT: Op[Callable[[Array, Sequence[int]], Sequence[Array]]] = Op("split", "primitive")
@@ -235,32 +243,50 @@ SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
 TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "taylor_attention", "primitive"
 )
+# (u [n, m, C], log_dt [C], A_log and A_imag [C, N / 2], P and B (S4's), C [C, 2, N / 2], D [C], h [n, C, 2, N / 2],
+# lengths [n]) -> y [n, m, C], h [S4 or S4D]
+STATE_SPACE: Op[Callable[..., tuple[Array, Array]]] = Op("state_space", "primitive")
+# (q, k and v [n, m, H, D], h [n, H, D, D], lengths [n]) -> y [n, m, H * D], h [LightningAttention]
+LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
+    "lightning_attention", "primitive"
+)
+# (q and k [n, m, key heads * K], v [n, m, H * P], decay [n, m, H or H * K], beta [n, m, H], A_log [H], dt_bias [H or
+# H * K], h [n, H, K, P], lengths [n]) -> y [n, m, H * P], h [GatedDelta or KimiDelta]
+DELTA_RULE: Op[Callable[..., tuple[Array, Array]]] = Op("delta_rule", "primitive")
+# (y [..., H * P], z [..., H * P], weight [P]) -> norm(y), of each head, times act(z) [GatedDelta or KimiDelta]
+NORM_GATE: Op[Callable[[Array, Array, Array], Array]] = Op("norm_gate", "primitive")
 # (a, b) -> a * b [no case]
 MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
+# (y [..., n], z [..., n or 1]) -> y sigmoid(z) [no case]
+SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
 
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], k [T, K, D], v [T, K, D] [stages.AttentionInput]
-ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array, Array]]] = Op(
-    "attention_input", "stage"
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate [T, H * D] or None, k [T, K, D],
+# v [T, K, D] [stages.AttentionInput]
+ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None, Array, Array]]] = (
+    Op("attention_input", "stage")
 )
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], where keys are another layer's
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate or None, where keys are another layer's
 # [stages.AttentionInput]
-QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array]]] = Op("query_input", "stage")
+QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None]]] = Op(
+    "query_input", "stage"
+)
 # (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
 # [stages.LatentInput]
 LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
     "latent_input", "stage"
 )
-# (attended [T, H * D]) -> delta [T, width] [Attention or LatentAttention]
-ATTENTION_OUTPUT: Op[Callable[[Array], Array]] = Op("attention_output", "stage")
-# (residual, delta or None, states, segments) -> residual, delta [T, width], states [stages.RecurrentBlock]
-RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Segments], tuple[Array, Array, States]]] = Op(
+# (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
+ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
+# (residual, delta or None, states, what was kept of R tokens, segments) -> residual, delta [T, width], states, what is
+# to be kept of D drafts [stages.RecurrentBlock]
+RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Kept, Segments], tuple[Array, Array, States, Kept]]] = Op(
     "recurrent_block", "stage"
 )
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
@@ -274,8 +300,9 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
     WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS,
-    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, GATED_NORM,
-    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
+    SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
+    DELTA_RULE, NORM_GATE,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,

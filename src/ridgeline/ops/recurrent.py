@@ -9,7 +9,20 @@ import numpy as np
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
-from ridgeline.spec import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.ops.delta import gated_delta, kimi_delta
+from ridgeline.spec import (
+    S4,
+    S4D,
+    GatedConvolution,
+    GatedDelta,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+    TaylorAttention,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arrays = Sequence[Array]
@@ -105,6 +118,22 @@ def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitiv
     return before, along, lambda y, c: linears["out"].apply(multiply(c, y))
 
 
+def _gated_convolution(case: GatedConvolution, weights: Weights, table: Primitives) -> Parts:
+    split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
+    act, multiply = table.primitive(api.ACTIVATION, case), table.primitive(api.MULTIPLY)
+    linears, arrays = weights.linears, weights.arrays
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        x, gate = split(linears["in"].apply(x), (case.channels,) * 2)
+        return (x,), gate
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
+        return act(y), (seen,)
+
+    return before, along, lambda y, gate: linears["out"].apply(multiply(y, gate))
+
+
 def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives) -> Parts:
     attend, linears = table.primitive(api.TAYLOR_ATTENTION, case), weights.linears
 
@@ -119,9 +148,50 @@ def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives
     return before, along, lambda y, x: linears["o"].apply(y)
 
 
+def _lightning_attention(case: LightningAttention, weights: Weights, table: Primitives) -> Parts:
+    attend, act = table.primitive(api.LIGHTNING_ATTENTION, case), table.primitive(api.ACTIVATION, case)
+    heads, cut = table.primitive(api.SPLIT_HEADS), table.primitive(api.CUT)
+    norm, gated = table.primitive(api.NORM, case.norm), table.primitive(api.SIGMOID_GATE)
+    linears, weight, size = weights.linears, weights.arrays["out_norm.weight"], case.head_dim
+
+    def before(x: Array) -> tuple[Arrays, Array]:
+        qkv = heads(act(linears["qkv"].apply(x)), case.num_heads)
+        return tuple(cut(qkv, i * size, (i + 1) * size) for i in range(3)), linears["gate"].apply(x)
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        q, k, v = inputs
+        y, h = attend(q, k, v, states[0], lengths)
+        return y, (h,)
+
+    return before, along, lambda y, z: linears["out"].apply(gated(norm(y, weight, None), z))
+
+
+def _state_space(case: S4 | S4D, weights: Weights, table: Primitives) -> Parts:
+    scan, act = table.primitive(api.STATE_SPACE, case), table.primitive(api.ACTIVATION, case)
+    split, gated, sizes = table.primitive(api.SPLIT), table.primitive(api.SIGMOID_GATE), (case.channels,) * 2
+    low_rank = ("P", "B") if isinstance(case, S4) else ()
+    system = [weights.arrays[name] for name in ("log_dt", "A_log", "A_imag", *low_rank, "C", "D")]
+
+    def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
+        y, h = scan(inputs[0], *system, states[0], lengths)
+        return y, (h,)
+
+    def after(y: Array, x: Array) -> Array:
+        a, b = split(weights.linears["out"].apply(act(y)), sizes)
+        return gated(a, b)
+
+    return lambda x: ((x,), x), along, after
+
+
 _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
     Mamba: _mamba,
     Mamba2: _mamba2,
     ShortConvolution: _short_convolution,
+    GatedConvolution: _gated_convolution,
     TaylorAttention: _taylor_attention,
+    LightningAttention: _lightning_attention,
+    S4: _state_space,
+    S4D: _state_space,
+    GatedDelta: gated_delta,
+    KimiDelta: kimi_delta,
 }

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Op, Rotary, Segments, States, Weights
+from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
 from ridgeline.ops.recurrent import Primitives, bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual))))."""
+    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual)))), and the gate is linear alone."""
 
     mixer: Attention
     norm: Norm | None
@@ -85,12 +85,14 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     split = table.primitive(api.SPLIT_HEADS)
     queries = _heads(m, m.num_heads, "q", weights, table)
     keys = _heads(m, m.num_kv_heads, "k", weights, table)
-    v_linear = weights.linears["v"]
+    v_linear, gate = weights.linears["v"], _gate(m, weights)
 
-    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array, Array]:
+    def run(
+        residual: Array, delta: Array | None, rotary: Rotary | None
+    ) -> tuple[Array, Array, Array | None, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        return residual, queries(x, rotary), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
+        return residual, queries(x, rotary), gate(x), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
 
     return run
 
@@ -111,15 +113,20 @@ def _heads(
     return run
 
 
+def _gate(m: Attention, weights: Weights) -> Callable[[Array], Array | None]:
+    return weights.linears["out_gate"].apply if m.out_gate else lambda x: None
+
+
 def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    queries = _heads(m, m.num_heads, "q", weights, table)
+    queries, gate = _heads(m, m.num_heads, "q", weights, table), _gate(m, weights)
 
-    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array]:
+    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array | None]:
         residual = accumulate(residual, delta)
-        return residual, queries(norm(residual), rotary)
+        x = norm(residual)
+        return residual, queries(x, rotary), gate(x)
 
     return run
 
@@ -156,7 +163,8 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> 
 
 
 def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
-    return weights.linears["o"].apply
+    sigmoid_gate, o = table.primitive(api.SIGMOID_GATE), weights.linears["o"]
+    return lambda attended, gate: o.apply(attended if gate is None else sigmoid_gate(attended, gate))
 
 
 def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -166,18 +174,23 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) 
     before, along, after = bind_mixer(case.mixer, weights, table)
 
     def run(
-        residual: Array, delta: Array | None, states: States, segments: Segments
-    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        residual: Array, delta: Array | None, states: States, kept: Kept, segments: Segments
+    ) -> tuple[Array, Array, States, Kept]:
         residual = accumulate(residual, delta)
-        inputs, gate = before(norm(residual))
-        outputs, left = [], []
-        for bucket in segments.buckets:
-            given = [take(state, bucket.members) for state in states]
-            y, new = along([take(x, bucket.rows) for x in inputs], given, bucket.lengths)
-            outputs.append(y)
-            left.append(new)
-        y = gather(outputs, 2, segments.order)
-        return residual, after(y, gate), tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+        own, gate = before(norm(residual))
+        both = [*zip(kept, own, strict=True)] if kept else None
+
+        def follow(bucket: SequenceBucket, given: States) -> tuple[Array, States]:
+            rows, begin = bucket.rows, [take(state, bucket.members) for state in given]
+            inputs = [gather(x, 1, rows) for x in both] if both else [take(x, rows) for x in own]
+            return along(inputs, begin, bucket.lengths)
+
+        outputs, left = zip(*(follow(bucket, states) for bucket in segments.buckets), strict=True)
+        states = tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
+        drafted = [follow(bucket, states)[0] for bucket in segments.drafts]
+        y = gather([*outputs, *drafted], 2, segments.order)
+        keep = segments.keep
+        return residual, after(y, gate), states, () if keep is None else [take(x, keep) for x in own]
 
     return run
 
@@ -203,27 +216,34 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
     return lambda x: down.apply(act(up.apply(x)))
 
 
+_UP_DOWN = ("up", "down")
+
+
 def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
     route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
     router = weights.linears["router"]
-    gate, up, down = (weights.arrays[f"experts.{n}.weight"] for n in ("gate", "up", "down"))
+    gate, up, down = weights.vector("experts.gate.weight"), *(weights.arrays[f"experts.{n}.weight"] for n in _UP_DOWN)
     biases: api.ExpertBiases | None = None
     if case.bias:
-        biases = (
-            weights.arrays["experts.gate.bias"],
-            weights.arrays["experts.up.bias"],
-            weights.arrays["experts.down.bias"],
-        )
+        b_up, b_down = (weights.arrays[f"experts.{n}.bias"] for n in _UP_DOWN)
+        biases = weights.vector("experts.gate.bias"), b_up, b_down
     choice_bias = weights.vector("choice.bias")
+    latent = (weights.linears["latent_in"], weights.linears["latent_out"]) if case.latent_size else None
 
     def run(x: Array) -> Array:
         ids, scores = route(router.apply(x), choice_bias)
-        return experts(x, ids, scores, gate, up, down, biases)
+        if latent is None:
+            return experts(x, ids, scores, gate, up, down, biases)
+        into, out = latent
+        return out.apply(experts(into.apply(x), ids, scores, gate, up, down, biases))
 
     if case.shared is None:
         return run
     shared, add = _mlp(case.shared, weights.under("shared."), table), table.primitive(api.ADD)
-    return lambda x: add(run(x), shared(x), 1.0)
+    if not case.shared_gate:
+        return lambda x: add(run(x), shared(x), 1.0)
+    shared_gate, sigmoid_gate = weights.linears["shared_gate"], table.primitive(api.SIGMOID_GATE)
+    return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
 
 
 def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:

@@ -15,12 +15,15 @@ class EngineOptions:
 
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
     kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
-    for the pages of sequences that had to make room, instead of computing them again.
+    for the pages of sequences that had to make room, instead of computing them again. checkpoint_tokens: between
+    checkpoints of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
+    there is attention too.
     """
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
+    checkpoint_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     steps_in_flight: int | None = None
     swap_space_bytes: int | None = None
@@ -30,16 +33,18 @@ class EngineOptions:
 class EngineConfig:
     """The settings of an engine, frozen.
 
-    block_size: tokens of a page of rows. num_pages: per group, the null page included. num_host_pages: the same, for
-    swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their peak.
-    free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it was
-    given, chosen or cut.
+    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. num_pages: per
+    group, the null page included. num_host_pages: the same, for swapping; 0 where there is none. workspace_bytes: what
+    a step and the books of the pages take at their peak. free_bytes: what the device had free for all of it. reasons:
+    one line for each option, by its name, whether it was given, chosen or cut. num_speculative_tokens: drafts that a
+    sequence may have in a step.
     """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
+    checkpoint_tokens: int
     steps_in_flight: int
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
@@ -47,6 +52,7 @@ class EngineConfig:
     workspace_bytes: int
     free_bytes: int
     reasons: Mapping[str, str]
+    num_speculative_tokens: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -76,6 +82,7 @@ class EngineConfig:
             "max_num_seqs": f"{self.max_num_seqs}",
             "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
             "block_size": f"{self.block_size}",
+            "checkpoint_tokens": f"{self.checkpoint_tokens}",
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),

@@ -9,6 +9,11 @@ host, swap space. Where memory is short, what is open becomes smaller, in this o
     4. block_size
 
 so that nothing is found only where the smallest settings do not fit either.
+
+Checkpoints of recurrent layers, S bytes each, every C tokens: N sequences that each leave a prefix of P tokens take
+N S P / C of the M bytes of all pages; a request that goes on from such a prefix computes C / 2 of its P tokens again.
+Both shares together are least at C = P sqrt(2 N S / M): the rule for checkpoints of long computations (Young, CACM
+17(9), 1974), with a share of memory as the cost of one.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import sqrt
 
 from ridgeline.plan.config import EngineOptions
 from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
@@ -24,11 +30,15 @@ from ridgeline.spec.groups import StateGroup, state_groups
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
 STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
+PREFIX_TOKENS = 2048  # P above, unless the longest sequence is shorter
+LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is given: see `resolve`. element_bytes: of one number of state. swap: bytes of swap space."""
+    """What is given: see `resolve`. element_bytes: of one number of state. swap: bytes of swap space. drafts: of a
+    sequence in a step.
+    """
 
     spec: ModelSpec
     element_bytes: int
@@ -39,6 +49,7 @@ class Problem:
     fraction: float
     swap: int
     on_host: bool
+    drafts: int
 
     @property
     def limit(self) -> int:
@@ -58,12 +69,17 @@ class Problem:
         while found is None and self.options.block_size is None and size > 1:
             size //= 2
             found = self._with_pages(size)
-        return found
+        return found and found.with_checkpoints()
 
     def least(self, page_tokens: int, length: int) -> Settings:
         """As few tokens and sequences to a step as may be."""
-        groups = state_groups(self.spec, page_tokens=page_tokens, element_bytes=self.element_bytes)
-        count = Workspace(self.spec, groups, on_cpu=self.on_host)
+        groups = state_groups(
+            self.spec,
+            page_tokens=page_tokens,
+            element_bytes=self.element_bytes,
+            checkpoint_tokens=self.options.checkpoint_tokens or checkpoint_grid(page_tokens, 0),
+        )
+        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts)
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 
@@ -88,7 +104,7 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A choice, and what it takes. page_tokens: of a page of rows. tokens, seqs: of a step. length: of the longest
-    sequence, in tokens.
+    sequence, in tokens. groups: counted with as many checkpoints as there may be, until `with_checkpoints`.
     """
 
     problem: Problem
@@ -135,13 +151,51 @@ class Settings:
             found.append(replace(self, seqs=self.seqs // 2))
         return min(found, key=Settings.workspace)
 
+    @property
+    def prefix(self) -> int:
+        """Tokens of the prefix that a sequence is taken to leave for others."""
+        return min(PREFIX_TOKENS, self.length)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a checkpoint, 0 where no layer is recurrent."""
+        return sum(g.page_bytes for g in self.groups if g.snapshot)
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """From one checkpoint to the next: as given, or what is said at the top of the file, on the grid of pages."""
+        if self.problem.options.checkpoint_tokens:
+            return self.problem.options.checkpoint_tokens
+        return checkpoint_grid(self.page_tokens, self.prefix * sqrt(2 * self.checkpoint_share(1)))
+
+    def checkpoint_share(self, number: int) -> float:
+        """What `number` checkpoints for each of `seqs` sequences take of all pages."""
+        room = min(self.room(), self.problem.options.kv_cache_memory_bytes or self.room())
+        return number * self.seqs * self.state_bytes / room
+
+    def with_checkpoints(self) -> Settings:
+        """The same, with the groups' pages as long as from one checkpoint to the next."""
+        tokens = self.checkpoint_tokens
+        groups = tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in self.groups)
+        return replace(self, groups=groups)
+
     def pages(self) -> tuple[int, ...]:
-        """Per group, for `seqs` sequences of full length, or fewer by one factor for all; the null pages included."""
-        fixed, full = self.problem.options.kv_cache_memory_bytes, self._full()
-        shares = [Fraction(self.seqs), _share(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
-        if fixed:
-            shares.append(_share(full, self.groups, fixed, 0))
-        return tuple(int(n * min(shares)) + 1 for n in full)
+        """Per group, for `seqs` sequences of full length and the checkpoints that they leave, or fewer by one factor;
+        the null pages included.
+        """
+        full = self._full()
+        checkpoints = [self.prefix // g.page_tokens if g.snapshot else 0 for g in self.groups]
+        more = [n + extra for n, extra in zip(full, checkpoints, strict=True)]
+        share = self._affordable(more)
+        if share < 1:  # not even one sequence with all of its checkpoints
+            more, share = full, self._affordable(full)
+        return tuple(int(n * min(Fraction(self.seqs), share)) + 1 for n in more)
+
+    def _affordable(self, full: Sequence[int]) -> Fraction:
+        """How many sequences with `full` pages of each group there is room for."""
+        fixed = self.problem.options.kv_cache_memory_bytes
+        shares = [_share(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
+        return min([*shares, _share(full, self.groups, fixed, 0)] if fixed else shares)
 
     def host_pages(self) -> tuple[int, ...]:
         """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
@@ -152,6 +206,14 @@ class Settings:
 
     def _full(self) -> list[int]:
         return [g.most_pages(self.length) for g in self.groups]
+
+
+def checkpoint_grid(page_tokens: int, wanted: float) -> int:
+    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_CHECKPOINT."""
+    tokens = page_tokens
+    while tokens < LEAST_CHECKPOINT or tokens * sqrt(2) <= wanted:
+        tokens *= 2
+    return tokens
 
 
 def _share(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:

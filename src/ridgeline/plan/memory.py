@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ridgeline.plan.recurrent import recurrent_bytes
+from ridgeline.plan.recurrent import kept_elements, recurrent_bytes
 from ridgeline.spec import (
     Attention,
     ClampedSwiGLU,
@@ -20,6 +20,7 @@ from ridgeline.spec import (
     LatentAttention,
     ModelSpec,
     MoE,
+    RecurrentMixer,
     SharedAttention,
     Strided,
 )
@@ -46,13 +47,19 @@ class StepSize:
     """The largest step that settings allow.
 
     tokens, seqs: in one step. rows: sequences that have a line in the page tables. length: of a sequence, in tokens.
-    block: scores, and numbers of keys, that attention holds at once.
+    block: scores, and numbers of keys, that attention holds at once. drafts: of a sequence.
     """
 
     tokens: int
     rows: int
     length: int
     block: int
+    drafts: int
+
+    @property
+    def replays(self) -> int:
+        """Tokens that recurrent layers run once more, because they were drafts before."""
+        return self.seqs * self.drafts
 
     @property
     def seqs(self) -> int:
@@ -67,14 +74,16 @@ class StepSize:
 class Workspace:
     """Counts what the steps of one model hold at their peak. groups: its state groups, with pages of the size to be.
 
-    on_cpu: the blocks of attention are those of a CPU.
+    on_cpu: the blocks of attention are those of a CPU. drafts: of a sequence in a step.
     """
 
-    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool) -> None:
+    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0) -> None:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
+        self._drafts = drafts
+        self._kept = FLOAT * drafts * _kept_elements(spec)
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
         self._layers = {
-            (layer.mixer, layer.mlp, of_layer[spec.state_layer(i)]): None for i, layer in enumerate(spec.layers)
+            (layer.mixer, layer.mlp, of_layer.get(spec.state_layer(i))): None for i, layer in enumerate(spec.layers)
         }
         self._rotary_dims = sum(rope.dim for rope in spec.ropes())
 
@@ -84,34 +93,56 @@ class Workspace:
         swap_bytes: of all host pages. The books of the pages are not in it: PAGE_BOOK_BYTES for each page. With each
         of the four it grows or stays.
         """
-        size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block)
+        size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block, self._drafts)
         stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
         layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
         rotaries = FLOAT * size.tokens * self._rotary_dims
         forward = stream + rotaries + max(layers, _head(size, self._spec)) + _layouts(size, self._groups)
-        return LIBRARY_BYTES + _tables(size, self._groups) + max(forward, _moves(size, self._groups, swap_bytes))
+        held = LIBRARY_BYTES + _tables(size, self._groups) + self._kept * size.rows
+        return held + max(forward, _moves(size, self._groups, swap_bytes))
 
 
-def _layer(size: StepSize, hidden_size: int, mixer: TokenMixer, mlp: ChannelMixer | None, group: StateGroup) -> int:
-    """The largest phase of a layer, beside the stream that it was given."""
+def _layer(
+    size: StepSize, hidden_size: int, mixer: TokenMixer | None, mlp: ChannelMixer | None, group: StateGroup | None
+) -> int:
+    """The largest phase of a layer, beside the stream that it was given. group: of its state; None without a mixer."""
     width = FLOAT * size.tokens * hidden_size
-    if isinstance(mixer, Attention | SharedAttention):
+    if mixer is None or group is None:
+        before, during, held = 0, 0, 0
+    elif isinstance(mixer, Attention | SharedAttention):
         before, during, held = _attention_phases(size, mixer, group)
     elif isinstance(mixer, LatentAttention):
         before, during, held = _latent_phases(size, mixer, group)
     else:
-        before, during, held = recurrent_bytes(mixer, size.tokens, size.queries, size.seqs), 0, 0
+        before, during, held = _recurrent(size, hidden_size, mixer), 0, 0
     # Two residuals, the branch of attention, the norm; what attention was given and its result, until the end.
     after = 4 * width + held + _channel(size.tokens, hidden_size, mlp)
     return max(2 * width + max(width, before), width + during, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)
+
+
+def _kept_elements(spec: ModelSpec) -> int:
+    """Numbers that all recurrent layers keep of a draft."""
+    mixers = [layer.mixer for layer in spec.layers]
+    return sum(kept_elements(mixer, spec.hidden_size) for mixer in mixers if isinstance(mixer, RecurrentMixer))
+
+
+def _recurrent(size: StepSize, hidden_size: int, mixer: RecurrentMixer) -> int:
+    """Drafts run by themselves after the tokens before them; what is run once more is laid before the step's own."""
+    if not size.drafts:
+        return recurrent_bytes(mixer, size.tokens, size.queries, size.seqs)
+    tokens = size.tokens + size.replays
+    inputs = FLOAT * tokens * kept_elements(mixer, hidden_size)
+    return 2 * inputs + recurrent_bytes(mixer, tokens, 4 * tokens, 2 * size.seqs)
 
 
 def _attention_phases(size: StepSize, mixer: Attention | SharedAttention, group: StateGroup) -> tuple[int, int, int]:
     """Besides residuals and norms: while q, k and v are made, while they are attended to, and held afterwards."""
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
-    # q, k and v, each with up to two copies while it is normalised and turned.
-    return max(3 * q, q + 3 * kv), q + 2 * kv + _attention(size, mixer, group), 2 * q + 2 * kv
+    gate = q if _own(mixer).out_gate else 0
+    # q, k and v, each with up to two copies while it is normalised and turned. What is gated, and the gate's sigmoid.
+    during = gate + q + 2 * kv + _attention(size, mixer, group)
+    return max(3 * q, gate + q + 3 * kv), during, 2 * q + 2 * kv + 3 * gate
 
 
 def _latent_phases(size: StepSize, mixer: LatentAttention, group: StateGroup) -> tuple[int, int, int]:
@@ -153,8 +184,11 @@ def _attention(size: StepSize, mixer: Attention | SharedAttention, group: StateG
 
 def _measures_distances(mixer: Attention | SharedAttention) -> bool:
     """Is the distance of every query to every key needed, and its remainder?"""
-    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
-    return isinstance(own.pattern, Dilated | Strided)
+    return isinstance(_own(mixer).pattern, Dilated | Strided)
+
+
+def _own(mixer: Attention | SharedAttention) -> Attention:
+    return mixer.attention if isinstance(mixer, SharedAttention) else mixer
 
 
 def _keys_read(size: StepSize, group: StateGroup) -> tuple[int, int]:
@@ -178,13 +212,16 @@ def _channel(tokens: int, hidden_size: int, mlp: ChannelMixer | None) -> int:
     routing = tokens * (28 * mlp.num_experts + 6 * INT * chosen)
     # All tokens may choose the same expert; the results of every choice are held thrice while they are put in order.
     parts = 5 if isinstance(mlp.activation, ClampedSwiGLU) else 4
-    routed = routing + max((chosen + 1) * width + parts * inner, (3 * chosen + 1) * width)
+    read = FLOAT * tokens * mlp.latent_size if mlp.latent_size else width  # by an expert, and written
+    routed = routing + max((chosen + 1) * read + parts * inner, (3 * chosen + 1) * read)
+    if mlp.latent_size:
+        routed += width + 2 * read
     return max(routed, 2 * width + _channel(tokens, hidden_size, mlp.shared)) if mlp.shared else routed
 
 
 def _head(size: StepSize, spec: ModelSpec) -> int:
     """Logits of the sampled rows, or of a chunk of a prompt, and what sampling makes of them."""
-    rows = max(size.seqs, min(size.tokens, PROMPT_CHUNK))
+    rows = min(size.tokens, max(size.seqs + size.replays, PROMPT_CHUNK))
     logits = FLOAT * rows * spec.vocab_size
     making = (3 if spec.logit_softcap else 2) * logits + 6 * FLOAT * rows * spec.hidden_size
     # A copy of the rows, where beams are among them. In float64: scores, their exponentials, the log probabilities and

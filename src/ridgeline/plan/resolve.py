@@ -17,6 +17,7 @@ SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's fr
 # Option -> the least and the most that it may be.
 RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
+    "checkpoint_tokens": (1, None),
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
 }  # fmt: skip
 
@@ -31,22 +32,26 @@ def resolve(
     fraction: float = 0.9,
     device_is_host: bool = True,
     host_free_bytes: int | None = None,
+    num_speculative_tokens: int = 0,
 ) -> EngineConfig:
     """Choose what is open.
 
     free_bytes: memory of the device once the weights are there. fraction: of it that may be used; the rest is for the
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
-    free_bytes. host_free_bytes: memory of another host, None where that is not known.
+    free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
+    that a sequence may have in a step.
     Raises RequestError where even the smallest settings that are open do not fit, with the numbers and what would.
     """
     given = _given(options)
     for name, value in given.items():
         _check(name, value, *RANGES[name])
+    _check_checkpoints(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
-        spec, STATE_ELEMENT_BYTES, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host
-    )
+        spec, STATE_ELEMENT_BYTES, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
+        num_speculative_tokens,
+    )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
         problem, why_swap = replace(problem, swap=0), "none: there is no room on the device to make use of it"
@@ -62,6 +67,7 @@ def resolve(
         max_num_seqs=found.seqs,
         max_num_batched_tokens=found.tokens,
         block_size=found.page_tokens,
+        checkpoint_tokens=found.checkpoint_tokens,
         steps_in_flight=options.steps_in_flight or 1,
         groups=found.groups,
         num_pages=pages,
@@ -69,6 +75,7 @@ def resolve(
         workspace_bytes=found.workspace() + books,
         free_bytes=free_bytes,
         reasons=_reasons(problem, found) | dict.fromkeys(given, "as given") | {"swap_space_bytes": why_swap},
+        num_speculative_tokens=num_speculative_tokens,
     )
 
 
@@ -81,6 +88,18 @@ def _check(name: str, value: Any, least: int, most: int | None) -> None:
     if type(value) is not int or value < least or (most is not None and value > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise RequestError(f"{name} is {value!r}; it must be a whole number {limits}")
+
+
+def _check_checkpoints(spec: ModelSpec, options: EngineOptions) -> None:
+    """Raises RequestError for checkpoints that no request could begin from."""
+    given, page = options.checkpoint_tokens, options.block_size or PAGE_TOKENS
+    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
+    both = any(s.snapshot for s in states) and any(s.elements and not s.snapshot for s in states)
+    if given and given % page and both:
+        raise RequestError(
+            f"checkpoint_tokens is {given}, no multiple of block_size {page}: attention goes on from whole pages only; "
+            f"set --checkpoint-tokens to {-(-given // page) * page}"
+        )
 
 
 def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) -> tuple[int, str]:
@@ -116,10 +135,23 @@ def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
         "block_size": "without effect: no layer keeps a row for each token"
         if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"
         if found.page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
+        "checkpoint_tokens": _why_checkpoints(found),
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
         f"workspace; at most {found.seqs} sequences of {found.length} tokens",
         "steps_in_flight": "the host's part of a step is small on this device",
     }  # fmt: skip
+
+
+def _why_checkpoints(found: Settings) -> str:
+    if not found.state_bytes:
+        return "without effect: no layer is recurrent"
+    share = found.checkpoint_share(1) * found.prefix / found.checkpoint_tokens
+    between = max(found.checkpoint_tokens, found.tokens)  # a step leaves one at most
+    again = min(between, found.prefix) / 2 / found.prefix
+    return (
+        f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take at most "
+        f"{share:.1%} of the pages, and up to {again:.1%} of a prefix is computed again"
+    )
 
 
 def _failure(problem: Problem, given: dict[str, Any]) -> str:
@@ -148,4 +180,5 @@ def _chosen(found: Settings, option: str) -> int:
     if option == "kv_cache_memory_bytes":
         return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
     of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}
-    return {**of_step, "block_size": found.page_tokens}.get(option, 0)  # no swap space
+    of_pages = {"block_size": found.page_tokens, "checkpoint_tokens": found.checkpoint_tokens}
+    return {**of_step, **of_pages}.get(option, 0)  # no swap space

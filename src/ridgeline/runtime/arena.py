@@ -39,10 +39,9 @@ class Arena:
         self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
         for g, group in enumerate(groups):
             for slot in group.slots:
-                self._views[slot.layer] = (
-                    g,
-                    tuple(self._views_of(g, group, slot, spec.layers[slot.layer].mixer.state())),
-                )
+                mixer = spec.layers[slot.layer].mixer
+                assert mixer is not None  # a layer without one keeps nothing
+                self._views[slot.layer] = g, tuple(self._views_of(g, group, slot, mixer.state()))
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""

@@ -18,12 +18,26 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 class Slices:
     """What a step runs: of each sequence the tokens [start, start + length), one sequence after the other.
 
-    rows: each sequence's row in the page tables.
+    rows: each sequence's row in the page tables. drafts: how many of its tokens, the last ones, are drafts. replays:
+    how many tokens before `start` are accepted drafts, which the state in pages does not hold yet.
     """
 
     rows: Ints
     starts: Ints
     lengths: Ints
+    drafts: Ints
+    replays: Ints
+
+    @classmethod
+    def plain(cls, rows: Ints, starts: Ints, lengths: Ints) -> Slices:
+        """Without drafts."""
+        none = np.zeros_like(rows)
+        return cls(rows, starts, lengths, none, none)
+
+    @property
+    def known(self) -> Ints:
+        """Tokens of each sequence that are no drafts."""
+        return self.lengths - self.drafts
 
     @property
     def offsets(self) -> Ints:
@@ -32,7 +46,7 @@ class Slices:
 
     def positions(self) -> Ints:
         """[T], each token's place in its own sequence."""
-        return np.repeat(self.starts, self.lengths) + _ranges(self.lengths)
+        return np.repeat(self.starts, self.lengths) + ranges(self.lengths)
 
 
 def build_layout(
@@ -63,7 +77,7 @@ def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memo
     buckets, base = [], 0
     for members in _like_shapes(slices, reads):
         lengths, longest = slices.lengths[members], int(slices.lengths[members].max())
-        index, place = np.repeat(np.arange(members.size), lengths), _ranges(lengths)
+        index, place = np.repeat(np.arange(members.size), lengths), ranges(lengths)
         order[slices.offsets[members][index] + place] = base + index * longest + place
         base += members.size * longest
         arrays = _bucket(slices, members, longest, tables, page_tokens, reads)
@@ -72,13 +86,15 @@ def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memo
 
 
 def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, memory: Memory) -> SnapshotLayout:
-    """The layout of a snapshot group: each sequence goes on from the state that its last token left.
+    """The layout of a snapshot group: each sequence goes on from the state of its last commit, and leaves the one
+    before its drafts.
 
     page_table: as in build_layout; page i holds the newest state that was left inside or at the end of its tokens.
     """
-    fresh = slices.starts == 0
-    before = np.maximum(slices.starts - 1, 0) // page_tokens
-    last = (slices.starts + slices.lengths - 1) // page_tokens
+    begins = slices.starts - slices.replays
+    fresh = begins == 0
+    before = np.maximum(begins - 1, 0) // page_tokens
+    last = (slices.starts + slices.known - 1) // page_tokens
     return SnapshotLayout(
         memory.integers(np.where(fresh, NULL_PAGE, page_table[slices.rows, before])),
         memory.integers(fresh),
@@ -86,25 +102,60 @@ def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, me
     )
 
 
-def build_segments(lengths: Ints, memory: Memory) -> Segments:
-    """Sequences of `lengths` tokens, laid end to end, padded together where they are alike in length."""
+def build_segments(slices: Slices, memory: Memory) -> Segments:
+    """The tokens that run along each sequence, padded together where sequences are alike in length.
+
+    Tokens to replay, of all sequences, stand before the step's own.
+    """
+    replays, known, drafts = slices.replays, slices.known, slices.drafts
+    num_replays, own = int(replays.sum()), replays + known
+    place = ranges(own) - np.repeat(replays, own)  # below 0: a token to replay
+    first = np.repeat(num_replays + slices.offsets, own)
+    rows = np.where(place < 0, np.repeat(np.cumsum(replays), own), first) + place
+    run = _run(rows, own, np.arange(own.size), memory)
+    some = np.flatnonzero(drafts)
+    keep = np.repeat(slices.offsets + known, drafts) + ranges(drafts)
+    tail = _run(num_replays + keep, drafts[some], some, memory)
+    order = np.empty(int(slices.lengths.sum()), np.int64)
+    order[rows[place >= 0] - num_replays] = run.places[place >= 0]
+    order[keep] = run.size + tail.places
+    return Segments(
+        run.buckets, memory.integers(order), memory.integers(run.sequence_places), tail.buckets,
+        memory.integers(keep) if keep.size else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Sequences in buckets. places, sequence_places: where the result of each token and the state of each sequence
+    stand when those of the buckets are laid end to end; size: of the tokens' results.
+    """
+
+    buckets: tuple[SequenceBucket, ...]
+    places: Ints
+    sequence_places: Ints
+    size: int
+
+
+def _run(rows: Ints, lengths: Ints, sequences: Ints, memory: Memory) -> _Run:
+    """rows: of all tokens, one sequence after the other; sequences: whose they are, one number for each length."""
     offsets = np.cumsum(lengths) - lengths
-    order, sequence_order = np.empty(int(lengths.sum()), np.int64), np.empty(lengths.size, np.int64)
+    places, sequence_places = np.empty(rows.size, np.int64), np.empty(lengths.size, np.int64)
     kind = np.ceil(np.log2(lengths)).astype(np.int64)
-    buckets, tokens, sequences = [], 0, 0
+    buckets, tokens, num = [], 0, 0
     for value in np.unique(kind):
         members = np.flatnonzero(kind == value)
         own, longest = lengths[members], int(lengths[members].max())
-        rows = offsets[members][:, None] + np.minimum(np.arange(longest), own[:, None] - 1)
-        buckets.append(SequenceBucket(*(memory.integers(x) for x in (members, rows, own))))
-        index, place = np.repeat(np.arange(members.size), own), _ranges(own)
-        order[offsets[members][index] + place] = tokens + index * longest + place
-        sequence_order[members] = sequences + np.arange(members.size)
-        tokens, sequences = tokens + members.size * longest, sequences + members.size
-    return Segments(tuple(buckets), memory.integers(order), memory.integers(sequence_order))
+        at = offsets[members][:, None] + np.minimum(np.arange(longest), own[:, None] - 1)
+        buckets.append(SequenceBucket(*(memory.integers(x) for x in (sequences[members], rows[at], own))))
+        index, place = np.repeat(np.arange(members.size), own), ranges(own)
+        places[offsets[members][index] + place] = tokens + index * longest + place
+        sequence_places[members] = num + np.arange(members.size)
+        tokens, num = tokens + members.size * longest, num + members.size
+    return _Run(tuple(buckets), places, sequence_places, tokens)
 
 
-def _ranges(lengths: Ints) -> Ints:
+def ranges(lengths: Ints) -> Ints:
     """0..length-1 for each length, one after the other."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 

@@ -13,6 +13,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep, PagedStep
@@ -40,7 +41,7 @@ class Runner:
     """One device. Steps run in the order of submission; a token of LAST is what `sampled` said of its row.
 
     num_pages, num_host_pages: per group, the null page included. max_seqs: rows of the page tables. max_model_len:
-    tokens of the longest sequence.
+    tokens of the longest sequence. num_drafts: of a work at most.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Runner:
         max_seqs: int,
         max_model_len: int,
         num_host_pages: Sequence[int],
+        num_drafts: int = 0,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
@@ -60,6 +62,7 @@ class Runner:
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last = np.zeros(max_seqs, np.int64)
+        self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
 
     def submit(self, plan: StepPlan) -> Forward | None:
         """Run a step; None if it only moves pages."""
@@ -100,15 +103,18 @@ class Runner:
             np.array([w.row for w in works]),
             np.array([w.start for w in works]),
             np.array([len(w.tokens) for w in works]),
+            np.array([w.num_draft for w in works]),
+            np.array([w.start - w.replay_from for w in works]),
         )
         tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
         tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
         return PagedStep(
             self._memory.integers(tokens),
             self._memory.integers(slices.positions()),
-            slices.lengths,
+            slices,
             [self._layout(slices, group, table) for group, table in zip(self._groups, self._tables, strict=True)],
             self._arena,
+            self._inputs,
             self._table,
         )
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseRows, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
+from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
-from ridgeline.runtime.layout import Ints, build_segments
+from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.layout import Slices, build_segments
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class DenseStep:
 
     @cached_property
     def segments(self) -> Segments:
-        return build_segments(np.array(self.lengths), self.memory)
+        lengths = np.array(self.lengths)
+        rows = np.arange(lengths.size)
+        return build_segments(Slices.plain(rows, np.zeros_like(rows), lengths), self.memory)
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
-        return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts]
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
+        return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts], ()
 
-    def remember(self, layer: int, states: States) -> None:
+    def remember(self, layer: int, states: States, keep: Kept) -> None:
         """Nothing goes on from here."""
 
     def last_rows(self, memory: Memory) -> Array:
@@ -56,34 +59,46 @@ class DenseStep:
 class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
-    lengths: tokens of each sequence. layouts: one per state group of the arena.
+    layouts: one per state group of the arena. inputs: those of drafts, of this step and of earlier ones.
     """
 
     token_ids: Array
     positions: Array
-    lengths: Ints
+    slices: Slices
     layouts: Sequence[PagedLayout | SnapshotLayout]
     arena: Arena
+    inputs: DraftInputs
     table: OpsTable
 
     @cached_property
     def segments(self) -> Segments:
-        return build_segments(self.lengths, self.table.memory)
+        return build_segments(self.slices, self.table.memory)
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> States:
+    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, SnapshotLayout)
         read = self.table.primitive(api.READ_STATE)
-        return [read(view, layout.read, layout.fresh) for view in views]
+        kept = self.inputs.read(layer, self._replayed) if self._replayed is not None else ()
+        return [read(view, layout.read, layout.fresh) for view in views], kept
 
-    def remember(self, layer: int, states: States) -> None:
+    def remember(self, layer: int, states: States, keep: Kept) -> None:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, SnapshotLayout)
         write = self.table.primitive(api.WRITE_STATE)
         for view, state in zip(views, states, strict=True):
             write(view, layout.write, state)
+        if self._drafted is not None:
+            self.inputs.write(layer, self._drafted, keep)
+
+    @cached_property
+    def _replayed(self) -> Array | None:
+        return self.inputs.places(self.slices.rows, self.slices.replays)
+
+    @cached_property
+    def _drafted(self) -> Array | None:
+        return self.inputs.places(self.slices.rows, self.slices.drafts)
 
     def extend(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)

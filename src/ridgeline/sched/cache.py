@@ -34,7 +34,7 @@ class StateCache:
         # Where a sequence can begin: on pages' borders in every row group.
         self._align = lcm(self.grid, *(g.page_tokens for g in groups if not g.snapshot))
         self._snapshot_tokens = lcm(*(g.page_tokens for g in groups if g.snapshot))
-        self._has_snapshots = any(g.snapshot for g in groups)
+        self.has_snapshots = any(g.snapshot for g in groups)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self.newest_step = 0  # the newest one that may touch pages which are let go now
         self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
@@ -93,9 +93,13 @@ class StateCache:
             deltas.append(PageDelta(g, seq.row, index, (copy.dst,)))
         pool.drop(copy.src, self.newest_step)
 
+    def num_checkpoints(self) -> int:
+        """States that another sequence can find."""
+        return sum(pool.num_keys for group, pool in zip(self.groups, self.pools, strict=True) if group.snapshot)
+
     def step_end(self, seq: Sequence, end: int) -> int:
         """Where a chunk that could go to `end` should stop, so that snapshots can be published."""
-        if not self._has_snapshots:
+        if not self.has_snapshots:
             return end
         if seq.planned < seq.checkpoint < end:
             return seq.checkpoint
@@ -168,7 +172,7 @@ class StateCache:
         A prefix seen twice is likely to come again, so a snapshot there is worth a step's end and a page.
         """
         found = 0
-        if not self._has_snapshots:
+        if not self.has_snapshots:
             return found
         for position in range(self._align, len(seq.tokens), self._align):
             key = seq.prefix_hash(position, self.grid)

@@ -49,6 +49,11 @@ class PagePool:
         """Pages that sequences hold, each once."""
         return max(self.num_pages - 1, 0) - len(self._free) - len(self._limbo)
 
+    @property
+    def num_keys(self) -> int:
+        """Pages in the prefix index, held or free."""
+        return len(self._by_key)
+
     def is_free(self, page: int) -> bool:
         """Would sharing this page leave one less to take?"""
         return page in self._free

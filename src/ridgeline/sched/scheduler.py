@@ -79,6 +79,7 @@ class Scheduler:
         self._preempted = False  # in this step
         self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, free pages that it waits for
         self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
+        self._num_restored = self._recomputed_tokens = self._num_drafts = self._num_accepted = 0
 
     # ---- requests ---------------------------------------------------------------------------------------
 
@@ -303,10 +304,12 @@ class Scheduler:
             cache.swap_to_device(seq)
             return True
         cache.share(seq, position, pages)
+        self._num_restored += cache.has_snapshots and position > 0
         if not seq.num_preempted:
             seq.num_cached, seq.checkpoint = position, cache.divergence(seq)
             self._queried_tokens += len(seq.tokens)
             self._hit_tokens += position
+            self._recomputed_tokens += max(0, seq.checkpoint - position)
         return True
 
     def _run(self, seq: Sequence) -> None:
@@ -443,6 +446,8 @@ class Scheduler:
             tokens = tokens[: seq.max_length - len(seq.tokens)]
         if work.num_draft:
             seq.planned = seq.computed + len(result.tokens) - 1
+            self._num_drafts += work.num_draft
+            self._num_accepted += len(result.tokens) - 1
         seq.tokens.extend(tokens)
         return Update(seq.id, tokens, result.ended or len(seq.tokens) >= seq.max_length)
 
@@ -452,14 +457,14 @@ class Scheduler:
         """Where things stand. Costs a look at every running sequence."""
         groups = []
         for g, (group, pool) in enumerate(zip(self._cache.groups, self._cache.pools, strict=True)):
-            slots = wasted = 0
-            for seq in self._running if not group.snapshot else ():
-                kept = min(group.first_pages, seq.dropped[g])
-                held = (len(seq.tables[g]) - seq.dropped[g] + kept) * group.page_tokens
-                slots += held
-                wasted += held - min(seq.planned, group.lookback + group.first_tokens)
-            used, host = pool.num_used, self._cache.host[g].num_used
-            groups.append(GroupStats(group.name, max(pool.num_pages - 1, 0), used, pool.peak, host, slots, wasted))
+            held = read = 0
+            for seq in self._running:
+                held += seq.num_pages(g, group)
+                read += min(seq.planned, group.lookback + group.first_tokens)
+            slots = 0 if group.snapshot else held * group.page_tokens
+            wasted = 0 if group.snapshot else slots - read
+            used, host, total = pool.num_used, self._cache.host[g].num_used, max(pool.num_pages - 1, 0)
+            groups.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, held - used))
         return Stats(
             running=len(self._running),
             waiting=len(self._live) - len(self._running),
@@ -468,6 +473,11 @@ class Scheduler:
             hit_tokens=self._hit_tokens,
             preempted_recompute=self._num_recompute,
             preempted_swap=self._num_swap,
+            checkpoints=self._cache.num_checkpoints(),
+            restored=self._num_restored,
+            recomputed_tokens=self._recomputed_tokens,
+            draft_tokens=self._num_drafts,
+            accepted_tokens=self._num_accepted,
         )
 
     def check(self) -> None:

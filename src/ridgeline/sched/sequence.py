@@ -15,6 +15,8 @@ import hashlib
 from array import array
 from dataclasses import dataclass, field
 
+from ridgeline.spec.groups import StateGroup
+
 # What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
 Order = tuple[float, int, int]
 
@@ -74,6 +76,13 @@ class Sequence:
             body = array("I", self.tokens[begin : begin + grid]).tobytes()
             chain.append(hashlib.blake2b((chain[-1] if chain else self.root) + body, digest_size=16).digest())
         return chain[links - 1]
+
+    def num_pages(self, g: int, group: StateGroup) -> int:
+        """Pages that it holds of group `g`; of a snapshot, those between two are none."""
+        table, dropped = self.tables[g], self.dropped[g]
+        if group.snapshot:
+            return sum(map(bool, table[dropped:]))
+        return len(table) - dropped + min(group.first_pages, dropped)
 
     def restart(self, epoch: int) -> None:
         """Forget all progress; results of steps in flight are of an older epoch."""

@@ -11,7 +11,7 @@ class GroupStats:
 
     used_pages: held by sequences, each counted once; peak_pages: the most so far. slots: token places in pages that
     running sequences hold. wasted_slots: those without a token that is still read. A shared page's slots count once
-    per holder; a snapshot has none.
+    per holder; a snapshot has none. shared_pages: references of sequences to pages, beyond one to each.
     """
 
     name: str
@@ -21,13 +21,17 @@ class GroupStats:
     host_pages_used: int
     slots: int
     wasted_slots: int
+    shared_pages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The scheduler at one moment, and its counters since the start.
 
-    queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index.
+    queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index. Of recurrent layers:
+    checkpoints: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
+    an earlier prompt began with too, but past the nearest checkpoint. draft_tokens, accepted_tokens: that were run, and
+    of those.
     """
 
     running: int
@@ -37,6 +41,11 @@ class Stats:
     hit_tokens: int
     preempted_recompute: int
     preempted_swap: int
+    checkpoints: int
+    restored: int
+    recomputed_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
 
     @property
     def hit_rate(self) -> float:

@@ -2,7 +2,9 @@
 
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.codec import from_json, to_json
+from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
 from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.mixers import (
     MLP,
     Attention,
@@ -13,11 +15,19 @@ from ridgeline.spec.mixers import (
     MoE,
     SharedAttention,
     TokenMixer,
+    Ungated,
 )
-from ridgeline.spec.model import AnyLayer, Layer, ModelSpec, ParallelLayer
+from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
 from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
 from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
-from ridgeline.spec.recurrent import Mamba, Mamba2, RecurrentMixer, ShortConvolution, TaylorAttention
+from ridgeline.spec.recurrent import (
+    GatedConvolution,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    ShortConvolution,
+    TaylorAttention,
+)
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -27,25 +37,34 @@ from ridgeline.spec.rope import (
     RopeScaling,
     YarnScaling,
 )
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
 
 __all__ = [
     "ALL",
     "MLP",
+    "S4",
+    "S4D",
     "Activation",
     "AnyLayer",
     "Attention",
     "ChannelMixer",
     "ClampedSwiGLU",
+    "DeepNormLayer",
+    "DeltaMixer",
     "Dilated",
     "DynamicNTKScaling",
     "ExpertGroups",
     "FirstTokens",
+    "GatedConvolution",
+    "GatedDelta",
     "GatedMLP",
+    "KimiDelta",
     "LatentAttention",
     "Layer",
     "LayerNorm",
+    "LightningAttention",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
@@ -66,6 +85,7 @@ __all__ = [
     "Strided",
     "TaylorAttention",
     "TokenMixer",
+    "Ungated",
     "Weight",
     "YarnScaling",
     "from_json",

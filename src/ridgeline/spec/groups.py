@@ -4,10 +4,11 @@
     MHA / GQA / MQA         16            ALL          2 * kv_heads * head_dim * 16 * dtype    no
     sliding window          16            window - 1   same                                    no
     MLA latent              16            ALL          (latent + rope) * 16 * dtype            no
-    recurrent               256           1            conv + state, whatever page_tokens is   yes
+    recurrent               checkpoints   1            conv + state, whatever page_tokens is   yes
 
 A row group keeps one row per token, `page_tokens` rows to a page. A snapshot group is a sliding window of one whose
-page holds one state: page i holds the newest state that a step left behind in tokens (i * T, (i + 1) * T].
+page holds one state: page i holds the newest state that a step left behind in tokens (i * T, (i + 1) * T], so that at
+the end of each page a checkpoint is left, every T tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.state import ALL
+from ridgeline.spec.state import ALL, State
 
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
 
@@ -106,16 +107,16 @@ class StateGroup:
 
 
 def state_groups(
-    spec: ModelSpec, *, page_tokens: int, element_bytes: int, snapshot_tokens: int = 256
+    spec: ModelSpec, *, page_tokens: int, element_bytes: int, checkpoint_tokens: int = 256
 ) -> tuple[StateGroup, ...]:
     """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
 
-    page_tokens, snapshot_tokens: tokens that a page of rows and a snapshot cover. element_bytes: of one number of
+    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. element_bytes: of one number of
     state. Layers that keep nothing are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
-        state = layer.mixer.state()
+        state = layer.mixer.state() if layer.mixer else State(())
         if not state.elements:
             continue
         slots = members.setdefault((state.lookback, state.first_tokens, state.snapshot), [])
@@ -124,7 +125,7 @@ def state_groups(
     return tuple(
         StateGroup(
             name=_name(lookback, first_tokens, snapshot),
-            page_tokens=snapshot_tokens if snapshot else page_tokens,
+            page_tokens=checkpoint_tokens if snapshot else page_tokens,
             lookback=lookback,
             page_bytes=sum(slot.bytes for slot in slots),
             snapshot=snapshot,

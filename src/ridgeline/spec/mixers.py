@@ -39,6 +39,7 @@ class Attention:
     scale: factor on q @ k. window: keys seen, the token itself included; None is all of them.
     softcap: scores become softcap * tanh(scores / softcap). qk_norm_over: one norm per head, or over all heads.
     sinks: each head has a learned logit that takes part in its softmax and has no value (GPT-OSS): no cap is on it.
+    out_gate: what a head attended to is multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
     pattern: which keys are seen instead of, or beside, those of the window.
     """
 
@@ -55,6 +56,7 @@ class Attention:
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sinks: bool = False
     pattern: Pattern | None = None
+    out_gate: bool = False
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -72,6 +74,8 @@ class Attention:
         yield from linear("q", width, q, bias=self.qkv_bias)
         yield from linear("k", width, kv, bias=self.qkv_bias)
         yield from linear("v", width, kv, bias=self.qkv_bias)
+        if self.out_gate:
+            yield from linear("out_gate", width, q, bias=self.qkv_bias)
         yield from linear("o", q, width, bias=self.out_bias, split="in")
         if self.qk_norm:
             per_head = self.qk_norm_over == "head"
@@ -208,6 +212,16 @@ class ClampedSwiGLU:
 
 
 @dataclass(frozen=True, slots=True)
+class Ungated:
+    """act(up): experts are down(act(up(x))), as MLP is (Nemotron 3)."""
+
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertGroups:
     """Experts in `count` equal groups of neighbours, of which a token may choose from the best `chosen` only.
 
@@ -225,19 +239,21 @@ class ExpertGroups:
 
 @dataclass(frozen=True, slots=True)
 class MoE:
-    """A router sends each token to its `num_experts_per_tok` best gated MLPs (arXiv:1701.06538, 2401.04088).
+    """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
 
     Router scores are a softmax over all experts, or a sigmoid of each; `normalise` makes the chosen ones sum to one (of
     a softmax, that is one over the chosen); `scale` multiplies them then. choice_bias: a number per expert is added to
     the scores that decide the choice, not to those that weigh the results (arXiv:2408.15664). Equal scores go to the
     lower expert index. router_bias, bias: of the router, of all matrices of experts. shared: an MLP that every token
-    visits besides (arXiv:2401.06066).
+    visits besides (arXiv:2401.06066); shared_gate: what it gives is multiplied by the sigmoid of a number made of the
+    token (Qwen2-MoE). latent_size: experts read and write a vector of this size, which one matrix makes of a token and
+    another takes back (Nemotron 3 Super).
     """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    activation: Activation | ClampedSwiGLU = "silu"
+    activation: Activation | ClampedSwiGLU | Ungated = "silu"
     normalise: bool = True
     router_bias: bool = False
     bias: bool = False
@@ -245,7 +261,9 @@ class MoE:
     choice_bias: bool = False
     groups: ExpertGroups | None = None
     scale: float = 1.0
-    shared: GatedMLP | None = None
+    shared: GatedMLP | MLP | None = None
+    shared_gate: bool = False
+    latent_size: int | None = None
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -253,6 +271,7 @@ class MoE:
             0 < self.num_experts_per_tok <= self.num_experts,
             f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
         )
+        _require(self.shared is not None or not self.shared_gate, "shared_gate needs a shared MLP to be the gate of")
         if self.groups:
             size, rest = divmod(self.num_experts, self.groups.count)
             _require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
@@ -262,23 +281,33 @@ class MoE:
                 f"num_experts_per_tok {self.num_experts_per_tok} is more than the {room} experts of the chosen groups",
             )
             _require(size > 1 or self.groups.score == "best", "groups of one expert have no two best")
+        latent = self.latent_size
+        _require(latent is None or latent > 0, f"latent_size must be positive, not {latent}")
+
+    @property
+    def gated(self) -> bool:
+        return not isinstance(self.activation, Ungated)
 
     def weights(self, width: int) -> Iterator[Weight]:
-        experts, inner = self.num_experts, self.intermediate_size
+        experts, inner, outer = self.num_experts, self.intermediate_size, self.latent_size or width
+        parts = ("gate", "up") if self.gated else ("up",)
         yield Weight("router.weight", (experts, width))
         if self.router_bias:
             yield Weight("router.bias", (experts,))
         if self.choice_bias:
             yield Weight("choice.bias", (experts,))
-        yield Weight("experts.gate.weight", (experts, inner, width), "out")
-        yield Weight("experts.up.weight", (experts, inner, width), "out")
-        yield Weight("experts.down.weight", (experts, width, inner), "in")
+        yield from (Weight(f"experts.{n}.weight", (experts, inner, outer), "out") for n in parts)
+        yield Weight("experts.down.weight", (experts, outer, inner), "in")
         if self.bias:
-            yield Weight("experts.gate.bias", (experts, inner), "out")
-            yield Weight("experts.up.bias", (experts, inner), "out")
-            yield Weight("experts.down.bias", (experts, width))
+            yield from (Weight(f"experts.{n}.bias", (experts, inner), "out") for n in parts)
+            yield Weight("experts.down.bias", (experts, outer))
+        if self.latent_size:
+            yield from linear("latent_in", width, outer, split=None)
+            yield from linear("latent_out", outer, width, split=None)
         if self.shared:
             yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
+        if self.shared_gate:
+            yield Weight("shared_gate.weight", (1, width))
 
     def active_params(self, width: int) -> int:
         weights = list(self.weights(width))
@@ -287,9 +316,9 @@ class MoE:
         return everyone + routed // self.num_experts * self.num_experts_per_tok
 
 
-def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU) -> None:
+def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU | Ungated) -> None:
     _require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
-    if not isinstance(activation, ClampedSwiGLU):
+    if isinstance(activation, str):
         check_activation(activation)
 
 

@@ -9,24 +9,30 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.weight import Weight, linear
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += scale * post(mixer(pre(x))), then the same with the channel mixer, if there is one (Mamba has none).
+    """x += scale * post(mixer(pre(x))), then the same with the channel mixer. One may be missing (Mamba, Nemotron-H).
 
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
     """
 
-    mixer: TokenMixer
+    mixer: TokenMixer | None
     mlp: ChannelMixer | None
     pre_norm: Norm | None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.mixer is None and self.mlp is None:
+            raise ValueError("a layer needs a mixer or an mlp")
+
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
+        if self.mixer:
+            yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
         if self.mlp:
             yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
 
@@ -44,7 +50,26 @@ class ParallelLayer:
         yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
 
 
-AnyLayer = Layer | ParallelLayer
+@dataclass(frozen=True, slots=True)
+class DeepNormLayer:
+    """x = norm(x); x = alpha x + beta mixer(x), then the same with the channel mixer: what a branch is added to is what
+    it read, the normed stream (DeepNorm, arXiv:2203.00555; MiniMax-01, 2501.08313).
+    """
+
+    mixer: TokenMixer
+    mlp: ChannelMixer
+    pre_norm: Norm
+    mixer_alpha: float = 1.0
+    mixer_beta: float = 1.0
+    mlp_alpha: float = 1.0
+    mlp_beta: float = 1.0
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _branch_weights("mixer", self.mixer, self.pre_norm, None, width)
+        yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
+
+
+AnyLayer = Layer | ParallelLayer | DeepNormLayer
 
 
 def _branch_weights(
@@ -67,7 +92,7 @@ def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAtte
     if isinstance(owner, SharedAttention):
         return f"{where}, which has none of its own: it shares those of layer {owner.source}"
     if not isinstance(owner, Attention):
-        return f"{where}, which has none: it is {type(owner).__name__}"
+        return f"{where}, which has none: it is {type(owner).__name__ if owner else 'no token mixer'}"
     misfit = mixer.misfit(owner)
     return misfit and f"{where}, which do not fit: {misfit}"
 
@@ -100,9 +125,14 @@ class ModelSpec:
                 raise ValueError(f"{name} must be positive, not {value}")
         if not self.layers:
             raise ValueError("a model needs at least one layer")
+        if not any(layer.mixer for layer in self.layers):
+            raise ValueError("a model needs at least one layer with a token mixer: without, no token sees another")
         for i, layer in enumerate(self.layers):
             if isinstance(layer.mixer, SharedAttention) and (problem := _sharing_problem(self.layers, i, layer.mixer)):
                 raise ValueError(f"layers[{i}].mixer: {problem}")
+            if isinstance(m := layer.mixer, S4 | S4D) and m.channels != self.hidden_size:
+                rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
+                raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
@@ -135,7 +165,7 @@ class ModelSpec:
 
     def state_elements(self, num_tokens: int) -> int:
         """Numbers kept for one sequence of `num_tokens` tokens, over all layers."""
-        return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers)
+        return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers if layer.mixer)
 
     def resolve_max_model_len(self, wanted: int | None) -> int:
         """The longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
@@ -154,4 +184,4 @@ class ModelSpec:
 
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotations in use, in order of first use."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope))
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer and layer.mixer.rope))

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.delta import DeltaMixer
+from ridgeline.spec.lightning import LightningAttention
 from ridgeline.spec.norm import RMSNorm
+from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 
@@ -156,6 +159,39 @@ class ShortConvolution:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedConvolution:
+    """A short convolution beside a gate, as BASED has it (arXiv:2402.18668): x, g = in(input); out(act(conv(x)) g).
+
+    channels: of x and g. conv_size: tokens that the convolution sees.
+    """
+
+    channels: int
+    conv_size: int
+    activation: Activation = "silu"
+    bias: bool = True
+    conv_bias: bool = False
+
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _positive(channels=self.channels, conv_size=self.conv_size)
+        if self.conv_size == 1:
+            raise ValueError("a convolution over one token remembers nothing: conv_size must be at least 2")
+        check_activation(self.activation)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("in", width, 2 * self.channels, bias=self.bias)
+        yield from _convolution(self.channels, self.conv_size, self.conv_bias)
+        yield from linear("out", self.channels, width, bias=self.bias, split="in")
+
+    def state(self) -> State:
+        return State(((self.conv_size - 1, self.channels),), lookback=1, snapshot=True)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * self.channels
+
+
+@dataclass(frozen=True, slots=True)
 class TaylorAttention:
     """Linear attention that is softmax attention to the second order of its scores: BASED (arXiv:2402.18668).
 
@@ -190,7 +226,9 @@ class TaylorAttention:
         return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
 
 
-RecurrentMixer = Mamba | Mamba2 | ShortConvolution | TaylorAttention
+RecurrentMixer = (
+    Mamba | Mamba2 | ShortConvolution | GatedConvolution | TaylorAttention | LightningAttention | S4 | S4D | DeltaMixer
+)
 
 
 def _convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:

@@ -46,7 +46,7 @@ def write_continuations(
     on_done: called with the new tokens of each prompt that is complete. Raises DataError for a shard that another
     target or other options made.
     """
-    key = {"target": hashlib.sha256((target.folder / SINGLE).read_bytes()).hexdigest(), **asdict(options)}
+    key = {"target": hash_of(target), **asdict(options)}
     made_of = hashlib.sha256(json.dumps([data.manifest.hash, key]).encode()).hexdigest()
     if folder.exists():
         return Shard.open(folder).check_made_of(made_of)
@@ -60,6 +60,11 @@ def write_continuations(
     documents = [[*ids, *output.outputs[0].token_ids] for ids, output in zip(prompts, outputs, strict=True)]
     num_bytes = sum(len(text.encode()) for text in data.tokenizer.decode_batch(documents))
     return write_tokens(folder, map(np.array, documents), data.tokenizer, made_of, num_bytes)
+
+
+def hash_of(target: Place) -> str:
+    """SHA-256 of its weights."""
+    return hashlib.sha256((target.folder / SINGLE).read_bytes()).hexdigest()
 
 
 def draw_prompts(shard: Shard, options: ContinuationOptions) -> Iterator[Ids]:

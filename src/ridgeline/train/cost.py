@@ -20,25 +20,29 @@ PEAK_BUDGET_S = 0.5
 class Cost:
     """tokens: trained on, repetitions included. flops: counted, see `flops_per_token`. seconds: of the steps alone.
 
-    peak_flops_per_s: of a large product in the run's precision, measured; machine: in words.
+    machine: in words, all there were. peak_flops_per_s: of a large product in the run's precision, measured; None where
+    some steps were made elsewhere.
     """
 
     tokens: int
     flops: float
     seconds: float
-    peak_flops_per_s: float
+    peak_flops_per_s: float | None
     machine: str
 
     @property
-    def utilisation(self) -> float:
+    def utilisation(self) -> float | None:
         """Counted operations over what the peak could have done in that time (MFU, arXiv:2204.02311)."""
-        return self.flops / (self.seconds * self.peak_flops_per_s)
+        return self.flops / (self.seconds * self.peak_flops_per_s) if self.peak_flops_per_s else None
 
 
 def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> Cost:
-    """Of all steps in a log, those of earlier parts of the run included."""
+    """Of all steps in a log, those of earlier parts of the run included. peak, machine: of this part."""
     tokens = batch_tokens * len(log)
-    return Cost(tokens, tokens * per_token, sum(batch_tokens / p.tokens_per_s for p in log), peak, machine)
+    machines = list(dict.fromkeys(p.machine for p in log))
+    seconds = sum(batch_tokens / p.tokens_per_s for p in log)
+    known = "; ".join(name or "one that was not recorded" for name in machines)
+    return Cost(tokens, tokens * per_token, seconds, peak if machines == [machine] else None, known)
 
 
 def flops_per_token(spec: ModelSpec, context: int) -> float:
@@ -51,7 +55,7 @@ def flops_per_token(spec: ModelSpec, context: int) -> float:
     if not spec.tie_word_embeddings:  # a tied table is multiplied once, as the head; another one is only looked up
         multiplied -= spec.vocab_size * spec.hidden_size
     multiplied -= spec.num_position_embeddings * spec.hidden_size
-    attention = sum(layer.mixer.work(context, (context + 1) // 2) for layer in spec.layers) / context
+    attention = sum(layer.mixer.work(context, (context + 1) // 2) for layer in spec.layers if layer.mixer) / context
     return 6.0 * (multiplied + attention)
 
 

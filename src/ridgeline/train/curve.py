@@ -44,7 +44,10 @@ def _parse(line: str, where: str) -> Progress:
         progress = Progress(**json.loads(line))
     except (ValueError, TypeError, RecursionError) as e:
         raise DataError(f"{where} is no step of a run ({e}); remove the line, or resume the run") from None
-    for name, value in asdict(progress).items():
+    numbers = asdict(progress)
+    if not isinstance(machine := numbers.pop("machine"), str):
+        raise DataError(f"{where}: machine is {machine!r}, not a text; remove the line, or resume the run")
+    for name, value in numbers.items():
         kinds = int if name == "step" else int | float | None if name == "held_out" else int | float
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise DataError(f"{where}: {name} is {value!r}, not a number; remove the line, or resume the run")

@@ -79,7 +79,10 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of a run, as logged. loss: nats per token. held_out: the same on held-out text, where measured."""
+    """One step of a run, as logged. loss: nats per token. held_out: the same on held-out text, where measured.
+
+    machine: in words, what computed it; a run may go on elsewhere.
+    """
 
     step: int
     loss: float
@@ -87,6 +90,7 @@ class Progress:
     learning_rate: float
     tokens_per_s: float
     held_out: float | None = None
+    machine: str = ""
 
 
 class Trainer:
@@ -94,13 +98,13 @@ class Trainer:
 
     def __init__(
         self, model: LanguageModel, train: Batches, held_out: list[Batch], options: TrainOptions, folder: Path,
-        run: dict[str, Any], ranks: Ranks,
+        run: dict[str, Any], ranks: Ranks, machine: str = "",
     ) -> None:  # fmt: skip
         """train: this rank's batches. held_out: batches that measure, never train, the same for all ranks. run: what
-        else must be equal for the run to be resumed.
+        else must be equal for the run to be resumed. machine: in words, for the log.
         """
         self._model, self._train, self._held_out, self.options = model, train, held_out, options
-        self._folder, self._ranks = folder, ranks
+        self._folder, self._ranks, self._machine = folder, ranks, machine
         self._replica = ranks.replicate(model)
         self._optimiser = Optimiser(model.weights(), options.optimiser, options.weight_decay)
         given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be prolonged
@@ -145,7 +149,8 @@ class Trainer:
             done = step + 1
             held_out = self.evaluate() if self._held_out and (done % o.eval_every == 0 or done == o.steps) else None
             over = held_out is not None and self._is_over(done, held_out)
-            yield Progress(done, loss, norm, rate, pace, held_out)  # logged first: no checkpoint is ahead of the log
+            # Logged first: no checkpoint is ahead of the log.
+            yield Progress(done, loss, norm, rate, pace, held_out, self._machine)
             if done % o.save_every == 0 or done == o.steps or over or self._best[1] == done:
                 self._save(done)
             if over:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,8 @@ from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.reference.backend import torch_device
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import ModelSpec, Norm, RMSNorm, Weight
+from ridgeline.spec import S4, S4D, ModelSpec, RMSNorm, SharedAttention, Weight
+from ridgeline.train import state_space
 
 INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
@@ -99,6 +101,11 @@ class _TrainedModel(Model):
 
 
 def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Tensor:
+    if weight.name.startswith("layers.") and ".mixer." in weight.name:
+        mixer = spec.layers[int(weight.name.split(".")[1])].mixer
+        own = state_space.initial(mixer, weight, generator) if isinstance(mixer, S4 | S4D) else None
+        if own is not None:
+            return own
     if weight.is_matrix:
         std = INIT_STD / math.sqrt(2 * len(spec.layers)) if weight.name.endswith(RESIDUAL) else INIT_STD
         return torch.randn(weight.shape, generator=generator) * std
@@ -106,7 +113,7 @@ def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Ten
         return _decay(weight, generator)
     if weight.name.endswith((".bias", ".sinks")):
         return torch.zeros(weight.shape)
-    return torch.full(weight.shape, 1.0 - _offset(spec.norm))
+    return torch.full(weight.shape, 1.0 - _offset(weight.name, spec))
 
 
 def _decay(weight: Weight, generator: torch.Generator) -> Tensor:
@@ -117,6 +124,13 @@ def _decay(weight: Weight, generator: torch.Generator) -> Tensor:
     return steps + torch.log(-torch.expm1(-steps))  # the inverse of softplus
 
 
-def _offset(norm: Norm) -> float:
-    """What a norm adds to its weight: one that adds 1 begins at 0."""
-    return norm.offset if isinstance(norm, RMSNorm) else 0.0
+def _offset(name: str, spec: ModelSpec) -> float:
+    """What a norm adds to its weight: one that adds 1 begins at 0. A mixer may have a norm of its own kind."""
+    _, index, part, *_ = (*name.split("."), "", "")
+    if part != "mixer":
+        return spec.norm.offset if isinstance(spec.norm, RMSNorm) else 0.0
+    mixer = spec.layers[int(index)].mixer
+    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    assert own is not None  # it has a weight
+    norms = [value for f in fields(own) if isinstance(value := getattr(own, f.name), RMSNorm)]
+    return norms[0].offset if norms else 0.0

@@ -17,16 +17,18 @@ EPS = 1e-8
 class Optimiser:
     """AdamW (arXiv:1711.05101) for vectors and embeddings; for all other matrices it or Muon (Jordan et al. 2024).
 
-    Muon's update is scaled to the size of AdamW's, so one rate serves both. Weight decay is for matrices only.
+    Muon's update is scaled to the size of AdamW's, so one rate serves both. Weight decay is for matrices only, of which
+    the decays and steps of a state space are none, whatever their shape.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], name: OptimiserName, weight_decay: float) -> None:
-        hidden = {n: p for n, p in parameters.items() if p.dim() == 2 and not n.startswith(("embed.", "head."))}
+        matrices = {n: p for n, p in parameters.items() if p.dim() > 1 and n.endswith(".weight")}
+        hidden = {n: p for n, p in matrices.items() if p.dim() == 2 and not n.startswith(("embed.", "head."))}
         self._parameters = parameters
         by_muon = hidden if name == "muon" else {}
         rest = {n: p for n, p in parameters.items() if n not in by_muon}
-        decayed = [p for p in rest.values() if p.dim() > 1]
-        plain = [p for p in rest.values() if p.dim() <= 1]
+        decayed = [p for n, p in rest.items() if n in matrices]
+        plain = [p for n, p in rest.items() if n not in matrices]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self._parts: list[torch.optim.Optimizer] = [
             torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=BETAS, eps=EPS)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from ridgeline.archs import spec_from_config
 from ridgeline.errors import DataError
+from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.train.batches import Batches
 from ridgeline.train.card import Row
-from ridgeline.train.continuations import write_continuations
+from ridgeline.train.continuations import hash_of, write_continuations
 from ridgeline.train.corpus import Corpus
 from ridgeline.train.cost import Cost
 from ridgeline.train.data import TrainingData, prepare
 from ridgeline.train.functions import write_functions
 from ridgeline.train.produce import DATA, TRAINING, Place, Watch, finish, job_of
+from ridgeline.train.prune import prune
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.recipe import ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.run import Job, Trained, train
@@ -26,6 +31,7 @@ from ridgeline.train.shards import Shard
 LICENCE = "PSF-2.0"  # of the texts
 SUMMARY = "A small model of Python that ships inside Ridgeline, trained on Python's standard library alone."
 DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last is what {} itself says."
+START = "cut out of {}: its layers {} (from 0), of each the key-value heads {} with their query heads, in less width"
 DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
     "functions": "the training side, and {functions:,} functions of it as documents of their own",
@@ -67,7 +73,7 @@ class _Maker:
     def make(self, model: ModelRecipe, place: Place, summary: str) -> None:
         """All stages of a model, and its folder."""
         name, done = place.folder.name, []
-        weights: Mapping[str, torch.Tensor] | None = None
+        weights = self._pruned(model) if model.prune else None
         for i, stage in enumerate(model.stages):
             label = name if len(model.stages) == 1 else f"{name}, stage {i + 1} of {len(model.stages)}"
             done.append(self._stage(model, stage, place, i, label, weights))
@@ -80,13 +86,26 @@ class _Maker:
         weights: Mapping[str, torch.Tensor] | None,
     ) -> Trained:  # fmt: skip
         shard, job = self._shard(stage.data), job_of(model.config, stage.options, self.data)
-        folder = place.folder / TRAINING
+        folder, facts = place.folder / TRAINING, dict(job.facts)
         if index:
             folder /= f"stage-{index + 1}"
-            job = Job(job.config, job.options, {**job.facts, "stage_data": shard.info.corpus_hash})
+            facts["stage_data"] = shard.info.corpus_hash
+        elif model.prune:
+            facts["start"] = {"target": hash_of(self.target), "data": shard.info.corpus_hash, **asdict(model.prune)}
+        job = Job(job.config, job.options, facts)
         # What a draft says about files of the corpus is not what its last stage is for.
         measured = None if stage.data == "continuations" else self.data.held_out
         return train(job, shard, measured, folder, place.ranks, lambda run: self.watch.run(label, run), weights)
+
+    def _pruned(self, model: ModelRecipe) -> Mapping[str, torch.Tensor]:
+        """What a model begins with that is cut out of the target."""
+        assert model.prune is not None
+        stage, size = model.stages[0], model.prune.tokens
+        large = load_model(str(self.target.folder), LoadOptions(device=self.target.ranks.device, dtype="float32"))
+        batch = Batches(self._shard(stage.data), stage.options.context, size, stage.options.seed).batch(0)
+        small = spec_from_config(model.config)
+        weights = cast("Mapping[str, torch.Tensor]", large.model.weights)
+        return prune(large.spec, weights, small, model.prune, batch, large.table)
 
     def _shard(self, kind: StageData) -> Shard:
         if kind == "corpus":
@@ -113,11 +132,18 @@ class _Maker:
             "functions": self.recipe.functions.num_functions, "continuations": self.recipe.continuations.num_prompts
         }  # fmt: skip
         rows = []
+        if model.prune:
+            of = self.target.folder.name
+            rows.append(("Start", START.format(of, *(_listed(x) for x in (model.prune.layers, model.prune.kv_heads)))))
         for i, stage in enumerate(model.stages, 1):
             o, end = stage.options, " flat" if not stage.options.decay_share else ""
             text = f"{o.steps:,} steps on {DESCRIBED[stage.data].format(**asked)}; rate {o.learning_rate:g}{end}"
             rows.append((f"Stage {i}", text))
         return rows
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _joined(parts: list[Trained]) -> Trained:
@@ -128,8 +154,10 @@ def _joined(parts: list[Trained]) -> Trained:
     falling = last.run.options.decay_share * last.run.options.steps / planned
     options = replace(parts[0].run.options, steps=planned, decay_share=falling)
     costs = [part.cost for part in parts]
+    machines = list(dict.fromkeys(c.machine for c in costs))
+    peaks = [c.peak_flops_per_s for c in costs]
     cost = Cost(
         sum(c.tokens for c in costs), sum(c.flops for c in costs), sum(c.seconds for c in costs),
-        last.cost.peak_flops_per_s, last.cost.machine,
+        peaks[-1] if len(machines) == 1 and None not in peaks else None, "; ".join(machines),
     )  # fmt: skip
     return Trained(replace(parts[0].run, options=options), last.weights, starts[-2] + last.step, log, cost)

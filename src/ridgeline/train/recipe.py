@@ -12,6 +12,7 @@ from ridgeline.errors import DataError
 from ridgeline.train.continuations import ContinuationOptions
 from ridgeline.train.functions import FunctionOptions
 from ridgeline.train.loop import TrainOptions
+from ridgeline.train.prune import PruneOptions
 
 FOLDER = Path(__file__).parent / "recipes"
 StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
@@ -31,11 +32,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """config: the config.json to be, of a family. sampling: of its generation_config.json."""
+    """config: the config.json to be, of a family. sampling: of its generation_config.json. prune: what of the target it
+    begins with; None: random weights.
+    """
 
     config: Mapping[str, Any]
     sampling: Mapping[str, Any]
     stages: tuple[Stage, ...]
+    prune: PruneOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +75,7 @@ class Recipe:
 def _model(data: Mapping[str, Any]) -> ModelRecipe:
     stages = [(stage["data"], TrainOptions(**stage["options"])) for stage in data["stages"]]
     assert all(kind in get_args(StageData) for kind, _ in stages)
-    return ModelRecipe(data["config"], data["sampling"], tuple(Stage(*stage) for stage in stages))
+    prune = None
+    if kept := data.get("prune"):
+        prune = PruneOptions(tuple(kept["layers"]), tuple(kept["kv_heads"]), kept["tokens"])
+    return ModelRecipe(data["config"], data["sampling"], tuple(Stage(*stage) for stage in stages), prune)

@@ -89,7 +89,7 @@ def train(
     )
     measured = held_out_batches(held_out, options) if held_out is not None else []
     facts = {"config": dict(job.config), **job.facts}
-    trainer = Trainer(model, batches, measured, options, folder, facts, ranks)
+    trainer = Trainer(model, batches, measured, options, folder, facts, ranks, machine)
     best = trainer.run(on_start(run))
     log = read_log(folder / LOG)
     cost = cost_of(log, options.batch_tokens, run.flops_per_token, peak, machine)

@@ -14,6 +14,7 @@ OVER = 6  # tokens of a prompt past its first page or chunk
 CROSSING = 4  # tokens of an answer after which it reaches a new page, where sequences are to be preempted
 LONGER = 16  # by so many tokens every other prompt is longer then, if there is room
 NUM_COMBINATIONS, NUM_QUICK_COMBINATIONS = 8, 3
+MANY = 3  # sequences of one page each, of which one must make room for the others
 LEAST_COMBINED = 3  # settings that are not the default's
 
 Preempt = Literal["recompute", "swap"]
@@ -25,9 +26,10 @@ class Case:
 
     chunk: tokens of a step, None for whatever holds the prompts whole. page: tokens of a page. company: other requests
     at the same time. prefix: whether the beginning of a prompt was computed before. preempt: how sequences make room in
-    a pool of pages that is little larger than one of them needs. n: answers to each prompt. prompt: its tokens, None
-    for an ordinary length. text: prompts are real text. number: its place in the matrix, which seeds the arrivals.
-    impossible: why this model cannot be asked this.
+    a pool of pages that is little larger than one of them needs. drafts: tokens that are proposed at every step, as
+    they come but for a share `wrong` of them. n: answers to each prompt. prompt: its tokens, None for an ordinary
+    length. text: prompts are real text. number: its place in the matrix, which seeds the arrivals. impossible: why this
+    model cannot be asked this.
     """
 
     axis: str = "default"
@@ -38,6 +40,8 @@ class Case:
     company: int = 0
     prefix: Literal["cold", "hit"] = "cold"
     preempt: Preempt | None = None
+    drafts: int = 0
+    wrong: float = 0.0
     n: int = 1
     prompt: int | None = None
     text: bool = False
@@ -50,7 +54,8 @@ class Scale:
     """What the cases of one model are cut to.
 
     longest: tokens of a prompt and its answer at most. new_tokens: of every answer. windows: of the model's layers, in
-    tokens, ascending. text: there is a tokenizer. quick: few values of each axis.
+    tokens, ascending. text: there is a tokenizer. quick: few values of each axis. only_states: no layer keeps a row for
+    each token, so that a sequence needs no more pages at its end than at its beginning.
     """
 
     longest: int
@@ -58,6 +63,7 @@ class Scale:
     windows: tuple[int, ...] = ()
     text: bool = False
     quick: bool = False
+    only_states: bool = False
 
     @property
     def room(self) -> int:
@@ -103,6 +109,10 @@ AXES: dict[str, tuple[Value, ...]] = {
         # A step is under way whose tokens are lost, or come late.
         Value("recompute, 2 in flight", {"preempt": "recompute", "company": 7, "steps_in_flight": 2}),
         Value("swap, 2 in flight", {"preempt": "swap", "company": 7, "steps_in_flight": 2}),
+    ),
+    "drafts": (
+        Value("4, all right", {"drafts": 4}),
+        Value("4, half of them wrong", {"drafts": 4, "wrong": 0.5}, quick=True),
     ),
     "forks": (Value("n 4", {"n": 4}, quick=True),),
     "pages": (Value("of 1", {"page": 1}, quick=True), Value("of 64", {"page": 64})),
@@ -200,13 +210,20 @@ def _goes_together(case: Case, scale: Scale) -> bool:
 
     In steps of one token only one sequence runs at a time: it has no company, and nobody needs its pages. Prompts of
     sequences that are to be preempted have lengths of their own; where a page is longer than a window, and prompts
-    begin with whole pages, none of them may be short of one.
+    begin with whole pages, none of them may be short of one. Drafts need the token before them, and more than one token
+    in a step; with them nobody can say how far the others are when an answer comes to a new page. Sequences of one page
+    each run short of them only where several begin in one step.
     """
     crowd = case.company or case.n > 1
+    if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt):
+        return False
     if case.chunk == 1:
         return not (case.company or case.preempt)
     if not case.preempt:
         return True
+    together = not case.chunk or case.chunk >= MANY * max(lengths(case, scale).prompts)
+    if scale.only_states and (case.n > 1 or not together):
+        return False
     wide = scale.windows and case.page > scale.windows[0] and case.prefix == "hit"
     return bool(crowd and not case.prompt and not wide)
 
@@ -219,6 +236,7 @@ def _describe(case: Case, scale: Scale) -> str:
         "hit" if case.prefix == "hit" else "",
         f"{case.company} other{'s' if case.company > 1 else ''}" if case.company else "",
         case.preempt or "",
+        f"{case.drafts} drafts" if case.drafts else "",
         f"n {case.n}" if case.n > 1 else "",
         f"pages {case.page}" if case.page != DEFAULT.page else "",
         f"{case.steps_in_flight} in flight" if case.steps_in_flight > 1 else "",

@@ -59,33 +59,39 @@ class Score:
 class Observed:
     """What an engine did in a case.
 
-    first_token: steps until the first request's first token. least_first_token: as few as the settings allow.
-    most_running: sequences at once. cached_tokens: of all prompts; hits: requests that found some.
-    shared_pages: references to pages beyond one each, at most.
+    first_token: steps until the first request's first token. least_first_token: as few as the settings allow; slack:
+    so many more, to leave a checkpoint where prompts part. most_running: sequences at once. cached_tokens: of all
+    prompts; hits: requests that found some. shared_pages: references to pages beyond one each, at most. draft_tokens,
+    accepted_tokens: that were run, and of those.
     """
 
     requests: int = 0
     steps: int = 0
     first_token: int = 0
     least_first_token: int = 0
+    slack: int = 0
     most_running: int = 0
     hits: int = 0
     cached_tokens: int = 0
     preempted_recompute: int = 0
     preempted_swap: int = 0
     shared_pages: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def missing(self, case: Case) -> tuple[str, ...]:
         """The settings of a case that were not seen at work."""
         alone = not case.company and case.n == 1
         seen = {
             "first token too early": self.first_token >= self.least_first_token,
-            "first token too late": self.first_token == self.least_first_token or not alone,
+            "first token too late": 0 <= self.first_token - self.least_first_token <= self.slack or not alone,
             "no company": not case.company or self.most_running > case.n,
             "no prefix hit": case.prefix == "cold" or self.hits >= (1 if case.preempt else self.requests),
             "a prefix was found": case.prefix == "hit" or not self.hits,
             "nothing was computed again": case.preempt != "recompute" or self.preempted_recompute > 0,
             "nothing was swapped": case.preempt != "swap" or self.preempted_swap > 0,
+            "no draft was accepted": not case.drafts or self.accepted_tokens > 0,
+            "no draft was rejected": not case.wrong or self.accepted_tokens < self.draft_tokens,
             "no page was shared": case.n == 1 or self.shared_pages > 0,
         }
         return tuple(reason for reason, was_seen in seen.items() if not was_seen)
@@ -99,6 +105,7 @@ class Observed:
             f"{self.hits} hits ({self.cached_tokens} tokens)" if case.prefix == "hit" else "",
             f"{self.preempted_swap} swapped" if self.preempted_swap else "",
             f"{self.preempted_recompute} recomputed" if self.preempted_recompute else "",
+            f"{self.accepted_tokens} of {self.draft_tokens} drafts accepted" if case.drafts else "",
             f"{self.shared_pages} shared pages" if case.n > 1 else "",
         ]
         return ", ".join(filter(None, parts)) if self.steps else ""

@@ -79,7 +79,7 @@ def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
         # Those that shall meet with too few pages come together.
-        span = 1 if case.preempt else scale.new_tokens
+        span = 1 if case.preempt else max(1, scale.new_tokens // (1 + case.drafts))
         steps = [0, *rng.integers(span, size=size - 1).tolist()]
         before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
         yield Round(before, list(map(Arrival, steps, requests)))
@@ -106,4 +106,7 @@ def _forerunners(case: Case, scale: Scale, prompts: Prompts) -> list[GenerationR
     other = prompts.tokens(DISTINCT + 1, len(shared))
     starts = [(*shared[:i], other[i], *shared[i + 1 :]) for i in sorted({0, len(shared) // 2, len(shared) - 1})]
     params, noise = replace(GREEDY, max_tokens=1), (NoiseKey(prompts.seed, 0),)
-    return [GenerationRequest((*start, other[0]), params, noise) for start in (*starts, shared)]
+    # What follows is in no request, or they would share more; in a vocabulary of a dozen tokens they may.
+    taken = {prompts.tokens(i + 1, 1)[0] for i in range(DISTINCT)}
+    last = next((token for token in prompts.tokens(DISTINCT + 3, 2 * DISTINCT) if token not in taken), other[0])
+    return [GenerationRequest((*start, last), params, noise) for start in (*starts, shared)]

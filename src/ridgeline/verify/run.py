@@ -10,13 +10,14 @@ from ridgeline.engine import Engine
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
 from ridgeline.verify.report import CaseResult, Observed, Report
 from ridgeline.verify.requests import TEXTS, Prompts, rounds
-from ridgeline.verify.serving import Serving
+from ridgeline.verify.serving import Proposer, Serving
 from ridgeline.verify.soil import soiled
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
@@ -64,7 +65,8 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
-    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick)
+    only_states = all(g.snapshot for g in groups)
+    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, only_states)
 
 
 def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, baseline: Baseline) -> CaseResult:
@@ -73,7 +75,8 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
         return CaseResult(case)
     start, run = time.perf_counter(), None
     try:
-        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case)
+        proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
+        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case, proposer)
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -97,10 +100,12 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             max_num_seqs=seqs,
             max_num_batched_tokens=case.chunk or (case.company + 1) * longest,
             block_size=case.page,
+            checkpoint_tokens=_checkpoint_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
         ),
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
+        num_speculative_tokens=case.drafts,
     )
     if not case.preempt:
         return config
@@ -108,13 +113,26 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
     return replace(config, num_pages=_few_pages(config, case, scale), num_host_pages=tuple(host))
 
 
+def _checkpoint_tokens(spec: ModelSpec, case: Case) -> int:
+    """A checkpoint at every page, so that short prompts come to one.
+
+    A recurrent layer needs as many pages at the end of an answer as at its beginning. So where sequences shall be short
+    of them, and there is nothing else to be short of, each takes a new page for every token.
+    """
+    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
+    return 1 if case.preempt and all(s.snapshot for s in states if s.elements) else case.page
+
+
 def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
-    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers."""
+    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers.
+
+    Of states four: three sequences that begin in one step have one each, and then two want another.
+    """
     found, new = lengths(case, scale), scale.new_tokens
     short, long = min(found.prompts), max(found.prompts)
     return tuple(
         1 + max(g.most_pages(long + new),
-                g.most_pages(short + 1) + g.most_pages(long + 1) - len(g.reads(found.shared)))
+                g.most_pages(short + 1) + g.most_pages(long + 1) - (0 if g.snapshot else len(g.reads(found.shared))))
         for g in config.groups
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ridgeline.engine import Engine
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.verify.baseline import Baseline
@@ -13,12 +15,29 @@ from ridgeline.verify.report import Difference, Observed, Score
 from ridgeline.verify.requests import Round, params_of
 
 
+class Proposer:
+    """Drafts of a case: the tokens that must come, some of them wrong."""
+
+    def __init__(self, baseline: Baseline, vocab_size: int, case: Case, seed: int) -> None:
+        self._baseline, self._vocab_size, self._case = baseline, vocab_size, case
+        self._rng = np.random.default_rng([seed, 4, case.number])
+
+    def drafts(self, request: GenerationRequest, choice: int, known: int) -> list[int]:
+        """For an answer that has `known` tokens."""
+        if not self._case.drafts:
+            return []
+        coming = self._baseline.answer(request, choice).tokens[known : known + self._case.drafts]
+        wrong = self._rng.random(len(coming)) < self._case.wrong
+        return [(t + 1) % self._vocab_size if no else t for t, no in zip(coming, wrong, strict=True)]
+
+
 @dataclass(slots=True)
 class Serving:
     """One case on its engine: the tokens that came, and what was seen."""
 
     engine: Engine
     case: Case
+    proposer: Proposer
     requests: list[GenerationRequest] = field(default_factory=list)
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)  # request -> tokens of its prompt that were found
@@ -41,6 +60,7 @@ class Serving:
         while todo or len(self.engine):
             for i in [i for i, arrival in todo.items() if arrival.step <= step]:
                 self.engine.add(i, todo.pop(i).request)
+                self._propose(i)
             step += 1
             self._step(step)
             if step > limit:
@@ -48,40 +68,65 @@ class Serving:
         self.steps += step
 
     def _step(self, step: int) -> None:
+        touched = set()
         for event in self.engine.step():
             if event.error is not None:
                 raise event.error
             self.tokens.setdefault((event.request, event.choice), []).extend(event.tokens)
+            touched.add(event.request)
             if event.choice == 0:
                 self.cached.setdefault(event.request, event.num_cached_tokens)
             if event.request == 0:
                 self.first_token = self.first_token or step
+        for request in touched:
+            self._propose(request)
         self.engine.check()
         stats = self.engine.stats()
         self.most_running = max(self.most_running, stats.running)
-        pages = zip(self.engine.config.groups, stats.groups, strict=True)
-        shared = sum(max(0, s.slots // g.page_tokens - s.used_pages) for g, s in pages)
-        self.shared_pages = max(self.shared_pages, shared)
+        self.shared_pages = max(self.shared_pages, sum(group.shared_pages for group in stats.groups))
+
+    def _propose(self, number: int) -> None:
+        request = self.requests[number]
+        for choice in range(len(request.noise)):
+            known = len(self.tokens.get((number, choice), ()))
+            self.engine.propose(number, choice, self.proposer.drafts(request, choice, known))
 
     def observed(self) -> Observed:
         """What the engine did."""
         stats = self.engine.stats()
         least = 0
         if self.requests and 0 in self.cached:
-            left = len(self.requests[0].prompt_token_ids) - self.cached[0]
-            least = -(-left // (self.case.chunk or left)) + self.case.steps_in_flight - 1
+            least = self._least_steps(self.cached[0], len(self.requests[0].prompt_token_ids))
+            least += self.case.steps_in_flight - 1
         return Observed(
             requests=len(self.requests),
             steps=self.steps,
             first_token=self.first_token,
             least_first_token=least,
+            slack=self.case.steps_in_flight if self._has_checkpoints and self.case.prefix == "hit" else 0,
             most_running=self.most_running,
             hits=sum(n > 0 for n in self.cached.values()),
             cached_tokens=sum(self.cached.values()),
             preempted_recompute=stats.preempted_recompute,
             preempted_swap=stats.preempted_swap,
             shared_pages=self.shared_pages,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
         )
+
+    def _least_steps(self, start: int, end: int) -> int:
+        """Steps of a prompt from `start` on, alone: a chunk of several tokens ends on a checkpoint, where one is."""
+        steps, every = 0, self.engine.config.checkpoint_tokens
+        while start < end:
+            reach = min(start + (self.case.chunk or end), end)
+            last = reach // every * every
+            start = last if self._has_checkpoints and reach - start > 1 and last > start else reach
+            steps += 1
+        return steps
+
+    @property
+    def _has_checkpoints(self) -> bool:
+        return any(group.snapshot for group in self.engine.config.groups)
 
     def compare(self, baseline: Baseline) -> tuple[Mapping[bool, Score], Sequence[Difference]]:
         """Scores of greedy (True) and sampled answers, and where they differ."""

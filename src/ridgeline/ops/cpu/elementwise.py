@@ -50,6 +50,11 @@ def gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
     return _of_two(_kernels.gate, pool)
 
 
+def sigmoid_gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    gated = _of_two(_kernels.sigmoid_gate, pool)
+    return lambda y, z: gated(y, np.broadcast_to(z, y.shape))
+
+
 def _of_two(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, Floats], Floats]:
     def run(a: Floats, b: Floats) -> Floats:
         out = np.empty(a.shape, np.float32)
@@ -87,6 +92,7 @@ KERNELS: Kernels = {
     api.SOFTCAP: Kernel(never, softcap),
     api.MULTIPLY: Kernel(never, multiply),
     api.GATE: Kernel(never, gate),
+    api.SIGMOID_GATE: Kernel(never, sigmoid_gate),
     api.ACTIVATION: Kernel(never, activation),
     api.GATED_NORM: Kernel(never, gated_norm),
 }

@@ -11,7 +11,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_matrix, build_norm
-from ridgeline.spec import ClampedSwiGLU, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import ClampedSwiGLU, LayerNorm, MoE, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
 
 
@@ -77,8 +77,14 @@ def build_experts(
     return Experts(pool, firsts, seconds, *activation_of(case.activation))
 
 
-def activation_of(activation: Activation | ClampedSwiGLU) -> tuple[str, float, float]:
+def _gated_only(case: MoE) -> str | None:
+    return None if case.gated else "its experts are gated"
+
+
+def activation_of(activation: Activation | ClampedSwiGLU | Ungated) -> tuple[str, float, float]:
     """An activation as the kernels name it, with its parameters."""
+    if isinstance(activation, Ungated):
+        return activation.activation, 1.0, 0.0
     if isinstance(activation, ClampedSwiGLU):
         return "clamped_swiglu", activation.alpha, activation.limit
     return activation, 1.0, 0.0
@@ -94,5 +100,5 @@ KERNELS: Kernels = {
     api.LINEAR: Kernel(never, linear),
     api.NORM: Kernel(never, norm),
     api.ROPE: Kernel(never, rope),
-    api.EXPERTS: Kernel(never, experts),
+    api.EXPERTS: Kernel(_gated_only, experts),
 }

@@ -10,6 +10,7 @@ import numpy as np
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
+from ridgeline.ops.cpu.elementwise import sigmoid_gate
 from ridgeline.ops.cpu.kernel import never
 from ridgeline.ops.cpu.linear import activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
@@ -29,23 +30,42 @@ class Stage(NamedTuple):
 def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
     m = case.mixer
     run, q, kv = _heads(case, weights, pool, "qkv"), (m.num_heads, m.head_dim), (m.num_kv_heads, m.head_dim)
+    gate = _gate(case, weights, pool)
 
-    def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, ...]:
-        outs = [np.empty((len(residual), *shape), np.float32) for shape in (q, kv, kv)]
-        return run(residual, delta, rotary, outs), *outs
+    def stage(
+        residual: Floats, delta: Floats | None, rotary: Rotary | None
+    ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
+        outs: list[Floats] = [np.empty((len(residual), *shape), np.float32) for shape in (q, kv, kv)]
+        total = run(residual, delta, rotary, outs)
+        return total, outs[0], gate(residual, delta), outs[1], outs[2]
 
     return stage
 
 
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
     m = case.mixer
-    run = _heads(case, weights, pool, "q")
+    run, gate = _heads(case, weights, pool, "q"), _gate(case, weights, pool)
 
-    def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats]:
+    def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats, Floats | None]:
         q = np.empty((len(residual), m.num_heads, m.head_dim), np.float32)
-        return run(residual, delta, rotary, [q]), q
+        return run(residual, delta, rotary, [q]), q, gate(residual, delta)
 
     return stage
+
+
+def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Floats, Floats | None], Floats | None]:
+    """What the results of attention are multiplied by, where a mixer has it."""
+    if not case.mixer.out_gate:
+        return lambda residual, delta: None
+    matrix = _matrix(weights, ("out_gate",), pool)
+    kernel = Projection(pool, matrix, _norm(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
+
+    def gate(residual: Floats, delta: Floats | None) -> Floats:
+        out = np.empty((len(residual), matrix.rows), np.float32)
+        kernel(residual, delta, None, None, out)
+        return out
+
+    return gate
 
 
 def _heads(
@@ -71,11 +91,15 @@ def _heads(
     return run
 
 
-def attention_output(case: Attention | LatentAttention, weights: Weights, pool: Pool) -> Callable[[Floats], Floats]:
+def attention_output(
+    case: Attention | LatentAttention, weights: Weights, pool: Pool
+) -> Callable[[Floats, Floats | None], Floats]:
     matrix = _matrix(weights, "o", pool)
-    kernel = Projection(pool, matrix, None, 1.0, 1.0, 0.0)
+    kernel, gated = Projection(pool, matrix, None, 1.0, 1.0, 0.0), sigmoid_gate(None, pool)
 
-    def stage(attended: Floats) -> Floats:
+    def stage(attended: Floats, gate: Floats | None) -> Floats:
+        if gate is not None:
+            attended = gated(attended, gate)
         out = np.empty((len(attended), matrix.rows), np.float32)
         kernel(attended, None, None, None, out)
         return out

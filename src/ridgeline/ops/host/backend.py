@@ -12,8 +12,8 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.host import attention as a
+from ridgeline.ops.host import delta, latent, s4
 from ridgeline.ops.host import experts as e
-from ridgeline.ops.host import latent
 from ridgeline.ops.host import primitives as p
 from ridgeline.ops.host import recurrent as r
 from ridgeline.ops.host.memory import NumpyMemory
@@ -22,7 +22,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
-    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.MULTIPLY: p.multiply,
+    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
@@ -31,7 +31,9 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.ACTIVATION: p.activation,
     api.ROUTE: e.route, api.EXPERTS: e.experts,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
-    api.GATED_NORM: r.gated_norm,
+    api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
+    api.STATE_SPACE: s4.state_space,
+    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
 # Nothing in them can overflow or meet a NaN in arithmetic: they need no guard against warnings.
 _MOVES = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from ridgeline.ops.host.attention import exponentials
 from ridgeline.ops.host.memory import Ndarray
-from ridgeline.ops.host.primitives import activation, linear
+from ridgeline.ops.host.primitives import activation, linear, sigmoid
 from ridgeline.spec import ExpertGroups, MoE
 
 
@@ -23,7 +23,7 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
             found = _chosen(logits, ids)
             chosen = _softmax(found) if case.normalise else _chosen(_softmax(logits), ids)
         else:
-            scores = _softmax(logits) if case.scores == "softmax" else 1.0 / (1.0 + np.exp(-logits))
+            scores = _softmax(logits) if case.scores == "softmax" else sigmoid(logits)
             rated = scores if choice_bias is None else scores + choice_bias
             if case.groups:
                 rated = np.where(_in_best_groups(case.groups, rated), rated, -np.inf)
@@ -66,8 +66,8 @@ def experts(case: MoE) -> Callable[..., Ndarray]:
     act = activation(case)
 
     def run(
-        x: Ndarray, ids: Ndarray, scores: Ndarray, gate: Ndarray, up: Ndarray, down: Ndarray,
-        biases: tuple[Ndarray, Ndarray, Ndarray] | None = None,
+        x: Ndarray, ids: Ndarray, scores: Ndarray, gate: Ndarray | None, up: Ndarray, down: Ndarray,
+        biases: tuple[Ndarray | None, Ndarray, Ndarray] | None = None,
     ) -> Ndarray:  # fmt: skip
         pairs = ids.ravel()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(kind="stable")
@@ -77,9 +77,10 @@ def experts(case: MoE) -> Callable[..., Ndarray]:
         by_choice = np.empty((pairs.size, x.shape[1]), x.dtype)
         for e in counts.nonzero()[0]:
             some = slice(ends[e] - counts[e], ends[e])
-            b_gate, b_up, b_down = (b[e] for b in biases) if biases else (None, None, None)
+            b_gate, b_up, b_down = (None if b is None else b[e] for b in biases or (None, None, None))
             h = x[tokens[some]]
-            h = act(linear(h, gate[e], b_gate), linear(h, up[e], b_up))
+            raised = linear(h, up[e], b_up)
+            h = act(raised) if gate is None else act(linear(h, gate[e], b_gate), raised)
             # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
             by_choice[order[some]] = linear(h, down[e], b_down)
         by_choice = by_choice.reshape(*ids.shape, -1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.host.memory import Ndarray, widen
-from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
 
 WIDEN_BLOCK = 2**18  # elements of a matrix that are widened at once: they stay in the cache
 
@@ -83,6 +83,12 @@ def split_heads(x: Ndarray, num_heads: int) -> Ndarray:
 # ---- activations -----------------------------------------------------------------------------------------------------
 
 
+def sigmoid(x: Ndarray) -> Ndarray:
+    out = np.exp(-x)
+    out += 1.0
+    return np.divide(1.0, out, out=out)
+
+
 def silu(x: Ndarray) -> Ndarray:
     out = np.exp(-x)
     out += 1.0
@@ -101,8 +107,12 @@ def relu(x: Ndarray) -> Ndarray:
     return np.maximum(x, 0.0)
 
 
+def relu2(x: Ndarray) -> Ndarray:
+    return np.square(relu(x))
+
+
 ACTIVATIONS: dict[str, Callable[[Ndarray], Ndarray]] = {
-    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu,
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2,
 }  # fmt: skip
 
 # erf(x) = 1 - exp(-x^2) (c1 t + c2 t^2 + ...), t = 1 / (1 + _ERF_SCALE x), x >= 0: the form of Abramowitz and Stegun
@@ -126,6 +136,8 @@ def erf(x: Ndarray) -> Ndarray:
 def activation(case: MLP | GatedMLP | MoE) -> Callable[..., Ndarray]:
     if isinstance(case.activation, ClampedSwiGLU):
         return clamped_swiglu(case.activation)
+    if isinstance(case.activation, Ungated):
+        return ACTIVATIONS[case.activation.activation]
     act = ACTIVATIONS[case.activation]
     if not isinstance(case, GatedMLP | MoE):
         return act

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ridgeline.ops.host.memory import Ndarray, widen
-from ridgeline.ops.host.primitives import silu
-from ridgeline.spec import Mamba, Mamba2, TaylorAttention
+from ridgeline.ops.host.primitives import sigmoid, silu
+from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
 SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
-SSD_CHUNK = 64  # tokens whose products are one matrix
+SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 
 Scan = Callable[..., tuple[Ndarray, Ndarray]]
 
@@ -43,6 +43,10 @@ def gate(y: Ndarray, z: Ndarray) -> Ndarray:
     return y * silu(z)
 
 
+def sigmoid_gate(y: Ndarray, z: Ndarray) -> Ndarray:
+    return y * sigmoid(z)
+
+
 def gated_norm(case: Mamba2) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:
     def normalise(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
         x = gate(y, z).reshape(*y.shape[:-1], case.num_groups, -1)
@@ -68,17 +72,17 @@ def short_conv(
     return y, seen[np.arange(len(x))[:, None], last]
 
 
-def _steps(dt: Ndarray, lengths: Ndarray) -> Ndarray:
+def steps(dt: Ndarray, lengths: Ndarray) -> Ndarray:
     """dt [n, m, ...], zero in the padding."""
     valid = np.arange(dt.shape[1]) < lengths[:, None]
     return np.where(valid.reshape(*valid.shape, *[1] * (dt.ndim - 2)), dt, dt.dtype.type(0))
 
 
-def _softplus(x: Ndarray) -> Ndarray:
+def softplus(x: Ndarray) -> Ndarray:
     return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
 
 
-def _like(h: Ndarray, *arrays: Ndarray) -> tuple[Ndarray, ...]:
+def like(h: Ndarray, *arrays: Ndarray) -> tuple[Ndarray, ...]:
     """In the type of the state, which is a sum over everything that was read."""
     return tuple(x.astype(h.dtype, copy=False) for x in arrays)
 
@@ -90,8 +94,8 @@ def selective_scan(case: Mamba) -> Scan:
     def scan(
         x: Ndarray, dt: Ndarray, a_log: Ndarray, b: Ndarray, c: Ndarray, d: Ndarray, h: Ndarray, lengths: Ndarray
     ) -> tuple[Ndarray, Ndarray]:
-        x, dt, b, c = _like(h, x, dt, b, c)
-        dt, a = _steps(_softplus(dt), lengths), -np.exp(a_log)
+        x, dt, b, c = like(h, x, dt, b, c)
+        dt, a = steps(softplus(dt), lengths), -np.exp(a_log)
         if x.shape[1] == 1:
             y, h = _scan_token(x, dt, b, c, a, h)
             return y + d * x, h
@@ -120,7 +124,7 @@ def _scan_block(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: 
     A chunk maps its state to decay * state + own, so those maps follow each other once the chunks are done.
     """
     n, m = x.shape[:2]
-    x, dt, b, c = (_chunks(t, SCAN_CHUNK) for t in (x, dt, b, c))  # [n, chunks, chunk, ...]
+    x, dt, b, c = (chunks(t, SCAN_CHUNK) for t in (x, dt, b, c))  # [n, chunks, chunk, ...]
     through = np.exp(dt[..., None] * a)  # [n, chunks, chunk, D, S]: the decay of a token, below since its chunk began
     state = (dt * x)[..., None] * b[..., None, :]  # what a token adds, below the state after it
     for i in range(1, SCAN_CHUNK):
@@ -136,7 +140,12 @@ def _scan_block(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: 
     return y.reshape(n, -1, y.shape[-1])[:, :m], h
 
 
-def _chunks(x: Ndarray, size: int) -> Ndarray:
+def chunk_size(tokens: int, most: int) -> int:
+    """The power of two at or above `tokens`, at most `most`, which is one: short prompts are not padded far."""
+    return min(most, 1 << (tokens - 1).bit_length())
+
+
+def chunks(x: Ndarray, size: int) -> Ndarray:
     """[n, m, ...] -> [n, chunks, size, ...], zeros at the end."""
     missing = -x.shape[1] % size
     if missing:
@@ -149,11 +158,11 @@ def _chunks(x: Ndarray, size: int) -> Ndarray:
 
 def taylor_attention(case: TaylorAttention) -> Scan:
     def attend(q: Ndarray, k: Ndarray, v: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[Ndarray, Ndarray]:
-        q, k, v = (x.reshape(*x.shape[:-1], case.num_heads, -1) for x in _like(h, q, k, v))
+        q, k, v = (x.reshape(*x.shape[:-1], case.num_heads, -1) for x in like(h, q, k, v))
         ones = np.concatenate((v, np.ones_like(v[..., :1])), -1)  # a value of one sums the weights
         logs = np.zeros_like(v[..., 0])
         linear = _ssd_token if v.shape[1] == 1 else _ssd_chunks
-        y, h = linear(_steps(ones, lengths), logs, _taylor_features(k), _taylor_features(q), h)
+        y, h = linear(steps(ones, lengths), logs, _taylor_features(k), _taylor_features(q), h)
         out: Ndarray = y[..., :-1] / y[..., -1:]
         return out.reshape(*out.shape[:2], -1), h
 
@@ -167,6 +176,16 @@ def _taylor_features(x: Ndarray) -> Ndarray:
     return np.concatenate((np.ones_like(x[..., :1]), x, squares), -1)
 
 
+def lightning_attention(case: LightningAttention) -> Scan:
+    def attend(q: Ndarray, k: Ndarray, v: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[Ndarray, Ndarray]:
+        q, k, v = like(h, q, k, v)
+        logs = steps(np.broadcast_to(-np.array(case.slopes, h.dtype), v.shape[:3]), lengths)
+        y, h = (_ssd_token if v.shape[1] == 1 else _ssd_chunks)(steps(v, lengths), logs, k, q, h)
+        return y.reshape(*y.shape[:2], -1), h
+
+    return attend
+
+
 # ---- Mamba-2 ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,8 +197,8 @@ def ssd(case: Mamba2) -> Scan:
         x: Ndarray, dt: Ndarray, dt_bias: Ndarray, a_log: Ndarray, b: Ndarray, c: Ndarray, d: Ndarray, h: Ndarray,
         lengths: Ndarray,
     ) -> tuple[Ndarray, Ndarray]:  # fmt: skip
-        x, dt, b, c = _like(h, x, dt, b, c)
-        dt = _steps(np.clip(_softplus(dt + dt_bias), case.dt_least, case.dt_most), lengths)
+        x, dt, b, c = like(h, x, dt, b, c)
+        dt = steps(np.clip(softplus(dt + dt_bias), case.dt_least, case.dt_most), lengths)
         x = x.reshape(*x.shape[:2], *heads)
         b, c = (np.repeat(t.reshape(*t.shape[:2], case.num_groups, -1), per_group, -2) for t in (b, c))
         logs, inputs = dt * -np.exp(a_log), dt[..., None] * x
@@ -201,8 +220,9 @@ def _ssd_token(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) ->
 def _ssd_chunks(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
     """The same for many tokens (arXiv:2405.21060, section 6): inside a chunk by matrices, between chunks by states."""
     n, m = x.shape[:2]
-    x, b, c = (_chunks(t, SSD_CHUNK).swapaxes(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
-    logs = _chunks(logs, SSD_CHUNK).swapaxes(2, 3)  # [n, chunks, H, chunk]
+    size = chunk_size(m, SSD_CHUNK)
+    x, b, c = (chunks(t, size).swapaxes(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
+    logs = chunks(logs, size).swapaxes(2, 3)  # [n, chunks, H, chunk]
     inside = _decays(logs)  # [n, chunks, H, chunk, chunk]
     left = (x * inside[..., -1, :, None]).swapaxes(-1, -2) @ b  # [n, chunks, H, P, S]
     inside *= c @ b.swapaxes(-1, -2)

@@ -14,7 +14,7 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import REFERENCE, host_free_bytes
-from ridgeline.ops.reference import latent, paged
+from ridgeline.ops.reference import delta, latent, paged, s4
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
@@ -25,7 +25,7 @@ _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
-    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.MULTIPLY: r.multiply,
+    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
@@ -34,7 +34,9 @@ _BY_CASE = {
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
-    api.GATED_NORM: r.gated_norm,
+    api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
+    api.STATE_SPACE: s4.state_space,
+    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
 
 

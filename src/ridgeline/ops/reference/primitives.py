@@ -19,6 +19,7 @@ from ridgeline.spec import (
     RMSNorm,
     Rope,
     Strided,
+    Ungated,
 )
 
 QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
@@ -30,6 +31,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -137,6 +139,8 @@ def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
 def activation(case):
     if isinstance(case.activation, ClampedSwiGLU):
         return clamped_swiglu(case.activation)
+    if isinstance(case.activation, Ungated):
+        return ACTIVATIONS[case.activation.activation]
     act = ACTIVATIONS[case.activation]
     return (lambda gate, up: act(gate) * up) if isinstance(case, GatedMLP | MoE) else act
 
@@ -212,8 +216,8 @@ def experts(case: MoE):
     act = activation(case)
 
     def run(
-        x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor, up: Tensor, down: Tensor,
-        biases: tuple[Tensor, Tensor, Tensor] | None = None,
+        x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
+        biases: tuple[Tensor | None, Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(stable=True)
@@ -222,9 +226,10 @@ def experts(case: MoE):
         outputs = []
         for e, rows in enumerate(tokens):
             if len(rows):
-                b_gate, b_up, b_down = (b[e] for b in biases) if biases else (None, None, None)
+                b_gate, b_up, b_down = (None if b is None else b[e] for b in biases or (None, None, None))
                 h = x[rows]
-                h = act(linear(h, gate[e], b_gate), linear(h, up[e], b_up))
+                raised = linear(h, up[e], b_up)
+                h = act(raised) if gate is None else act(linear(h, gate[e], b_gate), raised)
                 outputs.append(linear(h, down[e], b_down))
         # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.spec import Mamba, Mamba2, TaylorAttention
+from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
 SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
 SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
-SSD_CHUNK = 64  # tokens whose products are one matrix
+SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 
 
 def read_state(pages: Tensor, read: Tensor, fresh: Tensor) -> Tensor:
@@ -39,6 +39,10 @@ def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
 
 def gate(y: Tensor, z: Tensor) -> Tensor:
     return y * F.silu(z)
+
+
+def sigmoid_gate(y: Tensor, z: Tensor) -> Tensor:
+    return y * torch.sigmoid(z)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -162,6 +166,18 @@ def _taylor_features(x: Tensor) -> Tensor:
     return torch.cat((torch.ones_like(x[..., :1]), x, squares), -1)
 
 
+def lightning_attention(case: LightningAttention):
+    @_in_full
+    def attend(q: Tensor, k: Tensor, v: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (t.to(h.dtype) for t in (q, k, v))
+        slopes = torch.tensor(case.slopes, dtype=h.dtype, device=h.device)
+        logs = _steps(-slopes.expand(v.shape[:3]), lengths)
+        y, h = (_ssd_token if v.shape[1] == 1 else _ssd_chunks)(_steps(v, lengths), logs, k, q, h)
+        return y.flatten(2), h
+
+    return attend
+
+
 # ---- Mamba-2 ---------------------------------------------------------------------------------------------------------
 
 
@@ -195,8 +211,9 @@ def _ssd_token(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tupl
 def _ssd_chunks(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """The same for many tokens (arXiv:2405.21060, section 6): inside a chunk by matrices, between chunks by states."""
     m = x.shape[1]
-    x, b, c = (_chunks(t, SSD_CHUNK).transpose(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
-    logs = _chunks(logs, SSD_CHUNK).transpose(2, 3)  # [n, chunks, H, chunk]
+    size = min(SSD_CHUNK, 1 << (m - 1).bit_length())
+    x, b, c = (_chunks(t, size).transpose(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
+    logs = _chunks(logs, size).transpose(2, 3)  # [n, chunks, H, chunk]
     inside = _decays(logs)  # [n, chunks, H, chunk, chunk]
     y = ((c @ b.transpose(-1, -2)) * inside) @ x
     left = (x * inside[..., -1, :, None]).transpose(-1, -2) @ b  # [n, chunks, H, P, S]

@@ -1,0 +1,216 @@
+"""Architectures side by side, state and decode time against context: python bench/architectures.py [--plots FOLDER]
+
+One width and depth, float32, random weights; what differs is how layers mix tokens (ARCHITECTURES). The state of a
+sequence: bytes by the formulas of the spec, beside the pages that the real scheduler gives it. The time of a token: the
+whole engine, one sequence, the median of some steps, beside the floor, which is the bytes of weights and state over the
+machine's measured reading. A long context need not be computed to be read: its prompt goes through a model without
+layers, so that pages are given out as ever, and the pages are then filled with random numbers (`Filled`).
+
+    python bench/architectures.py > lines.jsonl                         # all of them, contexts of 256 to 16,384 tokens
+    python bench/architectures.py --read lines.jsonl --plots docs/images --markdown     # drawn again, and as a table
+
+The gates: after a prompt of 256 tokens that was computed, each greedy token is the dense pass's best, to 1e-3; a
+sequence's pages are as many as its tokens need by the formula, to a page of each group (two states of a recurrent one).
+`filled_over_computed`: the time of a token over filled pages, over the same on computed ones, both at the shortest
+context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import architectures_report
+import numpy as np
+import torch
+from common import emit
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.engine import Engine
+from ridgeline.measure import measure_roof
+from ridgeline.ops import open_table
+from ridgeline.plan import EngineOptions, resolve
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec import (
+    Attention,
+    GatedMLP,
+    LatentAttention,
+    Layer,
+    Mamba,
+    ModelSpec,
+    RMSNorm,
+    Rope,
+    SharedAttention,
+    ShortConvolution,
+    TaylorAttention,
+    TokenMixer,
+    to_json,
+)
+
+WIDTH, LAYERS, VOCAB = 512, 12, 512
+HEADS, HEAD_DIM, WINDOW = 32, 32, 512
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+CHUNK, PAGE, STEPS, FLOAT = 512, 16, 9, 4
+SPARE = 64  # tokens beyond the longest context: those that are timed
+NORM, MLP, ROPE = RMSNorm(1e-5), GatedMLP(1024), Rope(HEAD_DIM)
+
+MHA = Attention(HEADS, HEADS, HEAD_DIM, HEAD_DIM**-0.5, ROPE)
+GQA = Attention(HEADS, 8, HEAD_DIM, HEAD_DIM**-0.5, ROPE)
+MQA = Attention(HEADS, 1, HEAD_DIM, HEAD_DIM**-0.5, ROPE)
+LOCAL = Attention(HEADS, 8, HEAD_DIM, HEAD_DIM**-0.5, ROPE, window=WINDOW)
+MLA = LatentAttention(HEADS, 128, HEAD_DIM, HEAD_DIM, HEAD_DIM, (2 * HEAD_DIM) ** -0.5, NORM, rope=ROPE)
+MAMBA = Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16)
+TAYLOR = TaylorAttention(num_heads=16, head_dim=32, feature_dim=16)
+NEAR = Attention(HEADS, 8, HEAD_DIM, HEAD_DIM**-0.5, ROPE, window=64)
+CONVOLUTION = ShortConvolution(WIDTH, 3)
+
+
+def in_turn(*mixers: TokenMixer) -> list[TokenMixer]:
+    """Layers of these kinds, over and over."""
+    return [mixers[i % len(mixers)] for i in range(LAYERS)]
+
+
+# Name -> the mixers of all layers. One more architecture is one more line.
+ARCHITECTURES: Mapping[str, Sequence[TokenMixer]] = {
+    "MHA": in_turn(MHA),
+    "GQA-8": in_turn(GQA),
+    "CLA-2": [SharedAttention(i - 1, GQA) if i % 2 else GQA for i in range(LAYERS)],
+    "MLA": in_turn(MLA),
+    "window 1:5": in_turn(*[LOCAL] * 5, GQA),
+    "Jamba-like 1:5": in_turn(*[MAMBA] * 5, GQA),
+    "MQA": in_turn(MQA),
+    "BASED": in_turn(CONVOLUTION, TAYLOR, NEAR),
+    "Mamba": in_turn(MAMBA),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES), metavar="NAME")
+    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, metavar="TOKENS")
+    parser.add_argument("--steps", type=int, default=STEPS, help="tokens that are timed at each context")
+    parser.add_argument("--read", type=Path, help="lines of an earlier run, instead of measuring")
+    parser.add_argument("--plots", type=Path, help="draw architectures-state.png and architectures-decode.png there")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/architectures.md")
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    if options.read:
+        lines = [json.loads(line) for line in options.read.read_text().splitlines()]
+    else:
+        bandwidth = measure_roof(open_table("cpu")).read_bytes_per_s
+        contexts = sorted(options.contexts)
+        lines = [line for name in options.only for line in run(name, contexts, options.steps, bandwidth)]
+    if options.plots:
+        architectures_report.plot(lines, options.plots)
+    if options.markdown:
+        print(architectures_report.markdown(lines))
+
+
+def run(name: str, contexts: Sequence[int], steps: int, bandwidth: float) -> Iterator[dict[str, Any]]:
+    """The lines of one architecture, printed as they are measured. bandwidth: bytes per second that can be read."""
+    spec = spec_of(name, contexts[-1] + SPARE)
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "ridgeline", "spec": to_json(spec)}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, cache="off")
+    bench = Filled(llm, steps)
+    exact, computed_s = bench.computed(contexts[0])
+    for context in contexts:
+        state, seconds, books = bench.filled(context)
+        read = spec.num_params() * FLOAT - VOCAB * WIDTH * FLOAT + spec.state_elements(context) * FLOAT
+        line = {
+            "architecture": name, "context": context, "state_bytes": state,
+            "state_bytes_by_formula": spec.state_elements(context) * FLOAT, "read_bytes": read,
+            "ms": round(1e3 * seconds, 3), "floor_ms": round(1e3 * read / bandwidth, 3),
+        }  # fmt: skip
+        if context == contexts[0]:
+            line["filled_over_computed"] = round(seconds / computed_s, 3)
+        emit(f"architectures: {name}, {context} tokens", exact and books, **line)
+        yield line
+
+
+def spec_of(name: str, longest: int) -> ModelSpec:
+    layers = tuple(Layer(mixer, MLP, NORM) for mixer in ARCHITECTURES[name])
+    return ModelSpec(name, VOCAB, WIDTH, longest, layers, NORM)
+
+
+class Filled:
+    """One sequence at a time in the whole engine, over a context that was computed or filled."""
+
+    def __init__(self, llm: LLM, steps: int) -> None:
+        self._llm, self._steps, self._spec = llm, steps, llm.loaded.spec
+        options = EngineOptions(max_num_seqs=1, max_num_batched_tokens=CHUNK, steps_in_flight=1, block_size=PAGE)
+        longest = self._spec.max_position_embeddings
+        room = 2 * FLOAT * self._spec.state_elements(longest) + (1 << 30)
+        self._config = resolve(self._spec, longest, options, free_bytes=room, fixed_len=True)
+        self._rng = np.random.default_rng(0)
+
+    def computed(self, context: int) -> tuple[bool, float]:
+        """Whether each token after a prompt is the dense pass's best, and seconds for one."""
+        engine, prompt = Engine(self._llm.loaded, self._config), self._prompt(context)
+        tokens = self._prefill(engine, prompt)
+        seconds, more = self._decode(engine)
+        tokens += more
+        (logits,) = self._llm.logits([[*prompt, *tokens[:-1]]])
+        last = logits[-len(tokens) :]
+        return bool((last.max(1) - last[np.arange(len(tokens)), tokens]).max() < 1e-3), seconds
+
+    def filled(self, context: int) -> tuple[int, float, bool]:
+        """Bytes of a sequence's pages, seconds for a token, and whether the pages are as many as they should be."""
+        engine = Engine(self._llm.loaded, self._config)
+        with self._without_layers():
+            self._prefill(engine, self._prompt(context))
+        self._fill(engine)
+        used = [group.used_pages for group in engine.stats().groups]
+        seconds, _ = self._decode(engine)
+        state = sum(n * group.page_bytes for n, group in zip(used, self._config.groups, strict=True))
+        exact = FLOAT * self._spec.state_elements(context)
+        # Whole pages; a window may lie across one more, a snapshot is there twice while a step makes the next one.
+        return state, seconds, exact <= state <= exact + sum(2 * group.page_bytes for group in self._config.groups)
+
+    def _prompt(self, length: int) -> list[int]:
+        found: list[int] = self._rng.integers(0, VOCAB, length).tolist()
+        return found
+
+    def _prefill(self, engine: Engine, prompt: list[int]) -> list[int]:
+        """Its first answer."""
+        params = SamplingParams(max_tokens=self._steps + 2, temperature=0, ignore_eos=True)
+        engine.add(0, GenerationRequest(prompt, params, (NoiseKey(0, 0),)))
+        while True:
+            if events := engine.step():
+                return [token for event in events for token in event.tokens]
+
+    def _decode(self, engine: Engine) -> tuple[float, list[int]]:
+        """Seconds for a token, the median, and all tokens."""
+        times, tokens = [], []
+        while len(engine):
+            start = time.perf_counter()
+            events = engine.step()
+            times.append(time.perf_counter() - start)
+            tokens += [token for event in events for token in event.tokens]
+        return statistics.median(times[1:]), tokens
+
+    @contextmanager
+    def _without_layers(self) -> Iterator[None]:
+        with patch.object(self._llm.loaded.model, "_blocks", []):
+            yield
+
+    def _fill(self, engine: Engine) -> None:
+        """Random numbers in the pages that the sequence holds."""
+        (choice,) = engine._choices.values()
+        for pages, table in zip(engine._runner._arena._pages, choice.sequence.tables, strict=True):
+            for page in {page for page in table if page}:
+                pages[page].normal_(0.0, 0.5)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Granite's mixtures of experts, and Granite 4: Mamba-2 and attention layers, an MLP beside the experts or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.archs.bamba import MAMBA, mamba2_mixer
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder, rms_norm
+from ridgeline.archs.names import FUSED_GATE_UP, LLAMA, ExpertPart, Part
+from ridgeline.archs.rope import read_rope
+from ridgeline.spec import Attention, ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
+
+_INPUTS = ("mlp.experts.gate", "mlp.experts.up")
+_SHARED = ("mlp.shared.gate", "mlp.shared.up")
+EXPERT_NAMES = LLAMA.with_parts(
+    parts={
+        **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down")),
+        "mlp.router": "block_sparse_moe.router.layer",
+        **{name: ExpertPart("block_sparse_moe.input_linear.weight", _INPUTS) for name in _INPUTS},
+        "mlp.experts.down": "block_sparse_moe.output_linear",
+        **{name: Part("shared_mlp.input_linear", _SHARED) for name in _SHARED},
+        "mlp.shared.down": "shared_mlp.output_linear",
+    }
+)
+NAMES = EXPERT_NAMES.with_parts(
+    parts={
+        **MAMBA,
+        **{name: Part("shared_mlp.input_linear", ("mlp.gate", "mlp.up")) for name in FUSED_GATE_UP},
+        "mlp.down": "shared_mlp.output_linear",
+    }
+)
+# Layers that attend, by either word for them.
+KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
+# How a scan is cut, how weights are drawn; a word that says what the norms are, which the class is built with.
+HARMLESS = ("mamba_chunk_size", "init_method", "normalization_function")
+
+
+def granitemoe(c: Config) -> ModelSpec:
+    """Granite 3 1B-A400M and 3B-A800M: experts in every layer."""
+    return _model(c, [_attention(c)] * c.get_layer_count(), _experts(c, None))
+
+
+def granitemoeshared(c: Config) -> ModelSpec:
+    """The same, with an MLP that every token visits besides."""
+    size = c.get_int("shared_intermediate_size", 0)
+    return _model(c, [_attention(c)] * c.get_layer_count(), _experts(c, _mlp(c, size) if size else None))
+
+
+def granitemoehybrid(c: Config) -> ModelSpec:
+    """Granite 4: Mamba-2 and attention, mostly without positions; without experts the shared MLP is all there is."""
+    full, shared = _attention(c), _mlp(c, c.get_int("shared_intermediate_size", 1024))
+    attends = _attends(c)
+    if c.get_str("position_embedding_type", None) != "rope":
+        c.expect("position_embedding_type", "nope")
+        full = attention(Heads(full.num_heads, full.num_kv_heads, full.head_dim), None, scale=full.scale,
+                         qkv_bias=full.qkv_bias, out_bias=full.out_bias)  # fmt: skip
+    mamba = mamba2_mixer(c, rms_norm(c))
+    mlp: ChannelMixer = shared
+    if c.get_int("num_local_experts", 8):
+        mlp = _experts(c, shared)
+    else:
+        for name in ("intermediate_size", "num_experts_per_tok"):  # of experts, of which there are none
+            c.raw(name)
+    return _model(c, [full if attend else mamba for attend in attends], mlp)
+
+
+def _attention(c: Config) -> Attention:
+    heads, bias = Heads.read(c), c.get_bool("attention_bias", False)
+    rope, scale = read_rope(c, heads.head_dim), c.get_float("attention_multiplier", 1.0)
+    return attention(heads, rope, qkv_bias=bias, out_bias=bias, scale=scale)
+
+
+def _mlp(c: Config, size: int) -> GatedMLP:
+    return GatedMLP(size, c.get_activation("hidden_act", "silu"))
+
+
+def _experts(c: Config, shared: GatedMLP | None) -> MoE:
+    """The experts; their default numbers are those of the class."""
+    count, chosen = c.get_int("num_local_experts", 8), c.get_int("num_experts_per_tok", 2)
+    return MoE(count, chosen, c.get_int("intermediate_size"), c.get_activation("hidden_act", "silu"), shared=shared)
+
+
+def _attends(c: Config) -> list[bool]:
+    """Which layers are attention."""
+    count = c.get_layer_count()
+    kinds = c.get_list("layer_types", c.get_list("layers_block_type", ["mamba"] * count))
+    if len(kinds) != count or not all(isinstance(kind, str) and kind in KINDS for kind in kinds):
+        raise c.error("layer_types", f"must hold {count} entries, each {', '.join(map(repr, KINDS))}")
+    return [KINDS[kind] for kind in kinds]
+
+
+def _model(c: Config, mixers: Sequence[TokenMixer], mlp: ChannelMixer) -> ModelSpec:
+    """The four multipliers around it all."""
+    norm, scale = rms_norm(c), c.get_float("residual_multiplier", 1.0)
+    layers = tuple(Layer(mixer, mlp, norm, residual_scale=scale) for mixer in mixers)
+    return decoder(
+        c, layers, norm,
+        embedding_scale=c.get_float("embedding_multiplier", 1.0),
+        logit_scale=1.0 / c.get_float("logits_scaling", 1.0),
+    )  # fmt: skip
+
+
+FAMILIES = (
+    Family("granitemoe", granitemoe, EXPERT_NAMES),
+    Family("granitemoeshared", granitemoeshared, EXPERT_NAMES),
+    Family("granitemoehybrid", granitemoehybrid, NAMES, HARMLESS),
+)

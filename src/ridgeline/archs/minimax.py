@@ -1,0 +1,86 @@
+"""MiniMax-Text-01 and MiniMax-M1: lightning attention, one layer in eight full; experts; a normed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder, rms_norm
+from ridgeline.archs.moe import MIXTRAL_NAMES
+from ridgeline.archs.rope import FULL, read_rope
+from ridgeline.spec import DeepNormLayer, LightningAttention, ModelSpec, MoE, RMSNorm
+
+NAMES = MIXTRAL_NAMES.with_parts(
+    parts={
+        "mixer.qkv": "self_attn.qkv_proj",
+        "mixer.gate": "self_attn.output_gate",
+        "mixer.out_norm": "self_attn.norm",
+        "mixer.out": "self_attn.out_proj",
+    },
+    # Tables that follow from the slopes.
+    ignore=(*MIXTRAL_NAMES.ignore, r"self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$"),
+)
+LINEAR = "linear_attention"
+TINY = 1e-5  # what the published code adds to the slopes, so that none is zero or divided by it
+
+
+def minimax(c: Config) -> ModelSpec:
+    """MiniMax-01 (arXiv:2501.08313), as transformers writes its configs."""
+    return _model(c, _layer_types(c), lambda part, factor: f"{part}_{factor}_factor", "full_attn", "linear_attn")
+
+
+def minimax_text_01(c: Config) -> ModelSpec:
+    """The same, with the fields of the published config."""
+    c.expect("postnorm", True)
+    if c.raw("shared_intermediate_size") not in (None, 0, [0]):
+        raise c.error("shared_intermediate_size", "is not 0: an expert that every token visits is not supported")
+    kinds = c.get_list("attn_type_list")
+    if len(kinds) != c.get_layer_count() or not set(kinds) <= {0, 1}:
+        raise c.error("attn_type_list", f"must hold {c.get_layer_count()} entries, each 0 (linear) or 1 (full)")
+    full = [kind == 1 for kind in kinds]
+    return _model(c, full, lambda part, factor: f"layernorm_{part}_{factor}", "full_attention", "linear_attention")
+
+
+def minimax_m1(c: Config) -> ModelSpec:
+    """MiniMax-M1 (arXiv:2506.13585): the same architecture, published in the same way."""
+    return minimax_text_01(c)
+
+
+def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts: str) -> ModelSpec:
+    """full: which layers are. name: of the field that holds alpha or beta of a part; parts: full, linear attention."""
+    heads, norm, count = Heads.read(c, num_kv_heads=8), rms_norm(c, 1e-5), c.get_layer_count()
+    # transformers' class rotates whole heads; the model was trained, and is published, with half of them.
+    rotated = c.get_int("rotary_dim", heads.head_dim) / heads.head_dim
+    rope = read_rope(c, heads.head_dim, theta=1e6, partial=rotated)
+    whole = attention(heads, rope, window=c.get_int("sliding_window", None))
+    act = c.get_activation("hidden_act", "silu")
+    experts, chosen = c.get_int("num_local_experts", 8), c.get_int("num_experts_per_tok", 2)
+    moe = MoE(experts, chosen, c.get_int("intermediate_size"), act)
+    factors = {part: [c.get_float(name(part, f), 1.0) for f in ("alpha", "beta")] for part in (*parts, "mlp")}
+
+    def layer(i: int) -> DeepNormLayer:
+        slope = 1 - i / (count - 1 + TINY) + TINY  # from almost 2^(-8/heads), 2^(-16/heads), ... down to almost zero
+        linear = LightningAttention(heads.num_heads, heads.head_dim, RMSNorm(1e-6), slope, act)
+        own = factors[parts[0 if full[i] else 1]]
+        return DeepNormLayer(whole if full[i] else linear, moe, norm, *own, *factors["mlp"])
+
+    return decoder(c, tuple(map(layer, range(count))), norm)
+
+
+def _layer_types(c: Config) -> list[bool]:
+    """Which layers are full: every second one, from the first, where the config does not say."""
+    count, kinds = c.get_layer_count(), c.get_list("layer_types", None)
+    if kinds is None:
+        return [i % 2 == 0 for i in range(count)]
+    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
+        raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {LINEAR!r}")
+    return [kind == FULL for kind in kinds]
+
+
+# block_size: of the kernels. shared_moe_mode: how an expert that is not there would be weighed.
+_HARMLESS = ("block_size", "shared_moe_mode")
+FAMILIES = (
+    Family("minimax", minimax, NAMES, ("block_size",)),
+    Family("minimax_text_01", minimax_text_01, NAMES, _HARMLESS),
+    Family("minimax_m1", minimax_m1, NAMES, _HARMLESS),
+)

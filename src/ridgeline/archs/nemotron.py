@@ -1,0 +1,128 @@
+"""Nemotron-H: each layer is one thing, a Mamba-2, attention without positions, an MLP or a mixture of experts."""
+
+from __future__ import annotations
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder
+from ridgeline.archs.mamba import step_limits
+from ridgeline.archs.names import LLAMA, Each, Tensor
+from ridgeline.spec import MLP, Attention, ExpertGroups, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Ungated
+
+NAMES = LLAMA.with_parts(
+    root={"embed": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
+    layer="backbone.layers.{i}.",
+    parts={
+        **dict.fromkeys(("mlp.gate", "mixer.q_norm", "mixer.k_norm")),
+        "mixer_norm": "norm",
+        "mlp_norm": "norm",
+        **{f"mixer.{n}": f"mixer.{n}_proj" for n in "qkvo"},
+        "mixer": "mixer",
+        "mixer.in": "mixer.in_proj",
+        "mixer.conv": "mixer.conv1d",
+        "mixer.gate_norm": "mixer.norm",
+        "mixer.out": "mixer.out_proj",
+        "mlp.up": "mixer.up_proj",
+        "mlp.down": "mixer.down_proj",
+        "mlp.router": "mixer.gate",
+        "mlp.choice": Tensor("mixer.gate.e_score_correction_bias"),
+        "mlp.experts.up": Each("mixer.experts.{e}.up_proj"),
+        "mlp.experts.down": Each("mixer.experts.{e}.down_proj"),
+        "mlp.shared.up": "mixer.shared_experts.up_proj",
+        "mlp.shared.down": "mixer.shared_experts.down_proj",
+        "mlp.latent_in": "mixer.fc1_latent_proj",
+        "mlp.latent_out": "mixer.fc2_latent_proj",
+    },
+    # Layers that predict a second token: a draft model's, no part of this one.
+    ignore=(*LLAMA.ignore, r"^mtp\."),
+)
+# What a layer is, in all spellings.
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+WORDS = {**{word: word for word in LETTERS.values()}, "linear_attention": "mamba", "full_attention": "attention"}
+# How weights are drawn, how a scan is cut and with what it runs; a second token's prediction; positions that nothing
+# is turned by; what the numbers of heads and their size say again.
+HARMLESS = (
+    "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "chunk_size",
+    "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep",
+    "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "rope_theta",
+    "partial_rotary_factor", "rope_parameters", "expand",
+)  # fmt: skip
+
+
+def nemotron_h(c: Config) -> ModelSpec:
+    """Nemotron-H (arXiv:2504.03624), Nemotron Nano 2 and Nemotron 3.
+
+    Steps are limited by `time_step_limit`, as in the published models' own code: `time_step_min`, below which
+    transformers 5 lets no step of a prompt fall, only says how biases are drawn.
+    """
+    eps = c.get_float("layer_norm_epsilon", 1e-5)
+    for name in ("rms_norm_eps", "norm_eps"):
+        c.expect(name, eps)
+    norm = RMSNorm(eps)
+    layers = {
+        "mamba": Layer(_mamba(c, norm), None, norm),
+        "attention": Layer(_attention(c), None, norm),
+        "mlp": Layer(None, _mlp(c, c.get_int("intermediate_size", 21504)), norm),
+        "moe": Layer(None, _experts(c), norm),
+    }
+    max_len = c.get_int("max_position_embeddings", 4096)
+    return decoder(c, tuple(layers[kind] for kind in _kinds(c)), norm, max_len=max_len)
+
+
+def _mamba(c: Config, norm: RMSNorm) -> Mamba2:
+    least, most = step_limits(c)
+    c.expect("mamba_proj_bias", False)  # use_bias says it
+    return Mamba2(
+        num_heads=c.get_int("mamba_num_heads", 128), head_dim=c.get_int("mamba_head_dim", 64),
+        state_size=c.get_int("ssm_state_size", 128), num_groups=c.get_int("n_groups", 8),
+        conv_size=c.get_int("conv_kernel", 4), norm=norm, activation=c.get_activation("mamba_hidden_act", "silu"),
+        bias=c.get_bool("use_bias", False), conv_bias=c.get_bool("use_conv_bias", not c.present("use_conv_bias")),
+        dt_least=least, dt_most=most,
+    )  # fmt: skip
+
+
+def _attention(c: Config) -> Attention:
+    heads, size = c.get_int("num_attention_heads", 32), c.get_int("attention_head_dim", 128)
+    c.expect("sliding_window")
+    c.expect("rope_scaling")
+    c.expect("attention_bias", False)
+    kv_heads = c.get_int("num_key_value_heads", heads if c.present("num_key_value_heads") else 8)
+    return attention(Heads(heads, kv_heads, c.get_int("head_dim", size)), None)
+
+
+def _mlp(c: Config, size: int) -> MLP:
+    return MLP(size, c.get_activation("mlp_hidden_act", "relu2"), c.get_bool("mlp_bias", False))
+
+
+def _experts(c: Config) -> MoE:
+    """Nemotron 3: DeepSeek-V3's choice of experts without gates; in Super and Ultra they work on a shorter vector."""
+    latent = c.get_int("moe_latent_size", None)
+    if latent is not None:
+        c.expect("mlp_bias", False)  # the matrices around the experts would have them, too
+    c.expect("n_shared_experts", 1)  # of the size that moe_shared_expert_intermediate_size says
+    groups = ExpertGroups(c.get_int("n_group", 1), c.get_int("topk_group", 1), "best_two")
+    return MoE(
+        c.get_int("n_routed_experts", 8), c.get_int("num_experts_per_tok", 2), c.get_int("moe_intermediate_size", 7688),
+        Ungated(c.get_activation("mlp_hidden_act", "relu2")),
+        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")), scores="sigmoid", choice_bias=True,
+        groups=groups if groups.count > 1 else None, scale=c.get_float("routed_scaling_factor", 1.0),
+        shared=_mlp(c, c.get_int("moe_shared_expert_intermediate_size", 7688)), latent_size=latent,
+    )  # fmt: skip
+
+
+def _kinds(c: Config) -> list[str]:
+    """What each layer is: a letter each, or a list of words, which may have either of two names."""
+    letters, words = c.get_str("hybrid_override_pattern", None), c.get_list("layer_types", None)
+    if letters is None and words is None:
+        words = c.get_list("layers_block_type")
+    words = c.get_list("layers_block_type", words)  # it is written beside the letters, too
+    name, found, known = "hybrid_override_pattern", list(letters or ""), LETTERS
+    if words is not None:
+        name, found, known = "layers_block_type", words, WORDS
+    if not found or not all(isinstance(kind, str) and kind in known for kind in found):
+        raise c.error(name, f"must hold an entry for each layer, one of {', '.join(map(repr, known))}")
+    if (count := c.get_int("num_hidden_layers", len(found))) != len(found):
+        raise c.error("num_hidden_layers", f"is {count}, but {len(found)} layers are described")
+    return [known[kind] for kind in found]
+
+
+FAMILIES = (Family("nemotron_h", nemotron_h, NAMES, HARMLESS),)

@@ -1,0 +1,144 @@
+"""Qwen3-Next and Qwen3.5: three gated delta layers to one of gated attention, norms stored as weight - 1."""
+
+from __future__ import annotations
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
+from ridgeline.archs.names import LLAMA, Each, ExpertPart, GroupPart, HeadPart, Part
+from ridgeline.archs.rope import FULL, read_rope
+from ridgeline.spec import ChannelMixer, GatedDelta, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
+
+LINEAR = "linear_attention"
+MROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three positions are one, and so is the rotation
+
+
+def qwen3_next(c: Config) -> ModelSpec:
+    """Qwen3-Next: experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
+    normalise = c.get_bool("norm_topk_prob", True)
+    step, dense_layers = c.get_int("decoder_sparse_step", 1), c.get_list("mlp_only_layers", [])
+    count = c.get_layer_count()
+    sparse = [i not in dense_layers and (i + 1) % step == 0 for i in range(count)]
+    experts, dense = _experts(c, 512, 10, normalise), gated_mlp(c)
+    return _model(c, [experts if s else dense for s in sparse], num_kv_heads=2)
+
+
+def qwen3_5(c: Config) -> ModelSpec:
+    """Qwen3.5, dense."""
+    return _model(c, [gated_mlp(c)] * c.get_layer_count(), num_kv_heads=4)
+
+
+def qwen3_5_moe(c: Config) -> ModelSpec:
+    """Qwen3.5 with experts in every layer."""
+    c.expect("norm_topk_prob", True)
+    c.expect("mlp_only_layers", [])
+    return _model(c, [_experts(c, 256, 8, normalise=True)] * c.get_layer_count(), num_kv_heads=2)
+
+
+def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
+    norm = rms_norm(c, offset=1.0)
+    heads = Heads.read(c, num_kv_heads=num_kv_heads, head_dim_default=256)
+    bias = c.get_bool("attention_bias", False)
+    c.expect("attn_output_gate", True)
+    c.expect("output_gate_type", "swish")  # of the delta layers
+    rope = read_rope(c, heads.head_dim, partial=0.25, harmless=MROPE)
+    full = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, out_gate=True)
+    mixers: dict[str, TokenMixer] = {FULL: full, LINEAR: _delta(c)}
+    kinds = zip(_layer_types(c, len(mlps)), mlps, strict=True)
+    return decoder(c, tuple(Layer(mixers[kind], mlp, norm) for kind, mlp in kinds), norm)
+
+
+def _delta(c: Config) -> GatedDelta:
+    return GatedDelta(
+        num_heads=c.get_int("linear_num_value_heads", 32), num_key_heads=c.get_int("linear_num_key_heads", 16),
+        key_dim=c.get_int("linear_key_head_dim", 128), head_dim=c.get_int("linear_value_head_dim", 128),
+        conv_size=c.get_int("linear_conv_kernel_dim", 4), norm=rms_norm(c),
+        activation=c.get_activation("hidden_act", "silu"),
+    )  # fmt: skip
+
+
+def _experts(c: Config, count: int, per_token: int, normalise: bool) -> MoE:
+    """With the class's defaults of how many there are and how many of them a token visits."""
+    act = c.get_activation("hidden_act", "silu")
+    return MoE(
+        c.get_int("num_experts", count), c.get_int("num_experts_per_tok", per_token),
+        c.get_int("moe_intermediate_size", 512), act, normalise=normalise,
+        shared=GatedMLP(c.get_int("shared_expert_intermediate_size", 512), act), shared_gate=True,
+    )  # fmt: skip
+
+
+def _layer_types(c: Config, count: int) -> list[str]:
+    interval, kinds = c.get_int("full_attention_interval", 4), c.get_list("layer_types", None)
+    if kinds is None:
+        if interval < 1:
+            raise c.error("full_attention_interval", f"is {interval}; it must be positive")
+        return [FULL if (i + 1) % interval == 0 else LINEAR for i in range(count)]
+    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
+        raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {LINEAR!r}")
+    return kinds
+
+
+_MLP = ("gate", "up", "down")
+_CONV = tuple(f"mixer.{n}_conv" for n in "qkv")
+_QKV = tuple(f"mixer.in_{n}" for n in "qkv")
+# What predicts a second token is a draft model's, and what sees images no part of this one.
+_MTP, _IMAGES = r"^mtp\.", r"^model\.visual\."
+_COMMON = LLAMA.with_parts(
+    parts={
+        "mixer": "linear_attn",
+        "mixer.q": HeadPart("self_attn.q_proj", 0, 2),
+        "mixer.out_gate": HeadPart("self_attn.q_proj", 1, 2),
+        **{name: Part("linear_attn.conv1d", _CONV) for name in _CONV},
+        "mixer.gate_norm": "linear_attn.norm",
+        "mixer.out": "linear_attn.out_proj",
+        "mlp.router": "mlp.gate",
+        **{f"mlp.experts.{n}": Each("mlp.experts.{e}." + f"{n}_proj") for n in _MLP},
+        **{f"mlp.shared.{n}": f"mlp.shared_expert.{n}_proj" for n in _MLP},
+        "mlp.shared_gate": "mlp.shared_expert_gate",
+    },
+    ignore=(*LLAMA.ignore, _MTP),
+)
+_FUSED, _SCALARS = (*_QKV, "mixer.gate"), ("mixer.beta", "mixer.decay")
+NEXT_NAMES = _COMMON.with_parts(
+    parts={
+        **{name: GroupPart("linear_attn.in_proj_qkvz", _FUSED) for name in _FUSED},
+        **{name: GroupPart("linear_attn.in_proj_ba", _SCALARS) for name in _SCALARS},
+    }
+)
+TEXT_NAMES = _COMMON.with_parts(
+    parts={
+        **{name: Part("linear_attn.in_proj_qkv", _QKV) for name in _QKV},
+        "mixer.gate": "linear_attn.in_proj_z",
+        "mixer.beta": "linear_attn.in_proj_b",
+        "mixer.decay": "linear_attn.in_proj_a",
+    }
+)
+# Inside a model that sees, and there the published files hold all experts of a layer in two tensors.
+WHOLE_NAMES = TEXT_NAMES.with_parts(
+    root={"embed": "model.language_model.embed_tokens", "norm": "model.language_model.norm", "head": "lm_head"},
+    layer="model.language_model.layers.{i}.",
+    ignore=(*_COMMON.ignore, _IMAGES),
+)
+_GATE_UP = ("mlp.experts.gate", "mlp.experts.up")
+PACKED_NAMES = WHOLE_NAMES.with_parts(
+    parts={
+        **{name: ExpertPart("mlp.experts.gate_up_proj", _GATE_UP) for name in _GATE_UP},
+        "mlp.experts.down": ExpertPart("mlp.experts.down_proj", ("mlp.experts.down",)),
+    },
+    others=(WHOLE_NAMES,),
+)
+
+_NOTE = "images and the prediction of a second token are left out: of this checkpoint only the language model is loaded"
+# mamba_ssm_dtype: of states, which are float32 here as there; mtp_*: of the layer that predicts a second token.
+_HARMLESS = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+_WHOLE = (
+    *_HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "language_model_only",
+)  # fmt: skip
+FAMILIES = (
+    Family("qwen3_next", qwen3_next, NEXT_NAMES),
+    Family("qwen3_5_text", qwen3_5, TEXT_NAMES, _HARMLESS),
+    # intermediate_size is written by old versions; no layer is dense.
+    Family("qwen3_5_moe_text", qwen3_5_moe, TEXT_NAMES, (*_HARMLESS, "intermediate_size")),
+    Family("qwen3_5", qwen3_5, WHOLE_NAMES, _WHOLE, within="text_config", note=_NOTE),
+    Family("qwen3_5_moe", qwen3_5_moe, PACKED_NAMES, (*_WHOLE, "intermediate_size"), within="text_config", note=_NOTE),
+)

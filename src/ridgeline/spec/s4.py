@@ -1,0 +1,91 @@
+"""State spaces that do not choose: the same linear system at every token, a convolution when a prompt is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.state import State
+from ridgeline.spec.weight import Weight, linear
+
+
+@dataclass(frozen=True, slots=True)
+class S4:
+    """A structured state space (arXiv:2111.00396): for each channel h' = A h + B u, y = C h + D u, A = diag - P P*.
+
+    Bilinear with a step of exp(log_dt): h = (I - dt/2 A)^-1 ((I + dt/2 A) h + dt B u). The diagonal is -exp(A_log) +
+    i A_imag. Its entries, P, B, C and h are state_size complex numbers in conjugate pairs, each pair kept once: [real
+    or imaginary, state_size / 2]. Then, as in the authors' layer, glu(out(act(y))) with glu(a, b) = a sigmoid(b); a
+    layer has no projection before its state spaces, so channels is the model's width.
+    """
+
+    channels: int
+    state_size: int
+    activation: Activation = "gelu"
+    bias: bool = True
+
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _weights(self, ("P", "B", "C"), width)
+
+    def state(self) -> State:
+        return _state(self)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * 10 * self.channels * self.state_size
+
+
+@dataclass(frozen=True, slots=True)
+class S4D:
+    """S4 with a diagonal A (arXiv:2206.11893): h' = A h + u, y = C h + D u for each channel; its B is part of C.
+
+    By zero-order hold: h = exp(dt A) h + (exp(dt A) - 1) / A u. The rest is as in S4.
+    """
+
+    channels: int
+    state_size: int
+    activation: Activation = "gelu"
+    bias: bool = True
+
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from _weights(self, ("C",), width)
+
+    def state(self) -> State:
+        return _state(self)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * 4 * self.channels * self.state_size
+
+
+def _check(mixer: S4 | S4D) -> None:
+    if mixer.channels < 1:
+        raise ValueError(f"channels must be positive, not {mixer.channels}")
+    if mixer.state_size < 2 or mixer.state_size % 2:
+        raise ValueError(f"state_size must be even and at least 2, for conjugate pairs, not {mixer.state_size}")
+    check_activation(mixer.activation)
+
+
+def _weights(mixer: S4 | S4D, vectors: tuple[str, ...], width: int) -> Iterator[Weight]:
+    channels, pairs = mixer.channels, mixer.state_size // 2
+    yield Weight("log_dt", (channels,), "out")
+    yield Weight("A_log", (channels, pairs), "out")
+    yield Weight("A_imag", (channels, pairs), "out")
+    for name in vectors:
+        yield Weight(name, (channels, 2, pairs), "out")
+    yield Weight("D", (channels,), "out")
+    yield from linear("out", channels, 2 * width, bias=mixer.bias)
+
+
+def _state(mixer: S4 | S4D) -> State:
+    return State(((mixer.channels, 2, mixer.state_size // 2),), lookback=1, snapshot=True)

@@ -1,0 +1,55 @@
+"""How S4 and S4D begin: with a memory of the whole past (HiPPO) and steps of many lengths."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec import S4, S4D, Weight
+
+STEPS = (1e-3, 1e-1)  # their logarithms even (arXiv:2111.00396, 4.4)
+
+
+def initial(mixer: S4 | S4D, weight: Weight, generator: torch.Generator) -> Tensor | None:
+    """What a weight of a state space begins as: HiPPO-LegS for S4, S4D-Lin for S4D (arXiv:2206.11893, 4); None for the
+    projection.
+    """
+    name = weight.name.rpartition(".")[2]
+    if name == "log_dt":
+        low, high = (math.log(step) for step in STEPS)
+        return low + (high - low) * torch.rand(weight.shape, generator=generator)
+    if name in ("C", "D"):  # a complex number of variance 1 is two of 1/2
+        return torch.randn(weight.shape, generator=generator) * (0.5**0.5 if name == "C" else 1.0)
+    found = _s4d_lin(mixer.state_size) if isinstance(mixer, S4D) else _legs(mixer.state_size)
+    if name not in found:
+        return None
+    return found[name].float().expand(weight.shape).clone()
+
+
+def _s4d_lin(size: int) -> dict[str, Tensor]:
+    """A = -1/2 + i pi n."""
+    pairs = torch.arange(size // 2, dtype=torch.float64)
+    return {"A_log": torch.full_like(pairs, 0.5).log(), "A_imag": math.pi * pairs}
+
+
+def hippo_legs(size: int) -> tuple[Tensor, Tensor]:
+    """HiPPO-LegS, A [N, N] and B [N]: projection of the past on Legendre polynomials (arXiv:2008.07669), float64."""
+    n = torch.arange(size, dtype=torch.float64)
+    root = (2 * n + 1).sqrt()
+    return -(torch.outer(root, root).tril(-1) + torch.diag(n + 1)), root
+
+
+def _legs(size: int) -> dict[str, Tensor]:
+    """HiPPO-LegS in the basis where it is diagonal but for a low rank: A = V (diag - P P*) V*, V unitary.
+
+    A + p p^T with p = sqrt(n + 1/2) is -1/2 I plus a skew-symmetric matrix, whose eigenvectors V are unitary.
+    """
+    a, b = hippo_legs(size)
+    p = (torch.arange(size, dtype=torch.float64) + 0.5).sqrt()
+    skew = a + torch.outer(p, p) + 0.5 * torch.eye(size, dtype=torch.float64)
+    frequencies, vectors = torch.linalg.eigh(-1j * skew)
+    half = vectors[:, size // 2 :].conj().T  # frequencies ascend: those of the upper half are positive
+    found = {"A_log": torch.full((size // 2,), math.log(0.5)), "A_imag": frequencies[size // 2 :]}
+    return found | {name: torch.view_as_real(half @ x.to(half.dtype)).T for name, x in (("P", p), ("B", b))}

@@ -1,0 +1,135 @@
+"""A model cut out of another: exact where what is left out did nothing, and one line where it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.archs import spec_from_config
+from ridgeline.errors import DataError
+from ridgeline.nn import Model
+from ridgeline.ops import OpsTable, open_table
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import ModelSpec
+from ridgeline.train.batches import Batch
+from ridgeline.train.module import LanguageModel
+from ridgeline.train.prune import PruneOptions, prune
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-12, "tie_word_embeddings": True, "attention_bias": False,
+}  # fmt: skip
+SMALL = CONFIG | {
+    "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+OPTIONS = PruneOptions((0, 2), (1,))
+
+
+@pytest.fixture
+def table() -> OpsTable:
+    return open_table("cpu")
+
+
+@pytest.fixture
+def batch() -> Batch:
+    ids = np.random.default_rng(0).integers(0, 64, 300)
+    positions = np.concatenate([np.arange(60)] * 5)
+    return Batch(ids, np.full(300, -1), positions, (60,) * 5)
+
+
+def drawn(config: dict[str, Any], table: OpsTable) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
+    """Random weights, large enough that every part matters; the last norm multiplies all numbers alike."""
+    spec, generator = spec_from_config(config), torch.Generator().manual_seed(1)
+    weights = LanguageModel(spec, table, 64).weights()
+    found = {}
+    for name, p in weights.items():
+        found[name] = torch.empty(p.shape)
+        if p.dim() == 1:
+            found[name].uniform_(0.5, 1.5, generator=generator)
+        else:
+            found[name].normal_(0.0, 0.3, generator=generator)
+    return spec, found | {"norm.weight": torch.full((spec.hidden_size,), 1.5)}
+
+
+def logits(spec: ModelSpec, weights: dict[str, torch.Tensor], batch: Batch, table: OpsTable) -> torch.Tensor:
+    step = DenseStep(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), batch.lengths, table.memory)
+    found: torch.Tensor = Model(spec, weights, table, 64)(step)
+    return found
+
+
+def test_all_kept_is_the_same_model_in_another_basis(table: OpsTable, batch: Batch) -> None:
+    spec, weights = drawn(CONFIG, table)
+    found = prune(spec, weights, spec, PruneOptions((0, 1, 2), (0, 1)), batch, table)
+    assert not torch.allclose(found["embed.weight"], weights["embed.weight"], atol=0.1)
+    torch.testing.assert_close(
+        logits(spec, found, batch, table), logits(spec, weights, batch, table), atol=1e-3, rtol=1e-4
+    )  # fmt: skip
+
+
+def test_what_did_nothing_can_be_left_out(table: OpsTable, batch: Batch) -> None:
+    """A stream of 12 dimensions, a layer and heads that write nothing, neurons without weight."""
+    spec, weights = drawn(CONFIG, table)
+    inside, _ = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(2)))
+    weights["embed.weight"] = weights["embed.weight"] @ inside @ inside.T
+    for i in range(3):
+        o, down = (weights[f"layers.{i}.{part}.weight"] for part in ("mixer.o", "mlp.down"))
+        o[:, :16], down[:, 5:19] = 0.0, 0.0
+        for name, x in (("mixer.o", o), ("mlp.down", down)):
+            weights[f"layers.{i}.{name}.weight"] = inside @ inside.T @ x * (i != 1)
+    small = spec_from_config(SMALL)
+    found = prune(spec, weights, small, OPTIONS, batch, table)
+    torch.testing.assert_close(
+        logits(small, found, batch, table), logits(spec, weights, batch, table), atol=1e-3, rtol=1e-4
+    )  # fmt: skip
+
+
+def test_text_gives_the_same_weights_again(table: OpsTable, batch: Batch) -> None:
+    spec, weights = drawn(CONFIG, table)
+    once, again = (prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table) for _ in range(2))
+    assert all(torch.equal(x, again[name]) for name, x in once.items())
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "options", "words"),
+    [
+        ({"attention_bias": True}, {}, OPTIONS, r"layers\.\d\.mixer\.\w\.bias cannot be cut"),
+        ({"tie_word_embeddings": False}, {}, OPTIONS, "two tables"),
+        ({}, {}, PruneOptions((0, 3), (1,)), "layers 0, 3 are to be kept; the model has 3"),
+        ({}, {}, PruneOptions((0, 2), (2,)), "key-value heads 2 are to be kept; the model has 2"),
+        ({}, {}, PruneOptions((0,), (1,)), "does not fit"),
+        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., the small model's .8, 12."),
+        ({}, {"hidden_size": 40}, OPTIONS, "does not fit"),
+        ({}, {"intermediate_size": 25}, OPTIONS, "does not fit"),
+        ({}, {"vocab_size": 65}, OPTIONS, "does not fit: embed.weight"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_one_line(
+    large: dict[str, Any], small: dict[str, Any], options: PruneOptions, words: str, table: OpsTable, batch: Batch
+) -> None:
+    spec, weights = drawn(CONFIG | large, table)
+    with pytest.raises(DataError, match=words) as caught:
+        prune(spec, weights, spec_from_config(SMALL | small), options, batch, table)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_that_is_not_there_is_named(table: OpsTable, batch: Batch) -> None:
+    spec, weights = drawn(CONFIG, table)
+    del weights["layers.2.mixer.v.weight"]
+    with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be cut"):
+        prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
+
+
+def test_other_layers_than_asked_for_do_not_matter(table: OpsTable, batch: Batch) -> None:
+    spec, weights = drawn(CONFIG, table)
+    other = {name: x + 1.0 if name.startswith("layers.1.") else x for name, x in weights.items()}
+    small = spec_from_config(SMALL)
+    once, again = (prune(spec, w, small, OPTIONS, batch, table) for w in (weights, other))
+    assert all(torch.equal(x, again[name]) for name, x in once.items())
+    kept = prune(spec, weights, small, replace(OPTIONS, layers=(0, 1)), batch, table)
+    assert not torch.equal(kept["layers.1.mixer.q.weight"], once["layers.1.mixer.q.weight"])

@@ -1,0 +1,179 @@
+"""Cases of the oracle: Mamba-2 among attention layers, with MLPs and experts beside them or as layers of their own."""
+
+from __future__ import annotations
+
+from oracle.case import BIAS, EPS, OWN, PLAIN, TIED, VOCAB, Case, dims, family
+
+CASES: dict[str, Case] = {}
+
+_bamba = family(CASES, "bamba", "BambaConfig")
+_granitemoe = family(CASES, "granitemoe", "GraniteMoeConfig")
+_granitemoeshared = family(CASES, "granitemoeshared", "GraniteMoeSharedConfig")
+_granitemoehybrid = family(CASES, "granitemoehybrid", "GraniteMoeHybridConfig")
+_nemotron_h = family(CASES, "nemotron_h", "NemotronHConfig")
+_lfm2_moe = family(CASES, "lfm2_moe", "Lfm2MoeConfig")
+
+_MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
+    "mamba_chunk_size": 32,
+}  # fmt: skip
+_STEPS = {"time_step_limit": [0.3, 1.5]}
+
+# bamba ------------------------------------------------------------------------------------------------
+
+_bamba(
+    "bamba",
+    5,
+    "attention in layers 1 and 3 of 5, half of each head rotated; two groups; a filter of 3 tokens; limited steps",
+    dims(layers=5, attn_layer_indices=[1, 3], **_MAMBA, **_STEPS, **OWN),
+    {"time_step_limit": [0.0, 1.5]},
+    {"time_step_limit": [0.3, 1e6]},
+    EPS,
+)
+_bamba(
+    "bamba_biases",
+    7,
+    "all biases but the filter's; one group of sixteen heads",
+    dims(attn_layer_indices=[2], mlp_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, **BIAS, **PLAIN)
+    | _MAMBA
+    | {"mamba_n_groups": 1, "mamba_n_heads": 16, "mamba_d_head": 8},
+)
+
+# granite ----------------------------------------------------------------------------------------------
+
+_SCALES = {
+    "embedding_multiplier": 2.5, "attention_multiplier": 0.35, "residual_multiplier": 0.6, "logits_scaling": 1.7,
+}  # fmt: skip
+_SCALED = (
+    {"embedding_multiplier": 1.0}, {"attention_multiplier": 0.25}, {"residual_multiplier": 1.0},
+    {"logits_scaling": 1.0},
+)  # fmt: skip
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}
+_IN_TURN = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+
+_granitemoe(
+    "granitemoe", 2, "three of six experts; four multipliers", dims(**_SCALES, **OWN) | _EXPERTS, *_SCALED, PLAIN
+)
+_granitemoeshared(
+    "granitemoeshared",
+    4,
+    "an MLP beside two of six experts; biases",
+    dims(shared_intermediate_size=40, **_SCALES, **BIAS, **OWN) | _EXPERTS | {"num_experts_per_tok": 2},
+    {"num_experts_per_tok": 3},
+)
+_granitemoehybrid(
+    "granitemoehybrid",
+    24,
+    "attention without positions in layers 1 and 4 of 5; an MLP beside three of six experts; four multipliers",
+    dims(layers=5, layer_types=_IN_TURN, shared_intermediate_size=40, **_MAMBA, **_STEPS, **_SCALES, **PLAIN)
+    | _EXPERTS
+    | {"position_embedding_type": "nope"},
+    *_SCALED,
+    {"position_embedding_type": "rope"},
+    {"num_experts_per_tok": 2},
+    {"time_step_limit": [0.0, 1.5]},
+    EPS,
+)
+_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56}
+_granitemoehybrid(
+    "granitemoehybrid_dense",
+    2,
+    "no experts; attention is rotated; biases but in the filter",
+    dims(layer_types=_IN_TURN[:2] * 2, mamba_proj_bias=True, mamba_conv_bias=False, **_SCALES, **BIAS, **OWN)
+    | _DENSE
+    | _MAMBA
+    | {"mamba_n_groups": 1, "position_embedding_type": "rope"},
+    {"position_embedding_type": None},
+    PLAIN,
+)
+_granitemoehybrid(
+    "granitemoehybrid_tied",
+    1,
+    "attention alone, and no experts, tied, as published",
+    dims(layer_types=["full_attention"] * 4, position_embedding_type="rope", **_MAMBA, **_SCALES, **PLAIN)
+    | _DENSE
+    | TIED,
+    greedy_tokens=0,
+)
+
+# nemotron_h -------------------------------------------------------------------------------------------
+
+_NEMOTRON = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 88, "num_attention_heads": 4, "head_dim": 24,
+    "num_key_value_heads": 2, "mamba_num_heads": 8, "mamba_head_dim": 12, "ssm_state_size": 12, "n_groups": 2,
+    "conv_kernel": 3, "chunk_size": 32, "layer_norm_epsilon": 1e-2, "max_position_embeddings": 256,
+    "time_step_min": 1e-30,  # transformers lets no step of a prompt be shorter, the published code does
+    "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_MANY = {
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "routed_scaling_factor": 1.7,
+    "moe_shared_expert_intermediate_size": 36,
+}  # fmt: skip
+_FINER = {"layer_norm_epsilon": 1e-6}
+
+
+def _layers(pattern: str) -> dict[str, list[str]]:
+    words = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    return {"layers_block_type": [words[letter] for letter in pattern]}
+
+
+_nemotron_h(
+    "nemotron_h",
+    1,
+    "Mamba-2, MLP and attention layers in an order of their own, an MLP first and last",
+    _NEMOTRON | _layers("-M*-M--M*-"),
+    _FINER,
+    {"mlp_hidden_act": "relu"},
+)
+_nemotron_h(
+    "nemotron_h_biases",
+    2,
+    "biases of Mamba-2 and MLPs, none on the filter; another activation; one group",
+    _NEMOTRON
+    | _layers("M-M*-M")
+    | {"use_bias": True, "use_conv_bias": False, "mlp_bias": True, "mlp_hidden_act": "silu", "n_groups": 1},
+)
+_nemotron_h(
+    "nemotron_h_moe",
+    23,
+    "three of twelve experts from the best two of four groups; experts have no gate; one MLP for all",
+    _NEMOTRON | _layers("ME*EM-E") | _MANY | {"n_group": 4, "topk_group": 2},
+    {"num_experts_per_tok": 2},
+    {"topk_group": 3},
+    {"routed_scaling_factor": 1.0},
+    {"norm_topk_prob": False},
+)
+_nemotron_h(
+    "nemotron_h_latent",
+    28,
+    "experts over a shorter vector, chosen from all; their scores as they are; another activation",
+    _NEMOTRON
+    | _layers("ME*EM")
+    | _MANY
+    | {"moe_latent_size": 28, "norm_topk_prob": False, "routed_scaling_factor": 0.7, "mlp_hidden_act": "silu"},
+    {"norm_topk_prob": True},
+)
+
+# lfm2_moe ---------------------------------------------------------------------------------------------
+
+_LFM2 = {name: size for name, size in dims(layers=5).items() if name != "rms_norm_eps"} | {
+    "norm_eps": 1e-2, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"], "num_experts": 7,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.4,
+}  # fmt: skip
+
+_lfm2_moe(
+    "lfm2_moe",
+    6,
+    "a dense layer, then three of seven experts, chosen by biased scores",
+    _LFM2 | OWN | {"conv_L_cache": 4},
+    {"norm_eps": 1e-6},
+    {"num_experts_per_tok": 2},
+    {"routed_scaling_factor": 1.0},
+)
+_lfm2_moe(
+    "lfm2_moe_plain",
+    3,
+    "no bias on the choice, scores as they are; biases in the convolutions",
+    _LFM2 | {"conv_bias": True, "use_expert_bias": False, "norm_topk_prob": False},
+    {"norm_topk_prob": True},
+)

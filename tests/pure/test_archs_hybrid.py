@@ -1,0 +1,113 @@
+"""Configs of the hybrids of Mamba-2: which layer is what, what a word means, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.archs import spec_from_config
+from ridgeline.errors import ConfigError
+from ridgeline.spec import MLP, Attention, ExpertGroups, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Ungated
+
+NORM = RMSNorm(1e-5)
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h", "vocab_size": 32, "hidden_size": 64, "hybrid_override_pattern": "M-*E", "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "mamba_num_heads": 8,
+    "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 6, "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+}  # fmt: skip
+GRANITE: dict[str, Any] = {
+    "model_type": "granitemoehybrid", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4, "rms_norm_eps": 1e-5,
+    "intermediate_size": 24, "shared_intermediate_size": 40, "num_attention_heads": 4, "max_position_embeddings": 128,
+    "mamba_n_heads": 8, "mamba_d_state": 8, "layer_types": ["mamba", "attention"] * 2,
+}  # fmt: skip
+BAMBA: dict[str, Any] = {
+    "model_type": "bamba", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 8, "attn_layer_indices": [2],
+}  # fmt: skip
+LFM2: dict[str, Any] = {
+    "model_type": "lfm2_moe", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "layer_types": ["conv", "full_attention", "conv"], "moe_intermediate_size": 24,
+}  # fmt: skip
+
+
+def read(config: dict[str, Any], **fields: Any) -> ModelSpec:
+    return spec_from_config({**config, **fields})
+
+
+def test_layers_of_nemotron() -> None:
+    mamba, mlp, full, moe = read(NEMOTRON).layers
+    assert mamba == Layer(Mamba2(8, 16, 8, 2, 4, NORM), None, NORM)
+    assert mlp == Layer(None, MLP(48, "relu2"), NORM)
+    assert full == Layer(Attention(4, 2, 16, 0.25), None, NORM)
+    shared = MLP(40, "relu2")
+    experts = MoE(6, 2, 24, Ungated("relu2"), scores="sigmoid", choice_bias=True, shared=shared)
+    assert moe == Layer(None, experts, NORM)
+    grouped = read(NEMOTRON, n_group=3, topk_group=2, moe_latent_size=12, norm_topk_prob=False).layers[3].mlp
+    assert isinstance(grouped, MoE)
+    assert (grouped.groups, grouped.latent_size) == (ExpertGroups(3, 2, "best_two"), 12)
+    assert not grouped.normalise
+
+
+def test_all_spellings_of_the_pattern_are_one() -> None:
+    """The published files have letters; transformers 5 writes words, and had others before."""
+    letters, bare = read(NEMOTRON), {k: v for k, v in NEMOTRON.items() if k != "hybrid_override_pattern"}
+    old, new = ["mamba", "mlp", "attention", "moe"], ["linear_attention", "mlp", "full_attention", "moe"]
+    assert read(bare, layers_block_type=old) == read(bare, layer_types=new) == letters
+    assert read(NEMOTRON, layers_block_type=new, num_hidden_layers=4) == letters
+
+
+def test_steps_are_limited_by_what_says_so() -> None:
+    """`time_step_min` is of how biases are drawn: the published models' own code limits nothing by it."""
+    mixer = read(NEMOTRON, time_step_min=0.001, time_step_limit=[0.0, {"__float__": "Infinity"}]).layers[0].mixer
+    assert isinstance(mixer, Mamba2) and (mixer.dt_least, mixer.dt_most) == (0.0, None)
+    mixer = read(GRANITE, time_step_limit=[0.01, 2]).layers[0].mixer
+    assert isinstance(mixer, Mamba2) and (mixer.dt_least, mixer.dt_most) == (0.01, 2.0)
+
+
+def test_layers_of_granite() -> None:
+    spec = read(GRANITE, residual_multiplier=0.5, attention_multiplier=0.1, embedding_multiplier=12, logits_scaling=4)
+    mamba, full = spec.layers[:2]
+    shared = GatedMLP(40)
+    assert mamba == Layer(Mamba2(8, 16, 8, 1, 4, NORM), MoE(8, 2, 24, shared=shared), NORM, residual_scale=0.5)
+    assert full.mixer == Attention(4, 4, 16, 0.1)
+    assert (spec.embedding_scale, spec.logit_scale, spec.ropes()) == (12.0, 0.25, ())
+    assert read(GRANITE, num_local_experts=0).layers[0].mlp == shared
+    assert len(read(GRANITE, position_embedding_type="rope").ropes()) == 1
+    assert all(isinstance(layer.mixer, Mamba2) for layer in read(GRANITE, layer_types=None).layers)
+
+
+def test_layers_of_bamba_and_lfm2_moe() -> None:
+    kinds = [type(layer.mixer).__name__ for layer in read(BAMBA).layers]
+    assert kinds == ["Mamba2", "Mamba2", "Attention", "Mamba2"]
+    assert [rope.dim for rope in read(BAMBA).ropes()] == [8]
+    dense, _, moe = (layer.mlp for layer in read(LFM2).layers)
+    assert dense == GatedMLP(7168)
+    assert moe == MoE(32, 4, 24, scores="sigmoid", choice_bias=True)
+    assert read(LFM2, num_dense_layers=0, use_expert_bias=False).layers[0].mlp == MoE(32, 4, 24, scores="sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "message"),
+    [
+        (NEMOTRON, {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must hold an entry for each layer"),
+        (NEMOTRON, {"layers_block_type": ["mamba", "conv"]}, "layers_block_type must hold an entry for each layer"),
+        (NEMOTRON, {"num_hidden_layers": 5}, "num_hidden_layers is 5, but 4 layers are described"),
+        (NEMOTRON, {"hybrid_override_pattern": "--E"}, "at least one layer with a token mixer"),
+        (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts is 2"),
+        (NEMOTRON, {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, which is not supported"),
+        (NEMOTRON, {"moe_latent_size": 12, "mlp_bias": True}, "mlp_bias is True"),
+        (NEMOTRON, {"sliding_window": 128}, "sliding_window is 128"),
+        (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+        (GRANITE, {"layer_types": ["mamba", "conv"] * 2}, "layer_types must hold 4 entries"),
+        (GRANITE, {"mamba_d_head": 24}, "mamba_expand makes 128 channels, mamba_n_heads x mamba_d_head 192"),
+        (GRANITE, {"mamba_d_head": "many"}, "mamba_d_head is 'many', not a whole number"),
+        (GRANITE, {"shared_intermediate_size": 0, "num_local_experts": 0}, "intermediate_size must be positive"),
+        (BAMBA, {"attn_rotary_emb": 4}, "attn_rotary_emb is 4"),
+    ],
+)
+def test_what_is_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(config, **fields)
+    assert message in str(caught.value)
