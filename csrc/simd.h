@@ -15,7 +15,7 @@
 // A loop over i = 0 .. n - 1 that is unrolled completely. That is not a matter of a little speed: an array of
 // accumulators that is indexed by a variable lives in memory.
 #define RL_UNROLL _Pragma("GCC unroll 32")
-#define RL_EACH(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
+#define RL_FOR(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
 
 namespace ridgeline::RL_ISA {
 
@@ -169,19 +169,19 @@ struct Sum16 {
     F v[V];
     RL_INLINE Sum16 zero() {
         Sum16 s;
-        RL_EACH(i, V) s.v[i] = set(0.f);
+        RL_FOR(i, V) s.v[i] = set(0.f);
         return s;
     }
 };
 RL_INLINE float fold(const float (&x)[16]) {
     float a[8];
-    RL_EACH(i, 8) a[i] = x[i] + x[i + 8];
-    RL_EACH(i, 4) a[i] += a[i + 4];
+    RL_FOR(i, 8) a[i] = x[i] + x[i + 8];
+    RL_FOR(i, 4) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 RL_INLINE float total(const Sum16& s) {
     float x[16];
-    RL_EACH(i, V) store(x + i * W, s.v[i]);
+    RL_FOR(i, V) store(x + i * W, s.v[i]);
     return fold(x);
 }
 RL_INLINE int32_t total(I x) {

@@ -47,12 +47,12 @@ bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) 
     int64_t at = 0;
     for (; at + 16 <= k; at += 16) {
         int8_t q[16];
-        RL_EACH(v, V) {
+        RL_FOR(v, V) {
             I r = round(load(x + at + v * W) * set(inverse));
             r = r > 127 ? set(127) : r < -127 ? set(-127) : r;
             store_i8(q + v * W, r);
         }
-        RL_EACH(j, 4) {
+        RL_FOR(j, 4) {
             uint32_t four;
             memcpy(&four, q + j * 4, 4);
             four ^= 0x80808080u;

@@ -53,7 +53,7 @@ void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin,
     if (!w.quantised()) return;
     for (int64_t i = 0; i < m; ++i) {
         const F token = set(a.scale[begin + i]);
-        RL_EACH(v, VECTORS) {
+        RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             if (w.format == Format::int4) {
                 store(at, load(at) * token);
@@ -69,7 +69,7 @@ void store_gated(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begi
     const int64_t column = panel * 16;
     const int count = int(std::min<int64_t>(16, w.parts[0].rows - column));
     for (int64_t i = 0; i < m; ++i)
-        RL_EACH(v, V) {
+        RL_FOR(v, V) {
             F gate = load(c + i * PANEL + v * W), up = load(c + i * PANEL + 16 + v * W);
             store(e.out[0].data + (begin + i) * e.out[0].stride + column + v * W, activate(e.gate, gate, up),
                   count - v * W);
@@ -90,7 +90,7 @@ void store_rows(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begin
     const bool bare = e.kind == Epilogue::plain && e.scale == 1.f && e.softcap <= 0;
     for (int64_t i = 0; i < m; ++i) {
         float* out = e.out[part].data + (begin + i) * e.out[part].stride + column;
-        RL_EACH(v, VECTORS) {
+        RL_FOR(v, VECTORS) {
             F x = load(c + i * PANEL + v * W);
             store(out + v * W, bare ? x : plain(e, x), count - v * W);
         }
@@ -102,7 +102,7 @@ void deliver(const Matrix& w, const Activations& a, const Epilogue& e, int64_t p
     finish(w, a, panel, begin, m, c);
     if (!w.bias.empty())
         for (int64_t i = 0; i < m; ++i)
-            RL_EACH(v, VECTORS) {
+            RL_FOR(v, VECTORS) {
                 float* at = c + i * PANEL + v * W;
                 store(at, load(at) + load(w.bias.data() + panel * PANEL + v * W));
             }

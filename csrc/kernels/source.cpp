@@ -13,19 +13,19 @@ typedef int32_t I4 __attribute__((vector_size(16)));
 // f(k, vector of k .. k + W, lanes that count) over n elements in blocks of 16.
 template <class Each> RL_INLINE void blocks(int64_t n, Each&& f) {
     for (int64_t k = 0; k < n; k += 16)
-        RL_EACH(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
+        RL_FOR(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
 }
 
 float mean_square(const float* x, int64_t n, float shift) {
     Sum16 sum = Sum16::zero();
     const int64_t whole = n / 16 * 16;
     for (int64_t k = 0; k < whole; k += 16)
-        RL_EACH(v, V) {
+        RL_FOR(v, V) {
             F a = load(x + k + v * W) - set(shift);
             sum.v[v] = fma(a, a, sum.v[v]);
         }
     if (whole < n)
-        RL_EACH(v, V) {
+        RL_FOR(v, V) {
             const int rest = int(n - whole) - v * W;
             float tail[W];
             for (int i = 0; i < W; ++i) tail[i] = i < rest ? x[whole + v * W + i] - shift : 0.f;
@@ -88,9 +88,9 @@ void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* 
     } else if (n == 4) {
         for (; at + 4 <= k; at += 4) {
             F4 a[4];
-            RL_EACH(i, 4) memcpy(&a[i], tokens[i] + at, 16);
+            RL_FOR(i, 4) memcpy(&a[i], tokens[i] + at, 16);
             transpose(a);
-            RL_EACH(j, 4) memcpy(out + (at + j) * m, &a[j], 16);
+            RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], 16);
         }
     }
     for (; at < padded; ++at)
@@ -120,7 +120,7 @@ Scale scale_of(const float* x, int64_t k) {
 // 16 elements of one token as bytes; their sum is added up.
 RL_INLINE I4 quantise16(const float* x, int count, const Scale& s, I (&sum)[V]) {
     alignas(16) int8_t bytes[16];
-    RL_EACH(v, V) {
+    RL_FOR(v, V) {
         I q = round(load(x + v * W, count - v * W) * set(s.inverse)) & s.mask;
         sum[v] += q;
         store_i8(bytes + v * W, q);
@@ -141,7 +141,7 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
                                  const float* const* tokens, float* scales, int32_t* offsets) {
     Scale scale[n];
     I sum[n][V] = {};
-    RL_EACH(i, n) {
+    RL_FOR(i, n) {
         scale[i] = scale_of(tokens[i], k);
         scales[i] = scale[i].scale;
     }
@@ -149,7 +149,7 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         I4 a[4] = {};
         const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
                   quads = int(padded - at < 16 ? padded - at : 16) / 4;
-        RL_EACH(i, n) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
+        RL_FOR(i, n) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
         int32_t* to = (int32_t*)(out + at * m);
         if (m == 1)
             memcpy(to, &a[0], size_t(quads) * 4);
@@ -158,13 +158,13 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
             for (int j = 0; j < quads; ++j) memcpy(to + j * m, &a[j], n * 4);
         }
         if (group && (at + 16) % group == 0)
-            RL_EACH(i, n) {
+            RL_FOR(i, n) {
                 offsets[at / group * m + i] = -weight_offset * total_of(sum[i]);
-                RL_EACH(v, V) sum[i][v] = I{};
+                RL_FOR(v, V) sum[i][v] = I{};
             }
     }
     if (!group)
-        RL_EACH(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
+        RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
 }
 
 void load(const Activations& a, Format format, int group, int64_t k, const float* const* tokens, int64_t first, int n) {

@@ -25,7 +25,7 @@ struct Fetch {
 };
 
 template <int LINES> RL_INLINE void fetch(Fetch& f) {
-    RL_EACH(i, LINES) prefetch(f.at + i * 64);
+    RL_FOR(i, LINES) prefetch(f.at + i * 64);
     f.at += f.step;
 }
 
@@ -59,36 +59,36 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         const char* w = panel;
         const float* a = activations;
         F sum[m][N];
-        RL_EACH(i, m)
-            RL_EACH(v, N) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += STEP, w += Type::BYTES, a += STEP * m) {
             fetch<Type::BYTES / 64>(ahead);
             F x[N][STEP];
-            RL_EACH(v, N) Type::weights(w, pass + v, x[v]);
-            RL_EACH(j, STEP)
-                RL_EACH(i, m) {
+            RL_FOR(v, N) Type::weights(w, pass + v, x[v]);
+            RL_FOR(j, STEP)
+                RL_FOR(i, m) {
                     const F y = set(a[j * m + i]);
-                    RL_EACH(v, N) sum[i][v] = fma(x[v][j], y, sum[i][v]);
+                    RL_FOR(v, N) sum[i][v] = fma(x[v][j], y, sum[i][v]);
                 }
         }
-        RL_EACH(i, m)
-            RL_EACH(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+        RL_FOR(i, m)
+            RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
 }
 
 // Four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
 template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
     Unsigned4 x[N];
-    RL_EACH(v, N) x[v] = unsigned4(w[v]);
-    RL_EACH(i, m) {
+    RL_FOR(v, N) x[v] = unsigned4(w[v]);
+    RL_FOR(i, m) {
         // A broadcast folded into the two products is two loads and two operations, one of its own is one and three: in
         // turn they keep the load ports and the issue slots equally busy.
         if (FOLDS && i % 2) {
-            RL_EACH(v, N) dot_folded(sum[i][v], x[v], a[i]);
+            RL_FOR(v, N) dot_folded(sum[i][v], x[v], a[i]);
             continue;
         }
         const Signed4 y = signed4(set(a[i]));
-        RL_EACH(v, N) dot(sum[i][v], x[v], y);
+        RL_FOR(v, N) dot(sum[i][v], x[v], y);
     }
 }
 
@@ -100,18 +100,18 @@ void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t*
         const char* w = panel;
         const int32_t* a = (const int32_t*)activations;
         I sum[m][N];
-        RL_EACH(i, m)
-            RL_EACH(v, N) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += 8, w += 256, a += 2 * m) {
             fetch<4>(ahead);
             for (int h = 0; h < 2; ++h) {
                 I x[N];
-                RL_EACH(v, N) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
+                RL_FOR(v, N) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
                 dot_step(sum, x, a + h * m);
             }
         }
-        RL_EACH(i, m)
-            RL_EACH(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+        RL_FOR(i, m)
+            RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
 }
 
@@ -155,28 +155,28 @@ RL_INLINE void group_part(const Groups& groups, float* c, bool first, Fetch ahea
         const int32_t *a = (const int32_t*)groups.activations + from, *begin = groups.offsets + from;
         const float* scales = groups.scales;
         F total[n][N];
-        RL_EACH(i, n)
-            RL_EACH(v, N) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
+        RL_FOR(i, n)
+            RL_FOR(v, N) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
         for (int64_t g = 0; g < groups.count; ++g, begin += m, scales += PANEL) {
             I sum[n][N];
-            RL_EACH(i, n)
-                RL_EACH(v, N) sum[i][v] = set(begin[i]);
+            RL_FOR(i, n)
+                RL_FOR(v, N) sum[i][v] = set(begin[i]);
             for (int k = 0; k < groups.size; k += 8, w += Type::BYTES, a += 2 * m) {
                 fetch<2>(ahead);
                 I low[N], high[N];
-                RL_EACH(v, N) Type::weights(w, pass + v, low[v], high[v]);
+                RL_FOR(v, N) Type::weights(w, pass + v, low[v], high[v]);
                 dot_step(sum, low, a);
                 dot_step(sum, high, a + m);
             }
             fetch_line(ahead);
-            RL_EACH(v, N) {
+            RL_FOR(v, N) {
                 const F scale = Type::scale(w, scales, pass + v);
-                RL_EACH(i, n) total[i][v] = fma_exact(to_float(sum[i][v]), scale, total[i][v]);
+                RL_FOR(i, n) total[i][v] = fma_exact(to_float(sum[i][v]), scale, total[i][v]);
             }
             w += Type::SCALES;
         }
-        RL_EACH(i, n)
-            RL_EACH(v, N) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
+        RL_FOR(i, n)
+            RL_FOR(v, N) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
     }
 }
 
@@ -190,14 +190,14 @@ RL_INLINE void unpack_groups(const char* w, int64_t groups, int group, char* byt
     for (int64_t g = 0; g < groups; ++g, w += 64) {
         for (int k = 0; k < group; k += 8, w += 128, bytes += 256) {
             fetch<2>(ahead);
-            RL_EACH(v, VECTORS) {
+            RL_FOR(v, VECTORS) {
                 I both = load((const int32_t*)w + v * W);
                 store((int32_t*)bytes + v * W, both & 0x0f0f0f0f);
                 store((int32_t*)(bytes + 128) + v * W, (both >> 4) & 0x0f0f0f0f);
             }
         }
         fetch_line(ahead);
-        RL_EACH(v, VECTORS) store(scales + g * PANEL + v * W, from_f16((const uint16_t*)w + v * W));
+        RL_FOR(v, VECTORS) store(scales + g * PANEL + v * W, from_f16((const uint16_t*)w + v * W));
     }
 }
 
