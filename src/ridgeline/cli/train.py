@@ -84,9 +84,7 @@ def train(
     """
     given = locals()
     from ridgeline.errors import DataError
-    from ridgeline.ops.devices import require_torch
 
-    require_torch("training")
     try:
         if recipe is not None:
             _recipe(recipe, given)
@@ -99,6 +97,8 @@ def train(
 def _recipe(name: str, given: Mapping[str, Any]) -> None:
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
+
+    device = training_device(given["device"])  # what follows imports torch
     from ridgeline.train.pair import produce_pair
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.recipe import Recipe
@@ -107,7 +107,7 @@ def _recipe(name: str, given: Mapping[str, Any]) -> None:
         if given[other]:
             raise RequestError(f"--recipe {name} says what to train, and on what: leave out {other}")
     wanted, out = Recipe.read(name), Path(given["out"] or f"{name}-recipe")
-    with open_ranks(training_device(given["device"])) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, _bars(ranks) as watch:
         produce_pair(wanted, out, ranks, watch)
 
 
@@ -115,6 +115,8 @@ def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
+
+    device = training_device(given["device"])  # what follows imports torch
     from ridgeline.train.data import check_room, prepare
     from ridgeline.train.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
@@ -127,7 +129,7 @@ def _spec(given: Mapping[str, Any]) -> None:
         raise RequestError(f"--dtype {given['dtype']} is neither bfloat16 nor float32")
     config, out = read_config(Path(given["spec"])), Path(given["out"])
     tokenizer = _tokenizer(given["tokenizer"])
-    with open_ranks(training_device(given["device"])) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, _bars(ranks) as watch:
         watch.say("reading the texts, and what functions they share")
         corpus = _corpus(given["data"], given["licence"])
         place = Place(folder=out, ranks=ranks, licence=given["licence"], dtype=given["dtype"])
