@@ -30,7 +30,8 @@ inline std::string shape_text(const int64_t* shape, size_t ndim) {
 }
 
 template <class T> void check_alignment(const T* data, const char* name) {
-    if (uintptr_t(data) % sizeof(T)) throw nb::value_error((std::string(name) + " begins inside a number of its type").c_str());
+    if (uintptr_t(data) % sizeof(T))
+        throw nb::value_error((std::string(name) + " begins inside a number of its type").c_str());
 }
 
 // An array as a matrix of rows [first axis, all the others]; the others must be dense.
@@ -40,7 +41,8 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
     int64_t columns = 1;
     for (size_t i = a.ndim(); i-- > 1;) {
         if (a.size() && a.shape(i) > 1 && a.stride(i) != columns) {
-            std::string text = std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense behind its first axis";
+            std::string text =
+                std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense behind its first axis";
             throw nb::value_error(text.c_str());
         }
         columns *= a.shape(i);
@@ -52,8 +54,8 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
 template <class T> Rows<T> rows_of(const Given<T>& a, const char* name, int64_t rows, int64_t columns) {
     Rows<T> r = rows_of(a, name);
     if (r.rows != rows || r.columns != columns) {
-        std::string text = std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but [" + std::to_string(rows) +
-                           ", " + std::to_string(columns) + "] is asked for";
+        std::string text = std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but [" +
+                           std::to_string(rows) + ", " + std::to_string(columns) + "] is asked for";
         throw nb::value_error(text.c_str());
     }
     return r;
@@ -62,7 +64,8 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name, int64_t 
 // A dense vector of n elements, or null where there is none.
 template <class T> T* vector_of(const Given<T>& a, const char* name, int64_t n) {
     if (a.ndim() != 1 || int64_t(a.shape(0)) != n || (n > 1 && a.stride(0) != 1)) {
-        std::string text = std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense, of " + std::to_string(n);
+        std::string text =
+            std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense, of " + std::to_string(n);
         throw nb::value_error(text.c_str());
     }
     check_alignment(a.data(), name);

@@ -81,7 +81,9 @@ Plan plan(const AttentionCase& c, std::vector<Piece> whole, int threads) {
         p.merged.push_back(w);
         p.floats += size_t(w.rows(c) * segments) * width;
     }
-    if (threads > 1) std::stable_sort(p.pieces.begin(), p.pieces.end(), [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    if (threads > 1)
+        std::stable_sort(p.pieces.begin(), p.pieces.end(),
+                         [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
     return p;
 }
 
@@ -125,7 +127,8 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
     std::vector<Run> runs;  // tokens that stand side by side
     for (int64_t t = 0; t < w.tokens; ++t) {
         if (w.page[t] < 0 || w.page[t] >= w.pages || w.slot[t] < 0 || w.slot[t] >= w.page_tokens)
-            throw std::out_of_range("page " + std::to_string(w.page[t]) + ", slot " + std::to_string(w.slot[t]) + " is not in the arena");
+            throw std::out_of_range("page " + std::to_string(w.page[t]) + ", slot " + std::to_string(w.slot[t]) +
+                                    " is not in the arena");
         if (!runs.empty() && w.page[t] == w.page[t - 1] && w.slot[t] == w.slot[t - 1] + 1)
             ++runs.back().n;
         else
@@ -141,7 +144,8 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
         else
             for (int64_t h = 0; h < w.heads; ++h)
                 for (int64_t j = 0; j < r.n; ++j)
-                    std::copy_n(from + j * w.stride + h * w.numbers, w.numbers, to + (h * w.page_tokens + slot + j) * w.numbers);
+                    std::copy_n(from + j * w.stride + h * w.numbers, w.numbers,
+                                to + (h * w.page_tokens + slot + j) * w.numbers);
     });
 }
 

@@ -2,7 +2,8 @@
 //
 // The arithmetic of a query and head, whatever shares its step, its batch and its pages:
 //   score    a chain over the key's numbers, ascending
-//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), sums of
+//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), sums
+//   of
 //            every 16th weight, and a chain over the keys, ascending, for the values
 //   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile, each rescaling what went before
 //   all      segment after segment, in the same way
@@ -31,13 +32,15 @@ struct AttentionCase {
 
     int group() const { return heads / kv_heads; }
     int64_t lookback() const {  // tokens before its own that a query may see, first ones aside
-        return window == 0 || pattern == Pattern::strided ? INT64_MAX : pattern == Pattern::dilated ? (window - 1) * number : window - 1;
+        return window == 0 || pattern == Pattern::strided ? INT64_MAX
+               : pattern == Pattern::dilated              ? (window - 1) * number
+                                                          : window - 1;
     }
 };
 
 // Keys and values of one layer. The number d of a key of head h in slot s of page p stands at
-//   keys + p * key_page + h * key_head + d * page_tokens + s     if `turned`: neighbouring keys are neighbours in memory
-//   keys + p * key_page + h * key_head + s * key_row + d         if not
+//   keys + p * key_page + h * key_head + d * page_tokens + s     if `turned`: neighbouring keys are neighbours in
+//   memory keys + p * key_page + h * key_head + s * key_row + d         if not
 // and that of its value at values + p * value_page + h * value_head + s * value_row + d.
 struct KeyValues {
     const float *keys, *values;
@@ -50,7 +53,8 @@ struct KeyValues {
 // The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
 struct Sequence {
     int64_t start, length, row;
-    const int64_t* table;  // pages by index; null: page i is i, and the sequence's first key stands `base` slots into page 0
+    const int64_t*
+        table;  // pages by index; null: page i is i, and the sequence's first key stands `base` slots into page 0
     int64_t table_size, base;
 };
 

@@ -9,8 +9,8 @@ namespace ridgeline {
 
 void attend(Pool::Hold&, const AttentionStep& step, const std::vector<Sequence>& sequences);
 
-// x [tokens, heads * numbers] into pages: [heads, numbers, page_tokens] of each if `turned`, else [heads, page_tokens, numbers].
-// Throws std::out_of_range for a place that is not there.
+// x [tokens, heads * numbers] into pages: [heads, numbers, page_tokens] of each if `turned`, else [heads, page_tokens,
+// numbers]. Throws std::out_of_range for a place that is not there.
 struct PageWrite {
     const float* from;
     int64_t tokens, stride, heads, numbers;

@@ -8,7 +8,7 @@
 NB_MODULE(_kernels, m) {
     using namespace ridgeline;
     nb::set_leak_warnings(false);  // what lives until the interpreter ends is no leak
-    isa();  // an instruction set that cannot be had is an error now, not in the first kernel
+    isa();                         // an instruction set that cannot be had is an error now, not in the first kernel
     m.def("isa", [] { return std::string(isa_name(isa())); });
     bind_pool(m);
     bind_attention(m);

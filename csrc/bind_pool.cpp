@@ -48,14 +48,18 @@ void bind_pool(nb::module_& m) {
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int>(), nb::arg("threads"))
         .def_prop_ro("size", &Pool::size)
-        .def("read_rate", [](Pool& pool, size_t bytes) {
-            Pages pages(bytes);
-            for (size_t i = 0; i < bytes; i += 4096) pages.data()[i] = 1;
-            double best = 0;
-            for (int i = 0; i < 3; ++i) best = std::max(best, read_rate(pool, pages));
-            return best;
-        }, nb::arg("bytes"), Free())
-        .def("fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
+        .def(
+            "read_rate",
+            [](Pool& pool, size_t bytes) {
+                Pages pages(bytes);
+                for (size_t i = 0; i < bytes; i += 4096) pages.data()[i] = 1;
+                double best = 0;
+                for (int i = 0; i < 3; ++i) best = std::max(best, read_rate(pool, pages));
+                return best;
+            },
+            nb::arg("bytes"), Free())
+        .def(
+            "fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
         .def("dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free());
 }
 

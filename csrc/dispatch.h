@@ -13,14 +13,24 @@ const char* isa_name(Isa);
 // A family of kernels is a struct of function pointers, `Type`, and one object of it, `name`, in the namespace of each
 // instruction set. This declares them, and a function `name()` that returns the one to use.
 #if defined(__x86_64__)
-#define RL_TABLE(Type, name)                      \
-    namespace portable { extern const Type name; } \
-    namespace avx2 { extern const Type name; }     \
-    namespace avx512 { extern const Type name; }   \
-    inline const Type& name() { return isa() == Isa::avx512 ? avx512::name : isa() == Isa::avx2 ? avx2::name : portable::name; }
+#define RL_TABLE(Type, name)                                                                           \
+    namespace portable {                                                                               \
+    extern const Type name;                                                                            \
+    }                                                                                                  \
+    namespace avx2 {                                                                                   \
+    extern const Type name;                                                                            \
+    }                                                                                                  \
+    namespace avx512 {                                                                                 \
+    extern const Type name;                                                                            \
+    }                                                                                                  \
+    inline const Type& name() {                                                                        \
+        return isa() == Isa::avx512 ? avx512::name : isa() == Isa::avx2 ? avx2::name : portable::name; \
+    }
 #else
-#define RL_TABLE(Type, name)                      \
-    namespace portable { extern const Type name; } \
+#define RL_TABLE(Type, name) \
+    namespace portable {     \
+    extern const Type name;  \
+    }                        \
     inline const Type& name() { return portable::name; }
 #endif
 

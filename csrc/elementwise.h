@@ -19,7 +19,8 @@ struct MapCase {
 struct ElementwiseKernels {
     void (*map)(const MapCase&, const float* a, const float* b, int64_t n, float* out);
     // norm(y silu(z)) by groups: out = x / sqrt(mean(x^2) + eps) weight. size: of a group.
-    void (*gated_norm)(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps, float* out);
+    void (*gated_norm)(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps,
+                       float* out);
 };
 RL_TABLE(ElementwiseKernels, elementwise_kernels)
 

@@ -20,11 +20,11 @@ struct Source {
     const float* x;
     int64_t stride;
     int64_t k;
-    const int64_t* rows = nullptr;   // token i is row rows[i] of x and delta; null: row i
-    const float* delta = nullptr;    // or null
+    const int64_t* rows = nullptr;  // token i is row rows[i] of x and delta; null: row i
+    const float* delta = nullptr;   // or null
     int64_t delta_stride = 0;
     float scale = 1;
-    float* residual = nullptr;       // x + scale * delta goes here, at row i; only where there is a delta
+    float* residual = nullptr;  // x + scale * delta goes here, at row i; only where there is a delta
     int64_t residual_stride = 0;
     NormWeights norm;
 };

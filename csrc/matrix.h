@@ -1,7 +1,7 @@
 // A matrix as the kernels read it, and the activations that meet it.
 //
-// Rows are packed into panels of 32. A panel is one linear stream of bytes, scales included, read from front to back once for
-// each tile of tokens; a row's place in the vector registers is fixed, so nothing is ever summed across lanes:
+// Rows are packed into panels of 32. A panel is one linear stream of bytes, scales included, read from front to back
+// once for each tile of tokens; a row's place in the vector registers is fixed, so nothing is ever summed across lanes:
 //
 //   fp32   for each k:     | r0 | r1 | ... | r31 |                                   128 B
 //   fp16   for each k:     | r0 | r1 | ... | r31 |                                    64 B
@@ -12,12 +12,13 @@
 //                          byte c of a row: k = c in the low half, k = 4 + c in the high half
 //          after a group:  | 32 fp16 scales, one a row |                              64 B
 //
-// Rows are filled up to 32, and k to a whole step, with zeros. A matrix may have several parts, one below the other (queries, keys
-// and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a panel is 16 rows of
-// the one and the same 16 of the other.
+// Rows are filled up to 32, and k to a whole step, with zeros. A matrix may have several parts, one below the other
+// (queries, keys and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a
+// panel is 16 rows of the one and the same 16 of the other.
 //
-// Why unsigned weights and signed activations: there are instructions for that. The offset of the weights costs its product with
-// the sum of a token's activations, one number per token (int8) or per token and group (int4), known when they are quantised.
+// Why unsigned weights and signed activations: there are instructions for that. The offset of the weights costs its
+// product with the sum of a token's activations, one number per token (int8) or per token and group (int4), known when
+// they are quantised.
 #pragma once
 #include <cstdint>
 #include <vector>

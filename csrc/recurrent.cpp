@@ -32,9 +32,8 @@ int64_t piece_of(int64_t n, int64_t all, int64_t unit, int threads) {
 }  // namespace
 
 void run(Pool::Hold& hold, const ShortConv& c) {
-    draw_pieces(hold, c.s.n, c.s.m, piece_of(c.s.n, c.s.m, 16, hold.threads()), [&](int64_t i, int64_t first, int64_t last, int) {
-        recurrent_kernels().conv(c, i, first, last);
-    });
+    draw_pieces(hold, c.s.n, c.s.m, piece_of(c.s.n, c.s.m, 16, hold.threads()),
+                [&](int64_t i, int64_t first, int64_t last, int) { recurrent_kernels().conv(c, i, first, last); });
     for (int64_t i = 0; i < c.s.n; ++i) recurrent_kernels().left(c, i);
 }
 
@@ -50,9 +49,10 @@ void run(Pool::Hold& hold, const SelectiveScan& s) {
 void run(Pool::Hold& hold, const LinearScan& s) {
     const RecurrentKernels& kernels = recurrent_kernels();
     const Rooms rooms(hold, s.states);
-    draw_pieces(hold, s.s.n * s.heads, s.width, kernels.channels, [&](int64_t i, int64_t first, int64_t last, int thread) {
-        kernels.linear(s, i / s.heads, i % s.heads, first, last, rooms.of(thread));
-    });
+    draw_pieces(hold, s.s.n * s.heads, s.width, kernels.channels,
+                [&](int64_t i, int64_t first, int64_t last, int thread) {
+                    kernels.linear(s, i / s.heads, i % s.heads, first, last, rooms.of(thread));
+                });
 }
 
 void run(Pool::Hold& hold, const TaylorScan& s) {

@@ -1,7 +1,7 @@
 // Recurrent mixers: what one thread does. Who does what is in recurrent.cpp.
 //
-// Every number of a state and of a result is one chain over the tokens, and over the states, ascending: chunks, batches and
-// threads change no bit. States lie as the loops want them, with neighbouring channels as neighbours in memory.
+// Every number of a state and of a result is one chain over the tokens, and over the states, ascending: chunks, batches
+// and threads change no bit. States lie as the loops want them, with neighbouring channels as neighbours in memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ struct ShortConv {
     const float* weight;  // [before + 1, channels]
     const float* bias;    // [channels] or null
     Matrix2<float> y;
-    float* left;          // [n, before, channels]
+    float* left;  // [n, before, channels]
 };
 
 // h = exp(dt A) h + dt x B; y = C h + D x: a decay for each channel and state; dt = softplus of what is given.
@@ -39,8 +39,8 @@ struct SelectiveScan {
     Sequences s;
     int64_t channels, states;
     Matrix2<const float> x, dt, b, c;
-    const float* a;  // [states, channels], negative
-    const float* d;  // [channels]
+    const float* a;       // [states, channels], negative
+    const float* d;       // [channels]
     const float* before;  // [n, states, channels]
     float* h;             // the same, after
     Matrix2<float> y;
@@ -54,8 +54,9 @@ struct LinearScan {
     const float* before;           // [n, heads, states, width]
     float* h;
     Matrix2<float> y;
-    // Mamba-2: x is multiplied by dt = softplus(dt + bias), between least and most; the decay is exp(dt a); D x is added.
-    Matrix2<const float> dt;  // rows [heads]
+    // Mamba-2: x is multiplied by dt = softplus(dt + bias), between least and most; the decay is exp(dt a); D x is
+    // added.
+    Matrix2<const float> dt;       // rows [heads]
     const float *dt_bias, *a, *d;  // [heads]
     float dt_least, dt_most;
 };
@@ -72,10 +73,11 @@ struct TaylorScan {
 };
 
 struct RecurrentKernels {
-    void (*conv)(const ShortConv&, int64_t sequence, int64_t first, int64_t last);        // tokens
-    void (*left)(const ShortConv&, int64_t sequence);                                     // what the next step needs
+    void (*conv)(const ShortConv&, int64_t sequence, int64_t first, int64_t last);  // tokens
+    void (*left)(const ShortConv&, int64_t sequence);                               // what the next step needs
     void (*selective)(const SelectiveScan&, int64_t sequence, int64_t first, int64_t last, float* room);  // channels
-    void (*linear)(const LinearScan&, int64_t sequence, int64_t head, int64_t first, int64_t last, float* room);  // of width
+    void (*linear)(const LinearScan&, int64_t sequence, int64_t head, int64_t first, int64_t last,
+                   float* room);  // of width
     void (*taylor)(const TaylorScan&, int64_t sequence, int64_t head, float* room);
     int64_t channels;  // of a piece of work for `selective` and `linear`: a multiple of this many, but for the last
     size_t (*room)(int64_t states);  // in floats, for any of them

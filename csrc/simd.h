@@ -1,9 +1,9 @@
 // Vectors of floats and integers for one instruction set: the only file that names instructions.
 //
-// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx2 or portable), and everything
-// lives in a namespace of that name. W lanes a vector; all arithmetic of one lane is the same for every W, and sums over
-// lanes (Sum16) have one fixed order, so results do not depend on the instruction set, with one exception: `portable`
-// on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
+// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx2 or portable), and
+// everything lives in a namespace of that name. W lanes a vector; all arithmetic of one lane is the same for every W,
+// and sums over lanes (Sum16) have one fixed order, so results do not depend on the instruction set, with one
+// exception: `portable` on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,8 +12,10 @@
 #endif
 
 #define RL_INLINE static inline __attribute__((always_inline))
-// Complete unrolling is not a matter of speed alone: an array of accumulators that is indexed by a variable lives in memory.
+// A loop over i = 0 .. n - 1 that is unrolled completely. That is not a matter of a little speed: an array of
+// accumulators that is indexed by a variable lives in memory.
 #define RL_UNROLL _Pragma("GCC unroll 32")
+#define RL_FOR(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
 
 namespace ridgeline::RL_ISA {
 
@@ -53,11 +55,15 @@ RL_INLINE F floats(I x) { return (F)x; }
 
 // The first n lanes (n >= W: all; n <= 0: none); the others are 0, and their memory is not touched.
 #if defined(__AVX512F__)
-RL_INLINE __mmask16 lanes(int n) { return n >= 16 ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1); }
+RL_INLINE __mmask16 lanes(int n) {
+    return n >= 16 ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1);
+}
 RL_INLINE F load(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
 RL_INLINE void store(float* p, F x, int n) { _mm512_mask_storeu_ps(p, lanes(n), x); }
 #elif defined(__AVX2__)
-RL_INLINE __m256i lanes(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+RL_INLINE __m256i lanes(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
 RL_INLINE F load(const float* p, int n) { return _mm256_maskload_ps(p, lanes(n)); }
 RL_INLINE void store(float* p, F x, int n) { _mm256_maskstore_ps(p, lanes(n), x); }
 #else
@@ -148,10 +154,10 @@ RL_INLINE F sqrt(F x) {
 // Row i of W rows becomes column i.
 RL_INLINE void transpose(F (&x)[W]) {
     I lane = {};
-    RL_UNROLL for (int i = 0; i < W; ++i) lane[i] = i;
+    RL_FOR(i, W) lane[i] = i;
     RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps what stands off the diagonal, in squares of 2 * half
         const I low = (lane & half) == 0 ? lane : lane - half + W, high = (lane & half) == 0 ? lane + half : lane + W;
-        RL_UNROLL for (int i = 0; i < W; ++i) {
+        RL_FOR(i, W) {
             if (i & half) continue;
             const F a = x[i], b = x[i + half];
             x[i] = __builtin_shuffle(a, b, low);
@@ -174,25 +180,25 @@ RL_INLINE I round(F x) {
 #endif
 }
 
-// A sum or a maximum over numbers laid out in blocks of 16: lane i takes every 16th, and the 16 are folded in halves. The
-// same for every W.
+// A sum or a maximum over numbers laid out in blocks of 16: lane i takes every 16th, and the 16 are folded in halves.
+// The same for every W.
 struct Sum16 {
     F v[V];
     RL_INLINE Sum16 zero() {
         Sum16 s;
-        RL_UNROLL for (int i = 0; i < V; ++i) s.v[i] = set(0.f);
+        RL_FOR(i, V) s.v[i] = set(0.f);
         return s;
     }
 };
 RL_INLINE float fold(const float* x) {
     float a[8];
-    RL_UNROLL for (int i = 0; i < 8; ++i) a[i] = x[i] + x[i + 8];
-    RL_UNROLL for (int i = 0; i < 4; ++i) a[i] += a[i + 4];
+    RL_FOR(i, 8) a[i] = x[i] + x[i + 8];
+    RL_FOR(i, 4) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 RL_INLINE float total(const Sum16& s) {
     float x[16];
-    RL_UNROLL for (int i = 0; i < V; ++i) store(x + i * W, s.v[i]);
+    RL_FOR(i, V) store(x + i * W, s.v[i]);
     return fold(x);
 }
 RL_INLINE int32_t total(I x) {
@@ -207,7 +213,7 @@ RL_INLINE int32_t largest(I x) {
 }
 RL_INLINE float largest(F x) {
     I lane = {};
-    RL_UNROLL for (int i = 0; i < W; ++i) lane[i] = i;
+    RL_FOR(i, W) lane[i] = i;
     RL_UNROLL for (int half = W / 2; half > 0; half /= 2) x = max(x, __builtin_shuffle(x, lane ^ half));
     return x[0];
 }
@@ -355,6 +361,11 @@ RL_INLINE Unsigned4 unsigned4(I x) { return x; }
 RL_INLINE Signed4 signed4(I x) { return x; }
 // asm, because with the intrinsic g++ 12 copies each accumulator to another register and to the stack and back.
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
+// The same of four bytes for all lanes, folded into the instruction: one that loads more and takes fewer issue slots.
+constexpr bool FOLDS = true;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
+}
 #else
 struct Unsigned4 {
     I even, odd;
@@ -382,6 +393,8 @@ RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
     c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
     keep(c);  // or g++ puts off the sums and spills the products
 }
+constexpr bool FOLDS = false;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
 #endif
 
 }  // namespace ridgeline::RL_ISA

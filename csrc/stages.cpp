@@ -14,7 +14,8 @@ enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };
 size_t activation_bytes(const Matrix& w, int64_t tokens) {
     const int64_t groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
     const size_t data = size_t(tokens * w.padded_k) * (w.quantised() ? 1 : 4);
-    return size_t(round_up(int64_t(data), 64)) + size_t(round_up(tokens * 4, 64)) + size_t(round_up(tokens * groups * 4, 64));
+    return size_t(round_up(int64_t(data), 64)) + size_t(round_up(tokens * 4, 64)) +
+           size_t(round_up(tokens * groups * 4, 64));
 }
 
 Activations activations(const Matrix& w, int64_t tokens, void* room) {
@@ -77,7 +78,8 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
 }
 
 // Block by block: `each(job, first token, tokens)`.
-template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Stream& stream, const Epilogue& whole, int64_t grain, Each&& each) {
+template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Stream& stream, const Epilogue& whole,
+                                  int64_t grain, Each&& each) {
     for (int64_t first = 0; first < stream.tokens; first += BLOCK) {
         Source s = stream.source;
         if (s.rows)
@@ -111,11 +113,12 @@ Source Projection::source(Source s) const {
 void Projection::run(Pool::Hold& hold, const Stream& stream, const Epilogue::Out* out) const {
     const Epilogue e = with_outputs(epilogue, out, epilogue.kind == Epilogue::gated ? 1 : matrix.parts.size());
     const Stream own{source(stream.source), stream.tokens};
-    blocks(hold, matrix, own, e, 1, [](const Job& job, int64_t, int64_t tokens) { product(job, tokens, [](int64_t, int64_t) {}); });
+    blocks(hold, matrix, own, e, 1,
+           [](const Job& job, int64_t, int64_t tokens) { product(job, tokens, [](int64_t, int64_t) {}); });
 }
 
-void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue::Out* out, const float* cos, const float* sin,
-                          int64_t rope_stride) const {
+void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue::Out* out, const float* cos,
+                          const float* sin, int64_t rope_stride) const {
     const Matrix& w = projection.matrix;
     const int64_t panels = heads.head_dim / PANEL;
     // Where heads are whole panels and have norms of their own, the thread that has computed them finishes them.
@@ -126,20 +129,22 @@ void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue
         auto finish = [&](size_t part, int64_t token, int64_t begin, int64_t end) {
             const Epilogue::Out& o = job.epilogue.out[part];
             const int64_t at = (first + token) * rope_stride;
-            head_kernels().finish(heads, norms[part].view(), o.data + token * o.stride, begin, end, cos ? cos + at : nullptr,
-                                  sin ? sin + at : nullptr);
+            head_kernels().finish(heads, norms[part].view(), o.data + token * o.stride, begin, end,
+                                  cos ? cos + at : nullptr, sin ? sin + at : nullptr);
         };
         product(job, tokens, [&](int64_t begin, int64_t end) {
             for (size_t part = 0; together && part < norms.size(); ++part) {
                 const int64_t low = w.parts[part].first_panel, high = low + w.parts[part].rows / PANEL;
                 const int64_t from = std::max(begin, low), to = std::min(end, high);
-                for (int64_t t = 0; from < to && t < tokens; ++t) finish(part, t, (from - low) / panels, (to - low) / panels);
+                for (int64_t t = 0; from < to && t < tokens; ++t)
+                    finish(part, t, (from - low) / panels, (to - low) / panels);
             }
         });
         if (!together)
             hold.split(tokens, [&](int64_t begin, int64_t end, int) {
                 for (int64_t t = begin; t < end; ++t)
-                    for (size_t part = 0; part < norms.size(); ++part) finish(part, t, 0, w.parts[part].rows / heads.head_dim);
+                    for (size_t part = 0; part < norms.size(); ++part)
+                        finish(part, t, 0, w.parts[part].rows / heads.head_dim);
             });
     });
 }
@@ -164,8 +169,8 @@ void run_mlp(Pool::Hold& hold, const Projection& up, const Matrix& down, const S
 
 void Experts::run(Pool::Hold& hold, const float* x, int64_t stride, int64_t tokens, int64_t choices, const int64_t* ids,
                   const float* weights, Epilogue::Out out) const {
-    // Each pair of a token and a choice has a row of its own, so that a token's sum runs over its choices whatever the others
-    // have chosen.
+    // Each pair of a token and a choice has a row of its own, so that a token's sum runs over its choices whatever the
+    // others have chosen.
     const int64_t pairs = tokens * choices, width = down[0]->parts[0].rows;
     std::vector<std::vector<int64_t>> of(up.size());
     for (int64_t i = 0; i < pairs; ++i) of[size_t(ids[i])].push_back(i);

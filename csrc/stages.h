@@ -36,16 +36,18 @@ struct Projection {
 struct HeadsProjection {
     Projection projection;
     HeadsCase heads;
-    std::vector<Norm> norms;       // of the first parts of the matrix; the others are not touched (values)
+    std::vector<Norm> norms;  // of the first parts of the matrix; the others are not touched (values)
 
     // cos, sin: row t at + t * rope_stride, or null.
-    void run(Pool::Hold&, const Stream&, const Epilogue::Out* out, const float* cos, const float* sin, int64_t rope_stride) const;
+    void run(Pool::Hold&, const Stream&, const Epilogue::Out* out, const float* cos, const float* sin,
+             int64_t rope_stride) const;
 };
 
 // down(act(up(norm(...)))): `up` is gated (interleaved) or not.
 void run_mlp(Pool::Hold&, const Projection& up, const Matrix& down, const Stream&, Epilogue::Out out);
 
-// Each token visits some experts: out[t] = sum over its choices c, in order, of weights[t, c] * expert[ids[t, c]](x[t]).
+// Each token visits some experts: out[t] = sum over its choices c, in order, of weights[t, c] * expert[ids[t,
+// c]](x[t]).
 struct Experts {
     std::vector<const Matrix*> up, down;
     Gate gate;

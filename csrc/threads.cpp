@@ -95,7 +95,8 @@ int usable_cores() { return std::max(1, int(std::min(double(cores().size()), std
 Pages::Pages(size_t bytes) : bytes_(bytes) {
     constexpr size_t huge = size_t(2) << 20;
     size_t room = (bytes + 8192 + huge - 1) / huge * huge;
-    void* p = room < bytes ? MAP_FAILED : mmap(nullptr, room + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p = room < bytes ? MAP_FAILED
+                           : mmap(nullptr, room + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     char *begin = (char*)p, *end = begin + room + huge;
     data_ = (char*)((uintptr_t(begin) + huge - 1) / huge * huge);
@@ -201,7 +202,8 @@ struct Pool::Team {
 
 Pool::Pool(int threads) : size_(threads) {
     if (threads < 1 || threads > MAX_THREADS)
-        throw std::invalid_argument("threads must be 1.." + std::to_string(MAX_THREADS) + ", not " + std::to_string(threads));
+        throw std::invalid_argument("threads must be 1.." + std::to_string(MAX_THREADS) + ", not " +
+                                    std::to_string(threads));
     count_forks();
     team_ = std::make_unique<Team>(threads);
 }

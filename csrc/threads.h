@@ -2,7 +2,8 @@
 //
 //   fork   the work is written, then `epoch` is raised. Workers spin on that one cache line.
 //   join   each worker stores the epoch that it finished in a line of its own; the caller spins on those.
-//   park   a worker that saw no work for SPIN_US sleeps on a futex. It counts itself as parked and then asks the kernel to
+//   park   a worker that saw no work for SPIN_US sleeps on a futex. It counts itself as parked and then asks the kernel
+//   to
 //          sleep unless the epoch has changed; the caller raises the epoch and then looks for parked ones. Both in one
 //          order that all threads see, so no wake-up is lost.
 //
@@ -51,8 +52,8 @@ public:
 
     int size() const { return size_; }
 
-    // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked, the
-    // first hold makes new workers.
+    // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
+    // the first hold makes new workers.
     class Hold {
     public:
         explicit Hold(Pool& pool);

@@ -10,13 +10,14 @@ constexpr float LOG2_E = 1.44269504f;
 // 2^x for x <= 0, at least 2^-126 and so never 0; NaN of NaN. 1.3 u. Coefficients: least relative error, own fit.
 // Of K vectors, step by step: one after the other they would wait for each other's latencies.
 template <int K> RL_INLINE void exp2_down(F (&x)[K]) {
-    constexpr float C[] = {1.53533416e-4f, 1.33988704e-3f, 9.61843785e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f, 1.f};
+    constexpr float C[] = {
+        1.53533416e-4f, 1.33988704e-3f, 9.61843785e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f, 1.f};
     I n[K];
     F r[K];
-    RL_UNROLL for (int i = 0; i < K; ++i) n[i] = round(x[i] = max(set(-126.f), x[i]));
-    RL_UNROLL for (int i = 0; i < K; ++i) r[i] = x[i] - to_float(n[i]), x[i] = set(C[0]);
-    RL_UNROLL for (int c = 1; c < 7; ++c) RL_UNROLL for (int i = 0; i < K; ++i) x[i] = fma(x[i], r[i], set(C[c]));
-    RL_UNROLL for (int i = 0; i < K; ++i) x[i] = floats(bits(x[i]) + (n[i] << 23));
+    RL_FOR(i, K) n[i] = round(x[i] = max(set(-126.f), x[i]));
+    RL_FOR(i, K) r[i] = x[i] - to_float(n[i]), x[i] = set(C[0]);
+    RL_UNROLL for (int c = 1; c < 7; ++c) RL_FOR(i, K) x[i] = fma(x[i], r[i], set(C[c]));
+    RL_FOR(i, K) x[i] = floats(bits(x[i]) + (n[i] << 23));
 }
 RL_INLINE F exp2_down(F x) {
     F one[1] = {x};

@@ -15,9 +15,10 @@ namespace ridgeline::RL_ISA {
 namespace {
 
 constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
-// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for more.
+// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for
+// more.
 constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
-constexpr int VECTORS = TILE / W;        // of a tile
+constexpr int VECTORS = TILE / W;  // of a tile
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
@@ -82,7 +83,8 @@ uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
     if (c.window == 0) return range(0, at + 1);
     switch (c.pattern) {
         case Pattern::none: return range(at - c.window + 1, at + 1);
-        case Pattern::first_tokens: return range(at - c.window + 1, at + 1) | (range(0, c.number - tile) & range(0, at + 1));
+        case Pattern::first_tokens:
+            return range(at - c.window + 1, at + 1) | (range(0, c.number - tile) & range(0, at + 1));
         case Pattern::dilated: return at < 0 ? 0 : range(at - c.lookback(), at + 1) & comb(at, c.number);
         default: return at < 0 ? 0 : range(at - c.window + 1, at + 1) | comb(at, c.number);
     }
@@ -94,13 +96,15 @@ struct Tile {
     const float* keys[VECTORS];  // of each vector's keys, the first number; the next is `step` on
     int64_t step;
     const float* values[TILE];
-    const float* blocks[VECTORS];  // of each vector's keys, the values, where they lie in one piece; else something near
-    int first, last;  // keys that some query sees lie in [first, last]
+    const float*
+        blocks[VECTORS];  // of each vector's keys, the values, where they lie in one piece; else something near
+    int first, last;      // keys that some query sees lie in [first, last]
 };
 
-// Where the tokens [first, last] of the tile at position `at` stand in pages `page` numbers apart, and `slot` in a page.
-void find(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, const float* base, int64_t page, int64_t slot,
-          const float** found) {
+// Where the tokens [first, last] of the tile at position `at` stand in pages `page` numbers apart, and `slot` in a
+// page.
+void find(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, const float* base, int64_t page,
+          int64_t slot, const float** found) {
     for (int j = first; j <= last;) {
         const int64_t position = s.base + at + j, index = position / kv.page_tokens, inside = position % kv.page_tokens;
         const int64_t number = !s.table ? index : index < s.table_size ? s.table[index] : 0;
@@ -114,9 +118,10 @@ void turn_rows(const float* const* rows, int64_t numbers, float* to) {
     for (int64_t d = 0; d < numbers; d += W) {
         F x[W];
         const int n = int(numbers - d < W ? numbers - d : W);
-        RL_UNROLL for (int i = 0; i < W; ++i) x[i] = !rows[i] ? set(0.f) : n == W ? load(rows[i] + d) : load(rows[i] + d, n);
+        RL_FOR(i, W) x[i] = !rows[i] ? set(0.f) : n == W ? load(rows[i] + d) : load(rows[i] + d, n);
         transpose(x);
-        RL_UNROLL for (int i = 0; i < W; ++i) if (i < n) store(to + (d + i) * TILE, x[i]);
+        RL_FOR(i, W)
+            if (i < n) store(to + (d + i) * TILE, x[i]);
     }
 }
 
@@ -148,13 +153,15 @@ void find_values(const AttentionStep& a, const AttentionWork& w, int head, int64
     const KeyValues& kv = a.kv;
     find(kv, *w.sequence, at, t.first, t.last, kv.values + head * kv.value_head, kv.value_page, kv.value_row, t.values);
     const bool dense = kv.value_row == a.c.value_dim && kv.page_tokens % W == 0;
-    for (int v = t.first / W; v <= t.last / W; ++v) t.blocks[v] = dense ? t.values[v * W < t.first ? t.first : v * W] : t.keys[v];
+    for (int v = t.first / W; v <= t.last / W; ++v)
+        t.blocks[v] = dense ? t.values[v * W < t.first ? t.first : v * W] : t.keys[v];
     std::fill(t.values, t.values + t.first, t.values[t.first]);
     std::fill(t.values + t.last + 1, t.values + TILE, t.values[t.last]);
 }
 
 // The memory of the keys that come next, a key's worth at a time; `t`'s values, which are there already, where none do.
-void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, const Tile& t, const float** lines) {
+void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, const Tile& t,
+                const float** lines) {
     const KeyValues& kv = a.kv;
     if (++head == w.head_end) head = w.head, at += TILE;
     std::copy_n(t.values, TILE, lines);
@@ -165,47 +172,52 @@ void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_
 
 // ---- the three parts of a tile ---------------------------------------------------------------------------------
 
-// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and the
-// loop over values for the next keys, both `ahead`.
+// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and
+// the loop over values for the next keys, both `ahead`.
 
 // N vectors of scores of R rows. q: [numbers][R].
-template <int R, int N>
-void scores(const float* const* keys, const float* const* ahead, int64_t step, int64_t numbers, const float* q, float* to) {
+template <int R, int N> void scores(const float* const* keys, const float* const* ahead, int64_t step, int64_t numbers,
+                                    const float* q, float* to) {
     F acc[R][N];
-    RL_UNROLL for (int r = 0; r < R; ++r) RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = set(0.f);
+    RL_FOR(r, R)
+        RL_FOR(v, N) acc[r][v] = set(0.f);
     const float *k[N], *next[N];
-    RL_UNROLL for (int v = 0; v < N; ++v) k[v] = keys[v], next[v] = ahead[v];
+    RL_FOR(v, N) k[v] = keys[v], next[v] = ahead[v];
     for (int64_t d = 0; d < numbers; ++d, q += R) {
         F x[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k[v]), k[v] += step, prefetch_far(next[v]), next[v] += W;
-        RL_UNROLL for (int r = 0; r < R; ++r) {
+        RL_FOR(v, N) x[v] = load(k[v]), k[v] += step, prefetch_far(next[v]), next[v] += W;
+        RL_FOR(r, R) {
             const F y = set(q[r]);
-            RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = fma(x[v], y, acc[r][v]);
+            RL_FOR(v, N) acc[r][v] = fma(x[v], y, acc[r][v]);
         }
     }
-    RL_UNROLL for (int r = 0; r < R; ++r) RL_UNROLL for (int v = 0; v < N; ++v) store(to + r * TILE + v * W, acc[r][v]);
+    RL_FOR(r, R)
+        RL_FOR(v, N) store(to + r * TILE + v * W, acc[r][v]);
 }
 
-// The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all keys.
-template <int R, int N, bool SOME>
-void add_values(const Tile& t, const float* const* ahead, int64_t d, int64_t numbers, const float* weights, const float* rescale, float* to, int64_t width) {
+// The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all
+// keys.
+template <int R, int N, bool SOME> void add_values(const Tile& t, const float* const* ahead, int64_t d, int64_t numbers,
+                                                   const float* weights, const float* rescale, float* to,
+                                                   int64_t width) {
     F acc[R][N];
-    RL_UNROLL for (int r = 0; r < R; ++r)
-        RL_UNROLL for (int v = 0; v < N; ++v) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
+    RL_FOR(r, R)
+        RL_FOR(v, N) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
     const int n = int(numbers - d);
     for (int j = t.first; j <= t.last; ++j) {
         F x[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = N > 1 || n >= W ? load(t.values[j] + d + v * W) : load(t.values[j] + d, n);
-        RL_UNROLL for (int v = 0; v < N; ++v) prefetch_far(ahead[j] + d + v * W);
-        RL_UNROLL for (int r = 0; r < R; ++r) {
+        RL_FOR(v, N) x[v] = N > 1 || n >= W ? load(t.values[j] + d + v * W) : load(t.values[j] + d, n);
+        RL_FOR(v, N) prefetch_far(ahead[j] + d + v * W);
+        RL_FOR(r, R) {
             const F p = set(weights[r * TILE + j]);
-            RL_UNROLL for (int v = 0; v < N; ++v) {
+            RL_FOR(v, N) {
                 const F y = fma(p, x[v], acc[r][v]);
                 acc[r][v] = SOME ? select(p != set(0.f), y, acc[r][v]) : y;
             }
         }
     }
-    RL_UNROLL for (int r = 0; r < R; ++r) RL_UNROLL for (int v = 0; v < N; ++v) store(to + r * width + d + v * W, acc[r][v]);
+    RL_FOR(r, R)
+        RL_FOR(v, N) store(to + r * width + d + v * W, acc[r][v]);
 }
 
 // Scores of a row become weights; the segment's largest score and sums go on.
@@ -214,9 +226,10 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     I lane = {};
     for (int i = 0; i < W; ++i) lane[i] = ONE << i;
     F top = set(NONE);
-    RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+    RL_FOR(v, VECTORS) {
         F x = load(scores + v * W);
-        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap)) : x * set(c.scale * LOG2_E);
+        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap))
+                          : x * set(c.scale * LOG2_E);
         x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
         top = max(top, x);
         store(scores + v * W, x);
@@ -225,28 +238,29 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     const float rescale = now == most ? 1.f : weight(most - now);
     most = now;
     Sum16 total;
-    RL_UNROLL for (int i = 0; i < V; ++i) total.v[i] = load(sums + i * W) * set(rescale);
+    RL_FOR(i, V) total.v[i] = load(sums + i * W) * set(rescale);
     RL_UNROLL for (int at = 0; at < VECTORS; at += 4) {
         F p[4];
-        RL_UNROLL for (int v = 0; v < 4; ++v) p[v] = load(scores + (at + v) * W) - set(now);
+        RL_FOR(v, 4) p[v] = load(scores + (at + v) * W) - set(now);
         exp2_down(p);
-        RL_UNROLL for (int v = 0; v < 4; ++v) {
+        RL_FOR(v, 4) {
             float* x = scores + (at + v) * W;
             p[v] = select(load(x) == set(NONE), set(0.f), p[v]);
             total.v[(at + v) % V] += p[v];
             store(x, p[v]);
         }
     }
-    RL_UNROLL for (int i = 0; i < V; ++i) store(sums + i * W, total.v[i]);
+    RL_FOR(i, V) store(sums + i * W, total.v[i]);
     return rescale;
 }
 
-template <int R>
-void tile_rows(const AttentionStep& a, const Tile& t, const float* const* ahead, const uint64_t* masks, int64_t own, const float* q, int64_t row, Room& m) {
+template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const float* const* ahead, const uint64_t* masks,
+                                int64_t own, const float* q, int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
     const int begin = t.first / W, end = t.last / W + 1;
     int v = begin;
-    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v + WIDE <= end; v += WIDE)
+        scores<R, WIDE>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
     for (; v < end; ++v) scores<R, 1>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
     bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
@@ -262,12 +276,16 @@ void tile_rows(const AttentionStep& a, const Tile& t, const float* const* ahead,
     float* to = m.values + row * m.width;
     int64_t d = 0;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<R, WIDE, true> : add_values<R, WIDE, false>)(t, ahead, d, numbers, m.scores, m.rescale, to, m.width);
+        (some ? add_values<R, WIDE, true> : add_values<R, WIDE, false>)(t, ahead, d, numbers, m.scores, m.rescale, to,
+                                                                        m.width);
     for (; d < numbers; d += W)
-        (some ? add_values<R, 1, true> : add_values<R, 1, false>)(t, ahead, d, numbers, m.scores, m.rescale, to, m.width);
+        (some ? add_values<R, 1, true> : add_values<R, 1, false>)(t, ahead, d, numbers, m.scores, m.rescale, to,
+                                                                  m.width);
 }
 
-template <int... R> constexpr std::array<decltype(&tile_rows<1>), BLOCK> all_rows(std::integer_sequence<int, R...>) { return {tile_rows<R + 1>...}; }
+template <int... R> constexpr std::array<decltype(&tile_rows<1>), BLOCK> all_rows(std::integer_sequence<int, R...>) {
+    return {tile_rows<R + 1>...};
+}
 constexpr auto TILE_ROWS = all_rows(std::make_integer_sequence<int, BLOCK>());
 
 // ---- segments --------------------------------------------------------------------------------------------------
@@ -287,7 +305,8 @@ void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& 
         keys_ahead(a, w, head, at, t, ahead);
         const Blocks blocks(queries * group);
         for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own, row = (head - w.head) * queries * group + own;
+            const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own,
+                          row = (head - w.head) * queries * group + own;
             TILE_ROWS[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, masks, own, m.q + row * a.c.key_dim, row, m);
         }
     }
@@ -319,7 +338,8 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
 }
 
 // A segment's result joins those before.
-void join(float most, float sum, const float* values, int64_t width, float& all_most, float& all_sum, float* all_values) {
+void join(float most, float sum, const float* values, int64_t width, float& all_most, float& all_sum,
+          float* all_values) {
     if (most == NONE) return;
     if (all_most == NONE) {
         all_most = most, all_sum = sum;
@@ -358,12 +378,14 @@ void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
         for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE;
         memset(m.sums, 0, size_t(rows) * 16 * 4);
         memset(m.values, 0, size_t(rows * m.width) * 4);
-        for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1; at += TILE)
+        for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1;
+             at += TILE)
             run_tile(a, w, at, m);
         for (int64_t r = 0; r < rows; ++r) {
             const float sum = fold(m.sums + r * 16);
             if (!partial) {
-                join(m.most[r], sum, m.values + r * m.width, m.width, m.all_most[r], m.all_sum[r], m.all_values + r * m.width);
+                join(m.most[r], sum, m.values + r * m.width, m.width, m.all_most[r], m.all_sum[r],
+                     m.all_values + r * m.width);
                 continue;
             }
             partial[0] = m.most[r], partial[1] = sum;

@@ -17,12 +17,12 @@ template <class Of> RL_INLINE void each(const float* a, const float* b, int64_t 
 
 void activate_all(const Gate& gate, const float* a, const float* b, int64_t n, float* out) {
     switch (gate.activation) {  // out here, not in the loop
-#define RL_EACH(name)                                                                        \
-    case Activation::name:                                                                   \
-        if (b)                                                                               \
-            each(a, b, n, out, [](F x, F y) { return activate(Activation::name, x) * y; });  \
-        else                                                                                 \
-            each(a, b, n, out, [](F x, F) { return activate(Activation::name, x); });        \
+#define RL_EACH(name)                                                                       \
+    case Activation::name:                                                                  \
+        if (b)                                                                              \
+            each(a, b, n, out, [](F x, F y) { return activate(Activation::name, x) * y; }); \
+        else                                                                                \
+            each(a, b, n, out, [](F x, F) { return activate(Activation::name, x); });       \
         break;
         RL_EACH(silu)
         RL_EACH(gelu)
@@ -47,16 +47,18 @@ void map(const MapCase& c, const float* a, const float* b, int64_t n, float* out
     }
 }
 
-void gated_norm(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps, float* out) {
+void gated_norm(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps,
+                float* out) {
     for (int64_t g = 0; g < groups; ++g, y += size, z += size, weight += size, out += size) {
         Sum16 sum = Sum16::zero();
-        for (int64_t i = 0; i < size; i += 16) RL_UNROLL for (int v = 0; v < V; ++v) {
-            const int64_t at = i + v * W;
-            const int n = int(std::clamp<int64_t>(size - at, 0, W));
-            const F gate = load(z + at, n), x = load(y + at, n) * (gate * sigmoid(gate));
-            store(out + at, x, n);
-            sum.v[v] = fma(x, x, sum.v[v]);
-        }
+        for (int64_t i = 0; i < size; i += 16)
+            RL_FOR(v, V) {
+                const int64_t at = i + v * W;
+                const int n = int(std::clamp<int64_t>(size - at, 0, W));
+                const F gate = load(z + at, n), x = load(y + at, n) * (gate * sigmoid(gate));
+                store(out + at, x, n);
+                sum.v[v] = fma(x, x, sum.v[v]);
+            }
         const F scale = set(1.f / std::sqrt(total(sum) / float(size) + eps));
         for (int64_t i = 0; i < size; i += W) {
             const int n = int(std::min<int64_t>(W, size - i));

@@ -22,7 +22,8 @@ void turn_neighbours(float* x, int64_t pairs, const float* cos, const float* sin
     }
 }
 
-void finish(const HeadsCase& h, const NormWeights& norm, float* x, int64_t begin, int64_t end, const float* cos, const float* sin) {
+void finish(const HeadsCase& h, const NormWeights& norm, float* x, int64_t begin, int64_t end, const float* cos,
+            const float* sin) {
     const bool normed = norm.kind != NormKind::none;
     if (normed && h.over_all) source_kernels.norm(norm, x, end * h.head_dim, x);
     for (int64_t i = begin; i < end; ++i) {

@@ -47,12 +47,12 @@ bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) 
     int64_t at = 0;
     for (; at + 16 <= k; at += 16) {
         int8_t q[16];
-        RL_UNROLL for (int v = 0; v < V; ++v) {
+        RL_FOR(v, V) {
             I r = round(load(x + at + v * W) * set(inverse));
             r = r > 127 ? set(127) : r < -127 ? set(-127) : r;
             store_i8(q + v * W, r);
         }
-        RL_UNROLL for (int j = 0; j < 4; ++j) {
+        RL_FOR(j, 4) {
             uint32_t four;
             memcpy(&four, q + j * 4, 4);
             four ^= 0x80808080u;
@@ -65,8 +65,8 @@ bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) 
     return true;
 }
 
-// The scale is that of 7.5 steps to the largest magnitude, rounded to a half; a number is at most half a step away, but for
-// what the scale's own rounding moves it.
+// The scale is that of 7.5 steps to the largest magnitude, rounded to a half; a number is at most half a step away, but
+// for what the scale's own rounding moves it.
 bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
     const int64_t block = group / 8 * 128 + 64;
     for (int64_t g = 0; g * group < k; ++g) {

@@ -10,10 +10,10 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t AHEAD = 4096;             // bytes that a single stream is fetched ahead
-constexpr int64_t L1_BYTES = 16 << 10;      // of weights that stay in the first cache while tiles pass over them
-constexpr int64_t L2_BYTES = 256 << 10;     // and in the second
-constexpr int64_t FEW_TILES = 8;            // tiles: so many tokens are still fewer than a panel's weights take to fetch
+constexpr int64_t AHEAD = 4096;          // bytes that a single stream is fetched ahead
+constexpr int64_t L1_BYTES = 16 << 10;   // of weights that stay in the first cache while tiles pass over them
+constexpr int64_t L2_BYTES = 256 << 10;  // and in the second
+constexpr int64_t FEW_TILES = 8;         // tiles: so many tokens are still fewer than a panel's weights take to fetch
 
 // ---- a tile of m tokens as a table over m -------------------------------------------------------------------------
 
@@ -21,13 +21,15 @@ using FloatTile = void (*)(const char*, const float*, int64_t, float*, bool, Fet
 using ByteTile = void (*)(const char*, const int8_t*, int64_t, int32_t*, bool, Fetch);
 using GroupTile = void (*)(const Groups&, float*, bool, Fetch);
 
-template <class Type, int... I> constexpr std::array<FloatTile, sizeof...(I)> float_tiles(std::integer_sequence<int, I...>) {
+template <class Type, int... I>
+constexpr std::array<FloatTile, sizeof...(I)> float_tiles(std::integer_sequence<int, I...>) {
     return {&float_tile<Type, I + 1>...};
 }
 template <int... I> constexpr std::array<ByteTile, sizeof...(I)> byte_tiles(std::integer_sequence<int, I...>) {
     return {&byte_tile<I + 1>...};
 }
-template <class Type, int... I> constexpr std::array<GroupTile, sizeof...(I)> group_tiles(std::integer_sequence<int, I...>) {
+template <class Type, int... I>
+constexpr std::array<GroupTile, sizeof...(I)> group_tiles(std::integer_sequence<int, I...>) {
     return {&group_tile<Type, I + 1>...};
 }
 using Sizes = std::make_integer_sequence<int, TILE>;
@@ -51,7 +53,7 @@ void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin,
     if (!w.quantised()) return;
     for (int64_t i = 0; i < m; ++i) {
         const F token = set(a.scale[begin + i]);
-        RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+        RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             if (w.format == Format::int4) {
                 store(at, load(at) * token);
@@ -67,9 +69,10 @@ void store_gated(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begi
     const int64_t column = panel * 16;
     const int count = int(std::min<int64_t>(16, w.parts[0].rows - column));
     for (int64_t i = 0; i < m; ++i)
-        RL_UNROLL for (int v = 0; v < V; ++v) {
+        RL_FOR(v, V) {
             F gate = load(c + i * PANEL + v * W), up = load(c + i * PANEL + 16 + v * W);
-            store(e.out[0].data + (begin + i) * e.out[0].stride + column + v * W, activate(e.gate, gate, up), count - v * W);
+            store(e.out[0].data + (begin + i) * e.out[0].stride + column + v * W, activate(e.gate, gate, up),
+                  count - v * W);
         }
 }
 
@@ -87,7 +90,7 @@ void store_rows(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begin
     const bool bare = e.kind == Epilogue::plain && e.scale == 1.f && e.softcap <= 0;
     for (int64_t i = 0; i < m; ++i) {
         float* out = e.out[part].data + (begin + i) * e.out[part].stride + column;
-        RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+        RL_FOR(v, VECTORS) {
             F x = load(c + i * PANEL + v * W);
             store(out + v * W, bare ? x : plain(e, x), count - v * W);
         }
@@ -99,7 +102,7 @@ void deliver(const Matrix& w, const Activations& a, const Epilogue& e, int64_t p
     finish(w, a, panel, begin, m, c);
     if (!w.bias.empty())
         for (int64_t i = 0; i < m; ++i)
-            RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            RL_FOR(v, VECTORS) {
                 float* at = c + i * PANEL + v * W;
                 store(at, load(at) + load(w.bias.data() + panel * PANEL + v * W));
             }
@@ -125,7 +128,8 @@ Layout layout(const Matrix& w) {
 }
 
 // A stretch of k of one panel and one tile.
-void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1, float* c, Fetch ahead) {
+void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1, float* c,
+          Fetch ahead) {
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
     const Layout l = layout(w);
     const char* from = w.panel(panel) + k0 / l.step * l.bytes;
@@ -151,7 +155,8 @@ struct Blocks {
 };
 Blocks blocks(const Matrix& w, const Activations& a) {
     const Layout l = layout(w);
-    // 4-bit weights are passed over by two parts of each tile, even of one; and they are half as long as what they unpack to.
+    // 4-bit weights are passed over by two parts of each tile, even of one; and they are half as long as what they
+    // unpack to.
     if (w.format == Format::int4) return {std::max<int64_t>(1, L1_BYTES / 2 / l.bytes) * l.step, 1};
     if (a.tiles == 1) return {w.padded_k, 1};
     if (a.tiles <= FEW_TILES) return {L1_BYTES / l.bytes * l.step, 1};

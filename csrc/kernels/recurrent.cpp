@@ -8,9 +8,9 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t CHUNK = 64;            // tokens whose inputs lie in the room at once
-constexpr int N = 2;                     // vectors of channels at once
-constexpr int HELD = W == 16 ? 8 : 4;    // states whose N vectors stay in registers while tokens go by
+constexpr int64_t CHUNK = 64;          // tokens whose inputs lie in the room at once
+constexpr int N = 2;                   // vectors of channels at once
+constexpr int HELD = W == 16 ? 8 : 4;  // states whose N vectors stay in registers while tokens go by
 constexpr int64_t CHANNELS = N * W;
 
 // 2^x for x <= 0: a decay, which may be complete.
@@ -38,24 +38,27 @@ void conv(const ShortConv& c, int64_t i, int64_t first, int64_t last) {
 void left(const ShortConv& c, int64_t i) {
     for (int64_t j = 0; j < c.before; ++j) {
         const int64_t seen = c.s.lengths[i] + j - c.before;
-        const float* from = seen < 0 ? c.kept + (i * c.before + seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
+        const float* from =
+            seen < 0 ? c.kept + (i * c.before + seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
         std::copy_n(from, c.channels, c.left + (i * c.before + j) * c.channels);
     }
 }
 
 // ---- Mamba -----------------------------------------------------------------------------------------------------
 
-// K states of N vectors of channels go on by a token, and add to its result. held: each state and its A, [K, 2, CHANNELS].
-template <int K> RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const float* c, float* held, F (&y)[N]) {
+// K states of N vectors of channels go on by a token, and add to its result. held: each state and its A, [K, 2,
+// CHANNELS].
+template <int K>
+RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const float* c, float* held, F (&y)[N]) {
     F a[K * N];
     I whole[K * N];  // where the decay is complete
-    RL_UNROLL for (int j = 0; j < K; ++j)
-        RL_UNROLL for (int v = 0; v < N; ++v) a[j * N + v] = dt[v] * load(held + (2 * j + 1) * CHANNELS + v * W);
-    RL_UNROLL for (int i = 0; i < K * N; ++i) whole[i] = a[i] < set(-126.f);
+    RL_FOR(j, K)
+        RL_FOR(v, N) a[j * N + v] = dt[v] * load(held + (2 * j + 1) * CHANNELS + v * W);
+    RL_FOR(i, K * N) whole[i] = a[i] < set(-126.f);
     exp2_down(a);
-    RL_UNROLL for (int j = 0; j < K; ++j) {
+    RL_FOR(j, K) {
         const F bs = set(b[j]), cs = set(c[j]);
-        RL_UNROLL for (int v = 0; v < N; ++v) {
+        RL_FOR(v, N) {
             float* state = held + 2 * j * CHANNELS + v * W;
             const F h = fma(dx[v], bs, load(state) * select(whole[j * N + v], set(0.f), a[j * N + v]));
             y[v] = fma(h, cs, y[v]);
@@ -81,7 +84,7 @@ void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room)
         for (const float* next : {s.x.row(t + 8) + at, s.dt.row(t + 8) + at, (const float*)s.y.row(t + 8) + at})
             for (int64_t line = 0; line < CHANNELS; line += 16) prefetch(next + line);
         F x[N], dt[N], dx[N], y[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) {
+        RL_FOR(v, N) {
             x[v] = load(s.x.row(t) + at + v * W, n - v * W);
             dt[v] = softplus(load(s.dt.row(t) + at + v * W, n - v * W));
             dx[v] = dt[v] * x[v], y[v] = set(0.f);
@@ -89,10 +92,11 @@ void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room)
         int64_t j = 0;
         for (; j + 2 <= s.states; j += 2) go_on<2>(dt, dx, b + j, c + j, room + j * PAIR, y);
         for (; j < s.states; ++j) go_on<1>(dt, dx, b + j, c + j, room + j * PAIR, y);
-        RL_UNROLL for (int v = 0; v < N; ++v) store(s.y.row(t) + at + v * W, fma(load(s.d + at + v * W, n - v * W), x[v], y[v]), n - v * W);
+        RL_FOR(v, N) store(s.y.row(t) + at + v * W, fma(load(s.d + at + v * W, n - v * W), x[v], y[v]), n - v * W);
     }
     for (int64_t j = 0; j < s.states; ++j)
-        for (int v = 0; v < N; ++v) store(s.h + state + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
+        for (int v = 0; v < N; ++v)
+            store(s.h + state + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
 }
 
 void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, float* room) {
@@ -108,36 +112,39 @@ struct Chunk {
     const float* decay;  // [tokens], or null: 1
     const float *b, *c;  // of the first state; the next token's is b_stride, c_stride on
     int64_t b_stride, c_stride;
-    float* y;            // [tokens, CHANNELS]
+    float* y;  // [tokens, CHANNELS]
 };
 
 // S states, each of `channels` channels that lie side by side.
-template <int S, bool DECAYS> void scan(const Chunk& k, int64_t state, const float* before, float* h, int64_t stride, int channels) {
+template <int S, bool DECAYS>
+void scan(const Chunk& k, int64_t state, const float* before, float* h, int64_t stride, int channels) {
     F held[S][N];
-    RL_UNROLL for (int s = 0; s < S; ++s)
-        RL_UNROLL for (int v = 0; v < N; ++v) held[s][v] = load(before + s * stride + v * W, channels - v * W);
+    RL_FOR(s, S)
+        RL_FOR(v, N) held[s][v] = load(before + s * stride + v * W, channels - v * W);
     const float *b = k.b + state, *c = k.c + state;
     for (int64_t t = 0; t < k.tokens; ++t, b += k.b_stride, c += k.c_stride) {
         F x[N], y[N];
-        RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load(k.x + t * CHANNELS + v * W), y[v] = load(k.y + t * CHANNELS + v * W);
+        RL_FOR(v, N) x[v] = load(k.x + t * CHANNELS + v * W), y[v] = load(k.y + t * CHANNELS + v * W);
         const F a = set(DECAYS ? k.decay[t] : 1.f);
-        RL_UNROLL for (int s = 0; s < S; ++s) {
+        RL_FOR(s, S) {
             const F bs = set(b[s]), cs = set(c[s]);
-            RL_UNROLL for (int v = 0; v < N; ++v) {
+            RL_FOR(v, N) {
                 held[s][v] = fma(x[v], bs, DECAYS ? held[s][v] * a : held[s][v]);
                 y[v] = fma(held[s][v], cs, y[v]);
             }
         }
-        RL_UNROLL for (int v = 0; v < N; ++v) store(k.y + t * CHANNELS + v * W, y[v]);
+        RL_FOR(v, N) store(k.y + t * CHANNELS + v * W, y[v]);
     }
-    RL_UNROLL for (int s = 0; s < S; ++s)
-        RL_UNROLL for (int v = 0; v < N; ++v) store(h + s * stride + v * W, held[s][v], channels - v * W);
+    RL_FOR(s, S)
+        RL_FOR(v, N) store(h + s * stride + v * W, held[s][v], channels - v * W);
 }
 
-template <bool DECAYS> void scan_all(const Chunk& k, int64_t states, const float* before, float* h, int64_t stride, int channels) {
+template <bool DECAYS>
+void scan_all(const Chunk& k, int64_t states, const float* before, float* h, int64_t stride, int channels) {
     std::fill_n(k.y, k.tokens * CHANNELS, 0.f);
     int64_t s = 0;
-    for (; s + HELD <= states; s += HELD) scan<HELD, DECAYS>(k, s, before + s * stride, h + s * stride, stride, channels);
+    for (; s + HELD <= states; s += HELD)
+        scan<HELD, DECAYS>(k, s, before + s * stride, h + s * stride, stride, channels);
     for (; s < states; ++s) scan<1, DECAYS>(k, s, before + s * stride, h + s * stride, stride, channels);
 }
 
@@ -164,16 +171,17 @@ void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, i
         const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
         steps(s, head, row, tokens, dt, decays);
         for (int64_t t = 0; t < tokens; ++t)
-            RL_UNROLL for (int v = 0; v < N; ++v)
+            RL_FOR(v, N)
                 store(x + t * CHANNELS + v * W, load(s.x.row(row + t) + at + v * W, channels - v * W) * set(dt[t]));
         const int64_t shared = head / s.group * s.states;
         const Chunk k{tokens, x, decays, s.b.row(row) + shared, s.c.row(row) + shared, s.b.stride, s.c.stride, y};
         scan_all<true>(k, s.states, (t0 ? s.h : s.before) + state, s.h + state, s.width, channels);
         const F d = set(s.d[head]);
         for (int64_t t = 0; t < tokens; ++t)
-            RL_UNROLL for (int v = 0; v < N; ++v) {
+            RL_FOR(v, N) {
                 const int n = channels - v * W;
-                store(s.y.row(row + t) + at + v * W, fma(d, load(s.x.row(row + t) + at + v * W, n), load(y + t * CHANNELS + v * W)), n);
+                store(s.y.row(row + t) + at + v * W,
+                      fma(d, load(s.x.row(row + t) + at + v * W, n), load(y + t * CHANNELS + v * W)), n);
             }
     }
 }
@@ -204,7 +212,8 @@ void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
             features(s.q.row(row + t) + head * s.dim, s.dim, factor, q + t * count);
             features(s.k.row(row + t) + head * s.dim, s.dim, factor, k + t * count);
         }
-        for (int64_t at = (all - 1) / CHANNELS * CHANNELS; at >= 0; at -= CHANNELS) {  // the last block has the sums of weights
+        for (int64_t at = (all - 1) / CHANNELS * CHANNELS; at >= 0;
+             at -= CHANNELS) {  // the last block has the sums of weights
             const int channels = int(std::min(CHANNELS, all - at)), own = int(std::min(CHANNELS, s.width - at));
             for (int64_t t = 0; t < tokens; ++t) {
                 float* to = x + t * CHANNELS;
@@ -217,13 +226,16 @@ void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
             for (int64_t t = 0; t < tokens; ++t) {
                 if (own < channels) sums[t] = y[t * CHANNELS + own];
                 for (int v = 0; v < N; ++v)
-                    store(s.y.row(row + t) + head * s.width + at + v * W, load(y + t * CHANNELS + v * W) / set(sums[t]), own - v * W);
+                    store(s.y.row(row + t) + head * s.width + at + v * W, load(y + t * CHANNELS + v * W) / set(sums[t]),
+                          own - v * W);
             }
         }
     }
 }
 
-size_t room(int64_t states) { return size_t(2 * CHUNK * CHANNELS + 3 * CHUNK + 2 * states * std::max(CHUNK, CHANNELS)); }
+size_t room(int64_t states) {
+    return size_t(2 * CHUNK * CHANNELS + 3 * CHUNK + 2 * states * std::max(CHUNK, CHANNELS));
+}
 
 }  // namespace
 

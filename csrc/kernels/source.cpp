@@ -13,17 +13,19 @@ typedef int32_t I4 __attribute__((vector_size(16)));
 // f(k, vector of k .. k + W, lanes that count) over n elements in blocks of 16.
 template <class Each> RL_INLINE void blocks(int64_t n, Each&& f) {
     for (int64_t k = 0; k < n; k += 16)
-        RL_UNROLL for (int v = 0; v < V; ++v) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
+        RL_FOR(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
 }
 
 float mean_square(const float* x, int64_t n, float shift) {
     Sum16 sum = Sum16::zero();
     const int64_t whole = n / 16 * 16;
-    for (int64_t k = 0; k < whole; k += 16) RL_UNROLL for (int v = 0; v < V; ++v) {
+    for (int64_t k = 0; k < whole; k += 16)
+        RL_FOR(v, V) {
             F a = load(x + k + v * W) - set(shift);
             sum.v[v] = fma(a, a, sum.v[v]);
         }
-    if (whole < n) RL_UNROLL for (int v = 0; v < V; ++v) {
+    if (whole < n)
+        RL_FOR(v, V) {
             const int rest = int(n - whole) - v * W;
             float tail[W];
             for (int i = 0; i < W; ++i) tail[i] = i < rest ? x[whole + v * W + i] - shift : 0.f;
@@ -57,7 +59,9 @@ const float* prepare(const Source& s, int64_t i, float* room, bool keep) {
         const float* delta = s.delta + row * s.delta_stride;
         float* sum = keep && s.residual ? s.residual + i * s.residual_stride : room;
         const F scale = set(s.scale);
-        blocks(s.k, [&](int64_t k, int, int count) { store(sum + k, load(x + k, count) + scale * load(delta + k, count), count); });
+        blocks(s.k, [&](int64_t k, int, int count) {
+            store(sum + k, load(x + k, count) + scale * load(delta + k, count), count);
+        });
         x = sum;
     }
     if (s.norm.kind == NormKind::none) return x;
@@ -84,9 +88,9 @@ void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* 
     } else if (n == 4) {
         for (; at + 4 <= k; at += 4) {
             F4 a[4];
-            RL_UNROLL for (int i = 0; i < 4; ++i) memcpy(&a[i], tokens[i] + at, 16);
+            RL_FOR(i, 4) memcpy(&a[i], tokens[i] + at, 16);
             transpose(a);
-            RL_UNROLL for (int j = 0; j < 4; ++j) memcpy(out + (at + j) * m, &a[j], 16);
+            RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], 16);
         }
     }
     for (; at < padded; ++at)
@@ -100,7 +104,8 @@ struct Scale {
     int32_t mask;  // 0 where the token holds a number that is not finite: it becomes zeros with the scale NaN
 };
 
-// Symmetric: the largest magnitude becomes 127. Magnitudes are compared as bits, where those that are not finite are largest.
+// Symmetric: the largest magnitude becomes 127. Magnitudes are compared as bits, where those that are not finite are
+// largest.
 Scale scale_of(const float* x, int64_t k) {
     I best = {};
     blocks(k, [&](int64_t at, int, int count) { best = max(best, bits(abs(load(x + at, count)))); });
@@ -115,7 +120,7 @@ Scale scale_of(const float* x, int64_t k) {
 // 16 elements of one token as bytes; their sum is added up.
 RL_INLINE I4 quantise16(const float* x, int count, const Scale& s, I (&sum)[V]) {
     alignas(16) int8_t bytes[16];
-    RL_UNROLL for (int v = 0; v < V; ++v) {
+    RL_FOR(v, V) {
         I q = round(load(x + v * W, count - v * W) * set(s.inverse)) & s.mask;
         sum[v] += q;
         store_i8(bytes + v * W, q);
@@ -136,14 +141,15 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
                                  const float* const* tokens, float* scales, int32_t* offsets) {
     Scale scale[n];
     I sum[n][V] = {};
-    RL_UNROLL for (int i = 0; i < n; ++i) {
+    RL_FOR(i, n) {
         scale[i] = scale_of(tokens[i], k);
         scales[i] = scale[i].scale;
     }
     for (int64_t at = 0; at < padded; at += 16) {
         I4 a[4] = {};
-        const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16), quads = int(padded - at < 16 ? padded - at : 16) / 4;
-        RL_UNROLL for (int i = 0; i < n; ++i) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
+        const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
+                  quads = int(padded - at < 16 ? padded - at : 16) / 4;
+        RL_FOR(i, n) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
         int32_t* to = (int32_t*)(out + at * m);
         if (m == 1)
             memcpy(to, &a[0], size_t(quads) * 4);
@@ -151,12 +157,14 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
             transpose(a);
             for (int j = 0; j < quads; ++j) memcpy(to + j * m, &a[j], n * 4);
         }
-        if (group && (at + 16) % group == 0) RL_UNROLL for (int i = 0; i < n; ++i) {
+        if (group && (at + 16) % group == 0)
+            RL_FOR(i, n) {
                 offsets[at / group * m + i] = -weight_offset * total_of(sum[i]);
-                RL_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = I{};
+                RL_FOR(v, V) sum[i][v] = I{};
             }
     }
-    if (!group) RL_UNROLL for (int i = 0; i < n; ++i) offsets[i] = -weight_offset * total_of(sum[i]);
+    if (!group)
+        RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
 }
 
 void load(const Activations& a, Format format, int group, int64_t k, const float* const* tokens, int64_t first, int n) {

@@ -1,5 +1,6 @@
-// The inner loops: a tile of m tokens times one panel, over a stretch of k. Sums go on where they stood in `c`, [m][32], so k
-// may be cut anywhere and a sum is still one ascending chain: a token's result does not depend on what it is computed with.
+// The inner loops: a tile of m tokens times one panel, over a stretch of k. Sums go on where they stood in `c`,
+// [m][32], so k may be cut anywhere and a sum is still one ascending chain: a token's result does not depend on what it
+// is computed with.
 //
 // What keeps them fast, learned from the compiler's output (look for stores to the stack after any change):
 //   - every loop over tokens or vectors is unrolled completely, those before and after the loop over k too;
@@ -24,7 +25,7 @@ struct Fetch {
 };
 
 template <int LINES> RL_INLINE void fetch(Fetch& f) {
-    RL_UNROLL for (int i = 0; i < LINES; ++i) prefetch(f.at + i * 64);
+    RL_FOR(i, LINES) prefetch(f.at + i * 64);
     f.at += f.step;
 }
 
@@ -58,65 +59,64 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         const char* w = panel;
         const float* a = activations;
         F sum[m][N];
-        RL_UNROLL for (int i = 0; i < m; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += STEP, w += Type::BYTES, a += STEP * m) {
             fetch<Type::BYTES / 64>(ahead);
             F x[N][STEP];
-            RL_UNROLL for (int v = 0; v < N; ++v) Type::weights(w, pass + v, x[v]);
-            RL_UNROLL for (int j = 0; j < STEP; ++j)
-                RL_UNROLL for (int i = 0; i < m; ++i) {
+            RL_FOR(v, N) Type::weights(w, pass + v, x[v]);
+            RL_FOR(j, STEP)
+                RL_FOR(i, m) {
                     const F y = set(a[j * m + i]);
-                    RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = fma(x[v][j], y, sum[i][v]);
+                    RL_FOR(v, N) sum[i][v] = fma(x[v][j], y, sum[i][v]);
                 }
         }
-        RL_UNROLL for (int i = 0; i < m; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+        RL_FOR(i, m)
+            RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
 }
 
 // Four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
 template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
     Unsigned4 x[N];
-    RL_UNROLL for (int v = 0; v < N; ++v) x[v] = unsigned4(w[v]);
-    RL_UNROLL for (int i = 0; i < m; ++i) {
-#if defined(__AVX512VNNI__)
-        // A broadcast folded into the two products is two loads and two operations, one of its own is one and three: in turn they
-        // keep the load ports and the issue slots equally busy.
-        if (i & 1) {
-            RL_UNROLL for (int v = 0; v < N; ++v) asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum[i][v]) : "v"(x[v]), "m"(a[i]));
+    RL_FOR(v, N) x[v] = unsigned4(w[v]);
+    RL_FOR(i, m) {
+        // A broadcast folded into the two products is two loads and two operations, one of its own is one and three: in
+        // turn they keep the load ports and the issue slots equally busy.
+        if (FOLDS && i % 2) {
+            RL_FOR(v, N) dot_folded(sum[i][v], x[v], a[i]);
             continue;
         }
-#endif
         const Signed4 y = signed4(set(a[i]));
-        RL_UNROLL for (int v = 0; v < N; ++v) dot(sum[i][v], x[v], y);
+        RL_FOR(v, N) dot(sum[i][v], x[v], y);
     }
 }
 
 // a: [k / 4][m][4]. k: a multiple of 8.
-template <int m> void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
+template <int m>
+void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(m);
     for (int pass = 0; pass < VECTORS; pass += N) {
         const char* w = panel;
         const int32_t* a = (const int32_t*)activations;
         I sum[m][N];
-        RL_UNROLL for (int i = 0; i < m; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += 8, w += 256, a += 2 * m) {
             fetch<4>(ahead);
             for (int h = 0; h < 2; ++h) {
                 I x[N];
-                RL_UNROLL for (int v = 0; v < N; ++v) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
+                RL_FOR(v, N) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
                 dot_step(sum, x, a + h * m);
             }
         }
-        RL_UNROLL for (int i = 0; i < m; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
+        RL_FOR(i, m)
+            RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
 }
 
-// 4-bit weights as they are stored (w: groups with their scales), and as `unpack_groups` has written them (w: bytes as of int8;
-// scales: floats beside them). Unpacking costs more instructions than a few tokens' products.
+// 4-bit weights as they are stored (w: groups with their scales), and as `unpack_groups` has written them (w: bytes as
+// of int8; scales: floats beside them). Unpacking costs more instructions than a few tokens' products.
 struct Nibbles {
     static constexpr int BYTES = 128, SCALES = 64;  // of 8 k, of a group
     RL_INLINE void weights(const char* w, int v, I& low, I& high) {
@@ -145,37 +145,38 @@ struct Groups {
     int size;
 };
 
-// Of a tile's m tokens those from `from` on, n of them: so many that a group's exact sums, and the chain over groups that they
-// join, both stay in registers. To join in memory costs twice as much.
-template <class Type, int m, int from, int n> RL_INLINE void group_part(const Groups& groups, float* c, bool first, Fetch ahead) {
+// Of a tile's m tokens those from `from` on, n of them: so many that a group's exact sums, and the chain over groups
+// that they join, both stay in registers. To join in memory costs twice as much.
+template <class Type, int m, int from, int n>
+RL_INLINE void group_part(const Groups& groups, float* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(n);
     for (int pass = 0; pass < VECTORS; pass += N) {
         const char* w = groups.w;
         const int32_t *a = (const int32_t*)groups.activations + from, *begin = groups.offsets + from;
         const float* scales = groups.scales;
         F total[n][N];
-        RL_UNROLL for (int i = 0; i < n; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
+        RL_FOR(i, n)
+            RL_FOR(v, N) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
         for (int64_t g = 0; g < groups.count; ++g, begin += m, scales += PANEL) {
             I sum[n][N];
-            RL_UNROLL for (int i = 0; i < n; ++i)
-                RL_UNROLL for (int v = 0; v < N; ++v) sum[i][v] = set(begin[i]);
+            RL_FOR(i, n)
+                RL_FOR(v, N) sum[i][v] = set(begin[i]);
             for (int k = 0; k < groups.size; k += 8, w += Type::BYTES, a += 2 * m) {
                 fetch<2>(ahead);
                 I low[N], high[N];
-                RL_UNROLL for (int v = 0; v < N; ++v) Type::weights(w, pass + v, low[v], high[v]);
+                RL_FOR(v, N) Type::weights(w, pass + v, low[v], high[v]);
                 dot_step(sum, low, a);
                 dot_step(sum, high, a + m);
             }
             fetch_line(ahead);
-            RL_UNROLL for (int v = 0; v < N; ++v) {
+            RL_FOR(v, N) {
                 const F scale = Type::scale(w, scales, pass + v);
-                RL_UNROLL for (int i = 0; i < n; ++i) total[i][v] = fma_exact(to_float(sum[i][v]), scale, total[i][v]);
+                RL_FOR(i, n) total[i][v] = fma_exact(to_float(sum[i][v]), scale, total[i][v]);
             }
             w += Type::SCALES;
         }
-        RL_UNROLL for (int i = 0; i < n; ++i)
-            RL_UNROLL for (int v = 0; v < N; ++v) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
+        RL_FOR(i, n)
+            RL_FOR(v, N) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
     }
 }
 
@@ -189,14 +190,14 @@ RL_INLINE void unpack_groups(const char* w, int64_t groups, int group, char* byt
     for (int64_t g = 0; g < groups; ++g, w += 64) {
         for (int k = 0; k < group; k += 8, w += 128, bytes += 256) {
             fetch<2>(ahead);
-            RL_UNROLL for (int v = 0; v < VECTORS; ++v) {
+            RL_FOR(v, VECTORS) {
                 I both = load((const int32_t*)w + v * W);
                 store((int32_t*)bytes + v * W, both & 0x0f0f0f0f);
                 store((int32_t*)(bytes + 128) + v * W, (both >> 4) & 0x0f0f0f0f);
             }
         }
         fetch_line(ahead);
-        RL_UNROLL for (int v = 0; v < VECTORS; ++v) store(scales + g * PANEL + v * W, from_f16((const uint16_t*)w + v * W));
+        RL_FOR(v, VECTORS) store(scales + g * PANEL + v * W, from_f16((const uint16_t*)w + v * W));
     }
 }
 

@@ -131,7 +131,7 @@ def test_one_core_is_enough() -> None:
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == "0.0", run.stderr
+    assert run.stdout.strip() == "0.0", (run.returncode, run.stdout, run.stderr)
 
 
 def test_usable_cores() -> None:

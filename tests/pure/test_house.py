@@ -159,6 +159,19 @@ def test_files_and_functions_stay_small() -> None:
     assert not too_long, f"over 500 lines in a file or 60 in a function: {too_long}"
 
 
+def test_kernels_stay_small() -> None:
+    """Files of C++; and instructions have names in one of them."""
+    found = []
+    for path in sorted(ROOT.glob("csrc/**/*.*")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(lines) > 500:
+            found.append(f"{path.name}: {len(lines)} lines")
+        found += [f"{path.name}:{i}: over 120 columns" for i, line in enumerate(lines, 1) if len(line) > 120]
+        if path.name != "simd.h" and any(re.search(r"_mm\d*_|\bvpdp|immintrin", line) for line in lines):
+            found.append(f"{path.name}: names instructions, which is for simd.h")
+    assert not found, "\n".join(found)
+
+
 def modules_after(code: str) -> set[str]:
     """Top-level modules that are loaded once `code` has run in a fresh interpreter."""
     code += "\nimport sys; print('\\n'.join(sys.modules))"
