@@ -114,7 +114,7 @@ def test_a_pair_from_nothing_and_from_what_is_there(
     assert written == {name: (tmp_path / name / "model.safetensors").read_bytes() for name in written}
     draft = replace(recipe.draft, prune=PruneOptions((0,), (1,), tokens=128))
     with pytest.raises(DataError, match="start"):
-        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("cpu"), Quiet())
+        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("reference"), Quiet())
     with pytest.raises(DataError, match="remove its folder"):
         produce_pair(replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("reference"), Quiet())
 
