@@ -42,15 +42,16 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.spec import (
     Attention,
+    GatedConvolution,
     GatedMLP,
     LatentAttention,
     Layer,
+    LightningAttention,
     Mamba,
     ModelSpec,
     RMSNorm,
     Rope,
     SharedAttention,
-    ShortConvolution,
     TaylorAttention,
     TokenMixer,
     to_json,
@@ -71,7 +72,8 @@ MLA = LatentAttention(HEADS, 128, HEAD_DIM, HEAD_DIM, HEAD_DIM, (2 * HEAD_DIM) *
 MAMBA = Mamba(inner_size=2 * WIDTH, state_size=16, conv_size=4, dt_rank=WIDTH // 16)
 TAYLOR = TaylorAttention(num_heads=16, head_dim=32, feature_dim=16)
 NEAR = Attention(HEADS, 8, HEAD_DIM, HEAD_DIM**-0.5, ROPE, window=64)
-CONVOLUTION = ShortConvolution(WIDTH, 3)
+CONVOLUTION = GatedConvolution(2 * WIDTH, 3)
+LIGHTNING = LightningAttention(num_heads=16, head_dim=32, norm=NORM)
 
 
 def in_turn(*mixers: TokenMixer) -> list[TokenMixer]:
@@ -89,6 +91,7 @@ ARCHITECTURES: Mapping[str, Sequence[TokenMixer]] = {
     "Jamba-like 1:5": in_turn(*[MAMBA] * 5, GQA),
     "MQA": in_turn(MQA),
     "BASED": in_turn(CONVOLUTION, TAYLOR, NEAR),
+    "lightning": in_turn(LIGHTNING),
     "Mamba": in_turn(MAMBA),
 }
 
