@@ -153,28 +153,25 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
 struct Blocks {
     int64_t k, panels;  // k of a stretch, panels that are swept together
 };
+// k in equal stretches of at most `most`, whole steps each: each stretch is fetched while the one before it is used.
+int64_t even(const Matrix& w, int64_t most) {
+    const int64_t step = layout(w).step, count = (w.padded_k + most - 1) / std::max(most, step);
+    return round_up((w.padded_k + count - 1) / count, step);
+}
 Blocks blocks(const Matrix& w, const Activations& a) {
     const Layout l = layout(w);
     // 4-bit weights are passed over by two parts of each tile, even of one; and they are half as long as what they
     // unpack to.
-    if (w.format == Format::int4) return {std::max<int64_t>(1, L1_BYTES / 2 / l.bytes) * l.step, 1};
+    if (w.format == Format::int4) return {even(w, L1_BYTES / 2 / l.bytes * l.step), 1};
     if (a.tiles == 1) return {w.padded_k, 1};
-    if (a.tiles <= FEW_TILES) return {L1_BYTES / l.bytes * l.step, 1};
+    if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / l.bytes * l.step), 1};
     // Many tokens: a tile's activations stay in the first cache, and the panels' weights in the second.
-    const int64_t k = 2 * L1_BYTES / (TILE * (w.quantised() ? 1 : 4)) / l.step * l.step;
-    return {k, std::max<int64_t>(1, L2_BYTES / (std::min(k, w.padded_k) / l.step * l.bytes))};
+    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (w.quantised() ? 1 : 4)) / l.step * l.step);
+    return {k, std::max<int64_t>(1, L2_BYTES / (k / l.step * l.bytes))};
 }
 
-// One tile alone: the panels are one stream, fetched a fixed distance ahead.
-void one_tile(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
-    const Layout l = layout(w);
-    for (int64_t p = begin; p < end; ++p) {
-        tile(w, a, p, 0, 0, w.padded_k, c, {w.panel(p) + AHEAD, l.bytes});
-        deliver(w, a, e, p, 0, c);
-    }
-}
-
-// Each tile fetches its share of the next stretch: memory must be busy while the units are.
+// One tile alone fetches its stream a fixed distance ahead. Of several each fetches its share of the next stretch:
+// memory must be busy while the units are.
 void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
     const Layout l = layout(w);
     const Blocks b = blocks(w, a);
@@ -183,10 +180,10 @@ void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
-            const char* next = w.panel(p) + stop / l.step * l.bytes;
+            const char *from = w.panel(p) + k / l.step * l.bytes, *next = w.panel(p) + stop / l.step * l.bytes;
             for (int64_t t = 0; t < a.tiles; ++t) {
                 float* sums = c + t * TILE * PANEL;
-                tile(w, a, p, t, k, stop, sums, {next + t * share, step});
+                tile(w, a, p, t, k, stop, sums, {a.tiles == 1 ? from + AHEAD : next + t * share, step});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
@@ -239,9 +236,7 @@ size_t room_bytes(const Matrix& w, const Activations& a) {
 }
 
 void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
-    if (a.tiles == 1 && w.format != Format::int4)
-        one_tile(w, a, begin, end, e, (float*)room);
-    else if (a.tiles <= FEW_TILES)
+    if (a.tiles <= FEW_TILES)
         few_tiles(w, a, begin, end, e, (float*)room);
     else if (w.format == Format::int4)
         unpacked(w, a, begin, end, e, room);
