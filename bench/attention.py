@@ -74,7 +74,7 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
     per_layer = 4 * sequences * context * sum(int(np.prod(shape)) for shape in shapes)
     layers = max(1, -(-CACHES // per_layer)) if tokens == 1 else 1
     views, tables = pages_of(shapes, sequences, layers, rng)
-    slices = Slices(
+    slices = Slices.plain(
         np.arange(sequences), np.full(sequences, context - tokens), np.full(sequences, tokens, dtype=np.int64)
     )
     layout = build_layout(slices, tables, PAGE, ALL, MEMORY)

@@ -84,7 +84,9 @@ class Pages:
             for index in range(a // self.size, (a + n - 1) // self.size + 1):
                 self.tables[r, index] = self.tables[r, index] or self.free.pop()
         lookback, first = self.state.lookback, self.state.first_tokens
-        return build_layout(Slices(row, start, count), self.tables, self.size, lookback, TorchMemory("cpu"), first)
+        return build_layout(
+            Slices.plain(row, start, count), self.tables, self.size, lookback, TorchMemory("cpu"), first
+        )
 
     def drop_unread(self, row: int, position: int) -> None:
         first = -(-self.state.first_tokens // self.size)

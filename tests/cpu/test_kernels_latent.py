@@ -88,7 +88,7 @@ def test_chunks_pages_batches_and_threads_change_no_bit(
         for i, count in zip(chosen, counts, strict=True):
             for index in range(done[i] // page_tokens, (done[i] + count - 1) // page_tokens + 1):
                 tables[i, index] = tables[i, index] or free.pop()
-        layout = build_layout(Slices(chosen, done[chosen], counts), tables, page_tokens, ALL, TorchMemory("cpu"))
+        layout = build_layout(Slices.plain(chosen, done[chosen], counts), tables, page_tokens, ALL, TorchMemory("cpu"))
         tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)])
         write((pages,), (rows[tokens],), np.asarray(layout.write_pages), np.asarray(layout.write_slots))
         out[tokens] = attend(q[tokens], PagedRows((pages,), layout), kv_b)

@@ -42,9 +42,9 @@ def norm_gate(case: GatedDelta | KimiDelta) -> Callable[[Ndarray, Ndarray, Ndarr
         x = _heads(y, case.num_heads)
         x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + case.norm.eps)
         x *= case.norm.offset + weight
-        x = x.reshape(y.shape)
-        x *= act(z)
-        return x
+        out: Ndarray = x.reshape(y.shape)
+        out *= act(z)
+        return out
 
     return normalise
 
@@ -54,7 +54,8 @@ def _heads(x: Ndarray, count: int) -> Ndarray:
 
 
 def _unit(x: Ndarray) -> Ndarray:
-    return np.divide(x, np.sqrt(np.square(x).sum(-1, keepdims=True) + UNIT_EPS))
+    unit: Ndarray = x / np.sqrt(np.square(x).sum(-1, keepdims=True) + UNIT_EPS)
+    return unit
 
 
 def _token(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
@@ -115,7 +116,8 @@ def _decayed_products(a: Ndarray, b: Ndarray, logs: Ndarray) -> Ndarray:
         left, right = late * np.exp(logs_late.cumsum(-2)), early * np.exp(_after(logs_early))
         np.matmul(left, right.swapaxes(-1, -2), out=out[..., size:, :size])
         size *= 2
-    return out[..., 0, :, :]
+    whole: Ndarray = out[..., 0, :, :]
+    return whole
 
 
 def _halves(x: Ndarray, size: int) -> tuple[Ndarray, Ndarray]:

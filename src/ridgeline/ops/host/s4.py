@@ -146,7 +146,8 @@ def _dplr(
 
     def step(h: Ndarray, u: Ndarray) -> Ndarray:
         v = inverse * ((rate + a) * h - p * _both(p.conj() * h) + 2 * b * u)
-        return v - solved * _both(p.conj() * v)
+        after: Ndarray = v - solved * _both(p.conj() * v)
+        return after
 
     def block(size: int) -> Block:
         channels, n = a.shape[0], 2 * a.shape[1]
