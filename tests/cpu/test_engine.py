@@ -45,7 +45,8 @@ CONTEXT |= {name: spec.max_position_embeddings for name, spec in SPECS.items()}
 # The machinery is the same on every device: one family of each kind on kernels without torch, the others on torch.
 ON_CPU = {
     "llama_gqa", "gemma3", "gpt_oss", "cla_mixed", "cla3_mqa", "deepseek_v2", "deepseek_v3", "qwen2_window", "qwen3",
-    "qwen3_moe", "mamba", "mamba2", "jamba", "lfm2",
+    "qwen3_moe", "mamba", "mamba2", "jamba", "lfm2", "minimax", "qwen3_next", "kimi_linear", "nemotron_h_latent",
+    "s4", "s4d_alone", "lightning",
 }  # fmt: skip
 
 
