@@ -41,7 +41,8 @@ NEW_TOKENS = 8  # of an answer: what a step costs is what these tests cost
 SCALE = Scale(longest=256, new_tokens=NEW_TOKENS, windows=(24,))
 
 
-DEVICES = {"mistral": "reference"}  # whose ops window_off_by_one changes
+# Bugs are planted in the buckets of a step and in what reads them: kernels go by page tables instead.
+DEVICES = {"mistral": "reference", "gpt2": "reference"}
 
 
 @cache
