@@ -211,11 +211,13 @@ def _goes_together(case: Case, scale: Scale) -> bool:
     In steps of one token only one sequence runs at a time: it has no company, and nobody needs its pages. Prompts of
     sequences that are to be preempted have lengths of their own; where a page is longer than a window, and prompts
     begin with whole pages, none of them may be short of one. Drafts need the token before them, and more than one token
-    in a step; with them nobody can say how far the others are when an answer comes to a new page. Sequences of one page
-    each run short of them only where several begin in one step.
+    in a step; with them nobody can say how far the others are when an answer comes to a new page, and an answer may be
+    over before another prompt is computed in chunks. Sequences of one page each run short of them only where several
+    begin in one step.
     """
     crowd = case.company or case.n > 1
-    if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt):
+    in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
+    if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.company and in_chunks)):
         return False
     if case.chunk == 1:
         return not (case.company or case.preempt)
