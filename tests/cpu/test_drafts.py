@@ -17,7 +17,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.ops.api import Array, Memory
+from ridgeline.ops.api import Memory
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import layout, step
 from ridgeline.runtime.drafts import DraftInputs
@@ -233,11 +233,7 @@ def test_logprobs_of_drafts_are_those_of_tokens_one_by_one() -> None:
 
 def nothing_replayed(patch: pytest.MonkeyPatch) -> None:
     read = DraftInputs.read
-
-    def zeros(self: DraftInputs, layer: int, places: Array) -> list[Any]:
-        return [0 * kept for kept in read(self, layer, places)]  # type: ignore[operator]
-
-    patch.setattr(DraftInputs, "read", zeros)
+    patch.setattr(DraftInputs, "read", lambda *args: [0 * kept for kept in read(*args)])
 
 
 def rejected_drafts_stay_in_the_state(patch: pytest.MonkeyPatch) -> None:
