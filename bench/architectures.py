@@ -210,9 +210,11 @@ class Filled:
     def _fill(self, engine: Engine) -> None:
         """Random numbers in the pages that the sequence holds."""
         (choice,) = engine._choices.values()
+        memory = self._llm.loaded.table.memory
         for pages, table in zip(engine._runner._arena._pages, choice.sequence.tables, strict=True):
-            for page in {page for page in table if page}:
-                pages[page].normal_(0.0, 0.5)  # type: ignore[attr-defined]
+            for page in sorted({page for page in table if page}):
+                noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1])).astype(np.float32)
+                memory.pages_in(pages, [page], noise)
 
 
 if __name__ == "__main__":

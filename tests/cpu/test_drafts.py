@@ -14,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.ops.api import Array, Memory
+from ridgeline.ops.api import Memory
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import layout, step
 from ridgeline.runtime.drafts import DraftInputs
@@ -27,30 +28,13 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.spec import (
-    Attention,
     GatedMLP,
-    LatentAttention,
     Layer,
-    Mamba,
-    Mamba2,
     ModelSpec,
-    RMSNorm,
-    Rope,
-    ShortConvolution,
-    TaylorAttention,
     TokenMixer,
     to_json,
 )
 
-NORM = RMSNorm(1e-5)
-WIDTH, VOCAB = 32, 97
-FULL = Attention(4, 1, 8, 8**-0.5, Rope(8))
-LOCAL = Attention(4, 2, 8, 8**-0.5, Rope(8), window=20)
-LATENT = LatentAttention(4, 12, 8, 4, 8, 12**-0.5, NORM, rope=Rope(4))
-MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
-MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
-CONVOLUTION = ShortConvolution(WIDTH, 3)
-TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
 STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "attention": (FULL, LOCAL),
     "mamba": (MAMBA, MAMBA),
@@ -233,11 +217,7 @@ def test_logprobs_of_drafts_are_those_of_tokens_one_by_one() -> None:
 
 def nothing_replayed(patch: pytest.MonkeyPatch) -> None:
     read = DraftInputs.read
-
-    def zeros(self: DraftInputs, layer: int, places: Array) -> list[Any]:
-        return [0 * kept for kept in read(self, layer, places)]  # type: ignore[operator]
-
-    patch.setattr(DraftInputs, "read", zeros)
+    patch.setattr(DraftInputs, "read", lambda *args: [0 * kept for kept in read(*args)])
 
 
 def rejected_drafts_stay_in_the_state(patch: pytest.MonkeyPatch) -> None:

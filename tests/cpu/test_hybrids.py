@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.plan import EngineOptions
@@ -19,40 +20,23 @@ from ridgeline.spec import (
     S4,
     S4D,
     AnyLayer,
-    Attention,
     DeepNormLayer,
     FirstTokens,
     GatedConvolution,
     GatedDelta,
     GatedMLP,
     KimiDelta,
-    LatentAttention,
     Layer,
     LightningAttention,
-    Mamba,
-    Mamba2,
     ModelSpec,
-    RMSNorm,
-    Rope,
     SharedAttention,
-    ShortConvolution,
-    TaylorAttention,
     TokenMixer,
     to_json,
 )
 from ridgeline.verify import Report, verify
 
-NORM = RMSNorm(1e-5)
-WIDTH, VOCAB = 32, 97
-FULL = Attention(4, 1, 8, 8**-0.5, Rope(8))
-LOCAL = Attention(4, 2, 8, 8**-0.5, Rope(8), window=20)
 FIRST = replace(LOCAL, window=8, sinks=True, pattern=FirstTokens(5))
-LATENT = LatentAttention(4, 12, 8, 4, 8, 12**-0.5, NORM, rope=Rope(4))
-MAMBA = Mamba(inner_size=48, state_size=8, conv_size=4, dt_rank=3)
-MAMBA2 = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=2, conv_size=4, norm=NORM)
-CONVOLUTION = ShortConvolution(WIDTH, 3)
 BASED_CONVOLUTION = GatedConvolution(2 * WIDTH, 3)
-TAYLOR = TaylorAttention(num_heads=2, head_dim=8, feature_dim=4)
 S4_FULL, S4_DIAGONAL = S4(WIDTH, 8), S4D(WIDTH, 12)
 LIGHTNING = LightningAttention(num_heads=4, head_dim=8, norm=NORM, slope_scale=0.3)
 GATED = replace(FULL, out_gate=True)

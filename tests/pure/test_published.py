@@ -8,6 +8,7 @@ import pytest
 from published import PUBLISHED
 
 from ridgeline.archs import FAMILIES, spec_from_config
+from ridgeline.cli.inspect import describe
 from ridgeline.spec import from_json, to_json
 
 
@@ -46,3 +47,12 @@ def test_minimax_has_the_papers_active_parameters_and_state() -> None:
 
 def test_every_family_has_a_published_model() -> None:
     assert {config["model_type"] for config, _ in PUBLISHED.values()} == set(FAMILIES)
+
+
+def test_inspect_counts_recurrent_state_in_float32() -> None:
+    """Jamba: 4 layers of 8 heads of 128 in 16 bit, 28 of 8,192 channels with 16 numbers and 3 tokens each in 32."""
+    report = describe(spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0]), "bfloat16")
+    recurrent, per_token = 28 * 8192 * (16 + 3) * 4, 4 * 2 * 8 * 128 * 2
+    assert report["recurrent_state_bytes"] == recurrent
+    assert report["state_bytes_per_token"] == per_token
+    assert report["state_bytes_at_max_len"] == recurrent + 262144 * per_token

@@ -9,9 +9,9 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.spec import AnyLayer, ModelSpec
+    from ridgeline.spec import AnyLayer, ModelSpec, State
 
-STATE_BYTES = 2  # per element: keys and values in 16 bit
+STATE_BYTES, RECURRENT_BYTES = 2, 4  # per element: keys and values in 16 bit; summaries are float32 always
 
 
 def inspect(
@@ -57,7 +57,11 @@ def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> d
     from ridgeline.spec.dtype import DTYPE_BYTES
 
     context = spec.resolve_max_model_len(max_model_len)
-    first, later = (spec.state_elements(n + 1) - spec.state_elements(n) for n in (0, context - 1))
+    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
+
+    def state_bytes(tokens: int) -> int:
+        return sum(state.elements_at(tokens) * element_bytes(state) for state in states)
+
     return {
         "family": spec.family,
         "layers": len(spec.layers),
@@ -71,9 +75,10 @@ def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> d
         "weight_bytes": sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
         "compute_dtype": "float32",
         "state_dtype_bytes": STATE_BYTES,
-        "state_bytes_per_token": first * STATE_BYTES,
-        "state_bytes_per_token_at_max_len": later * STATE_BYTES,
-        "state_bytes_at_max_len": spec.state_elements(context) * STATE_BYTES,
+        "state_bytes_per_token": state_bytes(1) - state_bytes(0),
+        "state_bytes_per_token_at_max_len": state_bytes(context) - state_bytes(context - 1),
+        "state_bytes_at_max_len": state_bytes(context),
+        "recurrent_state_bytes": state_bytes(0),
         "notes": list(spec.notes(context)),
     }
 
@@ -90,7 +95,9 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
         kept = layer.mixer.state() if layer.mixer else State(())
-        state = f"{num_bytes(kept.elements * STATE_BYTES)} of state per {'sequence' if kept.snapshot else 'token'}"
+        state = (
+            f"{num_bytes(kept.elements * element_bytes(kept))} of state per {'sequence' if kept.snapshot else 'token'}"
+        )
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state}, each")
         mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
@@ -109,6 +116,8 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     used = f", {active:,} used per token" if active != r["num_params"] else ""
     per, late = r["state_bytes_per_token"], r["state_bytes_per_token_at_max_len"]
     windowed = f", {size(late)} once the windows are full" if late != per else ""
+    whole = size(r["state_bytes_at_max_len"])
+    recurrent = f" and {size(r['recurrent_state_bytes'])} per sequence in float32" if r["recurrent_state_bytes"] else ""
     return [
         ("parameters", f"{r['num_params']:,}{used}"),
         ("weights", f"{size(r['weight_bytes'])} ({r['weight_dtype']} matrices, float32 vectors)"),
@@ -116,8 +125,13 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
         *(("note", note) for note in r["notes"]),
-        ("state", f"{size(per)} per token in 16 bit{windowed}; {size(r['state_bytes_at_max_len'])} at full context"),
+        ("state", f"{size(per)} per token in 16 bit{windowed}{recurrent}; {whole} at full context"),
     ]
+
+
+def element_bytes(state: State) -> int:
+    """Of one number of a layer's state."""
+    return RECURRENT_BYTES if state.snapshot else STATE_BYTES
 
 
 def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
