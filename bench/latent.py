@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heads", type=int, default=16)
     case = LatentAttention(parser.parse_args().heads, 512, 128, 64, 128, 192**-0.5, RMSNorm())
-    table = open_table("cpu")
+    table = open_table("reference")
     attend = table.primitive(api.PAGED_LATENT_ATTENTION, case)
     torch.manual_seed(0)
     kv_b = torch.randn(case.num_heads, 256, 512) * 512**-0.5

@@ -76,8 +76,8 @@ def main() -> None:
 
 def run(case: Case, options: argparse.Namespace) -> None:
     folder = options.work / str(case.vocab)
-    data = prepare(Corpus.stdlib(), folder, case.vocab, ranks=Ranks("cpu"), held_out_share=0.05, say=say)
-    model = LanguageModel(case.spec(), open_table("cpu"), CONTEXT)
+    data = prepare(Corpus.stdlib(), folder, case.vocab, ranks=Ranks("reference"), held_out_share=0.05, say=say)
+    model = LanguageModel(case.spec(), open_table("reference"), CONTEXT)
     optimiser = Optimiser(model.weights(), case.optimiser, 0.1)
     batches, losses, spent = Batches(data.train, CONTEXT, BATCH), list[float](), 0.0
     while spent < options.seconds:

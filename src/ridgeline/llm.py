@@ -82,7 +82,7 @@ class LLM:
         self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
-        memory, on_cpu = self.loaded.table.memory, self.loaded.table.memory.device == "cpu"
+        memory = self.loaded.table.memory
         free = memory.free_bytes()
         return resolve(
             self.loaded.spec,
@@ -90,8 +90,8 @@ class LLM:
             options,
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
             fixed_len=self.options.max_model_len is not None,
-            fraction=0.5 if on_cpu else 0.9,  # a CPU's memory is also everybody else's
-            device_is_host=on_cpu,
+            fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
+            device_is_host=memory.on_host,
             host_free_bytes=host_free_bytes(),
         )
 

@@ -71,7 +71,7 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
         await chunks.aclose()
 
     async def cancelled(llm: AsyncLLM, after: float) -> None:
-        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=50, ignore_eos=True)))
+        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=120, ignore_eos=True)))
         await asyncio.sleep(after)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
 
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.01 * n) for n in range(5)]
+            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.002 * n) for n in range(5)]
             results = await asyncio.gather(*(collect(llm, i) for i in range(4)), *leavers)
             assert results[:4] == wanted
             stats = await llm.stats()

@@ -323,16 +323,18 @@ def test_inspect_does_without_torch(config_only: Path) -> None:
 
 
 def test_doctor_as_json(run: Run) -> None:
-    found = run("doctor", "--json", "--device", "cpu", "--ops", "attention=reference")
+    found = run("doctor", "--json", "--device", "reference", "--ops", "attention=reference")
     assert (found.returncode, found.stderr) == (0, "")
     report = json.loads(found.stdout)
-    assert list(report) == ["machine", "devices", "device", "versions", "ops"]
-    assert report["device"] == "cpu"
-    assert "cpu" in report["devices"]
+    assert list(report) == ["machine", "kernels", "devices", "versions", "ops"]
+    assert "extension" in report["kernels"]
+    assert {"cpu", "reference"} <= set(report["devices"])
+    assert list(report["ops"]) == ["reference"]
+    rows = report["ops"]["reference"]
     assert report["versions"]["ridgeline"]
     assert report["versions"]["torch"] == torch.__version__
-    assert {row["op"] for row in report["ops"]} == OPS
-    for row in report["ops"]:
+    assert {row["op"] for row in rows} == OPS
+    for row in rows:
         assert set(row) == {"op", "level", "case", "backend", "refusals"}
         assert row["backend"] != "none"
         if row["op"] == "attention":
@@ -341,11 +343,12 @@ def test_doctor_as_json(run: Run) -> None:
 
 
 def test_doctor_as_text(run: Run) -> None:
-    found = run("doctor", "--device", "cpu")
+    found = run("doctor")
     assert (found.returncode, found.stderr) == (0, "")
     words = set(found.stdout.split())
     assert words >= OPS
-    assert {"sdpa", "reference", "composed", "torch", "cpu"} <= words
+    assert {"sdpa", "reference", "numpy", "composed", "torch", "cpu"} <= words
+    assert all(f"ops on {device}\n" in found.stdout for device in ("cpu", "reference"))
     assert "cannot cap" in " ".join(found.stdout.split())  # why sdpa does not serve the softcap
 
 
@@ -413,8 +416,10 @@ GENERATE: dict[str, tuple[tuple[str, ...], bytes, tuple[str, ...]]] = {
     "no context": (("a", "--max-model-len", "0"), b"", ("max-model-len", "1..64")),
     "ops without =": (("a", "--ops", "attention"), b"", ("--ops attention", "OP=BACKEND")),
     "unknown op": (("a", "--ops", "warp=reference"), b"", ("warp", "attention")),
-    "unknown backend": (("a", "--ops", "attention=warp"), b"", ("warp", "reference")),
-    "refusing backend": (("a", "--ops", "linear=sdpa"), b"", ("linear=sdpa", "attention only")),
+    "unknown backend": (("a", "--ops", "attention=warp"), b"", ("warp", "numpy")),
+    "refusing backend": (
+        ("a", "--device", "reference", "--ops", "linear=sdpa"), b"", ("linear=sdpa", "attention only"),
+    ),
     "dtype": (("a", "--dtype", "int3"), b"", ("int3", "bfloat16")),
     "device": (("a", "--device", "tpu"), b"", ("tpu", "cpu")),
     "load format": (("a", "--load-format", "pt"), b"", ("pt", "dummy")),

@@ -380,8 +380,8 @@ def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None
         time.sleep(0.005)
 
 
-def test_an_interrupt_while_torch_is_imported(model: Path, prompts: Path, tmp_path: Path) -> None:
-    args = ("generate", "-m", model, prompts, "-o", tmp_path / "o.jsonl")
+def test_an_interrupt_while_a_library_is_imported(model: Path, prompts: Path, tmp_path: Path) -> None:
+    args = ("generate", "-m", model, prompts, "-o", tmp_path / "o.jsonl", "--device", "reference")
     process = start(*args, stderr=subprocess.PIPE)
     until(process, lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
     process.send_signal(signal.SIGINT)

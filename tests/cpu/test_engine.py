@@ -42,6 +42,14 @@ CONTEXT = {name: case.max_model_len for name, case in CASES.items()}
 CONTEXT |= {name: spec.max_position_embeddings for name, spec in SPECS.items()}
 
 
+# The machinery is the same on every device: one family of each kind on kernels without torch, the others on torch.
+ON_CPU = {
+    "llama_gqa", "gemma3", "gpt_oss", "cla_mixed", "cla3_mqa", "deepseek_v2", "deepseek_v3", "qwen2_window", "qwen3",
+    "qwen3_moe", "mamba", "mamba2", "jamba", "lfm2", "minimax", "qwen3_next", "kimi_linear", "nemotron_h_latent",
+    "s4", "s4d_alone", "lightning",
+}  # fmt: skip
+
+
 @cache
 def loaded(name: str) -> LLM:
     with TemporaryDirectory() as folder:
@@ -49,7 +57,7 @@ def loaded(name: str) -> LLM:
             write(SPECS[name], folder)
         else:
             build(CASES[name], folder)
-        return LLM(folder, max_model_len=CONTEXT[name], cache="off")
+        return LLM(folder, max_model_len=CONTEXT[name], cache="off", device="cpu" if name in ON_CPU else "reference")
 
 
 def request(prompt: list[int], params: SamplingParams, seed: int) -> GenerationRequest:

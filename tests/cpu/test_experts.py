@@ -18,7 +18,7 @@ from ridgeline.ops.stages import MLPBlock
 from ridgeline.spec import ClampedSwiGLU, MoE, Ungated
 
 WIDTH = 33
-TABLE = open_table("cpu")
+TABLE = open_table("reference")
 CASES = {
     "over all": MoE(6, 2, 20, normalise=False),
     "over the chosen": MoE(6, 3, 20),

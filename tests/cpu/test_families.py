@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,22 @@ TOLERANCE = 1e-4
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
-    c = compare(CASES[name], tmp_path)
+    c = compare(CASES[name], tmp_path, device="cpu")
     assert c.error < TOLERANCE
     assert c.logit_std > 0.5  # a model whose logits hardly vary would hide differences
     if c.greedy_equal is not None:
         assert c.margin is not None
         assert c.margin > 1e-4
         assert c.greedy_equal
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = build(case, tmp_path)
+    llm = LLM(str(tmp_path), max_model_len=case.max_model_len, device="reference")
+    for got, wanted in zip(llm.logits(prompts(case)), oracle_logits(model, prompts(case)), strict=True):
+        assert np.abs(got - wanted).max() < TOLERANCE
 
 
 def test_every_family_has_a_case() -> None:
@@ -42,7 +52,8 @@ def test_every_family_has_a_case() -> None:
 def test_reference_attention_equals_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model = build(case, tmp_path)
-    llm = LLM(str(tmp_path), max_model_len=case.max_model_len, ops={"attention": "reference"})
+    options = {"device": "reference", "ops": {"attention": "reference"}}
+    llm = LLM(str(tmp_path), max_model_len=case.max_model_len, **options)
     for got, wanted in zip(llm.logits(prompts(case)), oracle_logits(model, prompts(case)), strict=True):
         assert np.abs(got - wanted).max() < TOLERANCE
 
@@ -88,6 +99,6 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
 def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
     """With copies of the weights: where a file has them, at any byte, can decide the last digit of a product."""
     loaded = llm.loaded
-    weights = {name: w.clone() for name, w in loaded.model.weights.items()}  # type: ignore[attr-defined]
+    weights = {name: deepcopy(w) for name, w in loaded.model.weights.items()}
     model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory
     return memory.get(model(DenseStep.build(prompts(case), memory)))

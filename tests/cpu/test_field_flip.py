@@ -281,7 +281,7 @@ class Subject:
         case = CASES[name]
         build(case, folder)
         checkpoint = open_checkpoint(folder)
-        self.spec, self.table = checkpoint.spec, open_table("cpu")
+        self.spec, self.table = checkpoint.spec, open_table("reference")
         self._length, self._step = case.max_model_len, DenseStep.build(prompts(case), self.table.memory)
         self._weights = load_weights(
             self.spec, checkpoint.family.names, TensorFiles(folder), self.table.memory, "float32", lambda done: None
@@ -289,7 +289,7 @@ class Subject:
         self._base = self._run(self.spec, self.table)
 
     def movement(self, spec: ModelSpec) -> float:
-        return float(np.abs(self._run(spec, open_table("cpu")) - self._base).max())
+        return float(np.abs(self._run(spec, open_table("reference")) - self._base).max())
 
     def _run(self, spec: ModelSpec, table: OpsTable) -> np.ndarray:
         used = {w.name: self._weights[w.name] for w in spec.weights()}

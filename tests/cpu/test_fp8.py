@@ -65,7 +65,7 @@ def quantise(source: Path, target: Path, change: Callable[[Tensors], object] = l
 
 def refusal(folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        LLM(str(folder), skip_tokenizer_init=True)
+        LLM(str(folder), skip_tokenizer_init=True, device="reference")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -110,8 +110,8 @@ def test_a_model(name: str, tmp_path: Path) -> None:
     (tmp_path / "widened").mkdir()
     (tmp_path / "widened" / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
     save_file(plain, tmp_path / "widened" / SINGLE, metadata={"format": "pt"})
-    llm = LLM(str(folder), skip_tokenizer_init=True)
-    again = LLM(str(tmp_path / "widened"), skip_tokenizer_init=True)
+    llm = LLM(str(folder), skip_tokenizer_init=True, device="reference")
+    again = LLM(str(tmp_path / "widened"), skip_tokenizer_init=True, device="reference")
     for key, weight in again.loaded.model.weights.items():
         assert torch.equal(llm.loaded.model.weights[key], weight), key  # type: ignore[call-overload]
     exact = oracle_logits(type(model).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval(), prompts(case))
@@ -128,7 +128,10 @@ def test_a_model(name: str, tmp_path: Path) -> None:
 def test_another_type_is_a_choice(tmp_path: Path) -> None:
     build(CASES["llama_gqa"], tmp_path / "plain")
     folder = quantise(tmp_path / "plain", tmp_path / "fp8")
-    wide, narrow = (LLM(str(folder), skip_tokenizer_init=True, dtype=d).loaded.model for d in ("auto", "bfloat16"))
+    wide, narrow = (
+        LLM(str(folder), skip_tokenizer_init=True, device="reference", dtype=d).loaded.model
+        for d in ("auto", "bfloat16")
+    )
     for name, weight in narrow.weights.items():
         other: Any = wide.weights[name]
         assert torch.equal(weight, other.bfloat16() if len(other.shape) > 1 else other), name  # type: ignore[call-overload]
@@ -140,7 +143,7 @@ def test_progress_adds_up(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(folder)
     assert checkpoint.weight_blocks == BLOCKS
     files, done = BlockScaledFiles(TensorFiles(folder), BLOCKS), []
-    load_weights(checkpoint.spec, checkpoint.family.names, files, open_table("cpu").memory, None, done.append)
+    load_weights(checkpoint.spec, checkpoint.family.names, files, open_table("reference").memory, None, done.append)
     assert sum(done) == files.num_bytes()
 
 

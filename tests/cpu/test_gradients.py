@@ -34,7 +34,7 @@ NAMES += ["granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent", "lfm2_moe"]
 def load(folder: Path) -> tuple[Any, Any, dict[str, Tensor]]:
     """The spec, the table, and the weights as leaves of a graph."""
     checkpoint, files = open_checkpoint(folder), TensorFiles(folder)
-    table = open_table("cpu")
+    table = open_table("reference")
     weights: Any = load_weights(
         checkpoint.spec, checkpoint.family.names, files, table.memory, "float32", lambda done: None
     )

@@ -27,7 +27,7 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.module import LanguageModel
 
-TABLE = open_table("cpu")
+TABLE = open_table("reference")
 NAN = float("nan")
 NORM = RMSNorm()
 SMALL = LatentAttention(3, 12, 5, 4, 7, 0.3, NORM)
@@ -109,7 +109,7 @@ def run_chunks(case: LatentAttention, page_tokens: int, lengths: list[int], seed
     """Results over random chunks of all sequences, in pages that hold NaN wherever nothing was written."""
     rng = np.random.default_rng(seed)
     q, rows, kv_b = (x.to(dtype) for x in problem(case, tuple(lengths), seed))
-    attend_pages, write = TABLE.primitive(api.PAGED_LATENT_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
+    attend_pages, write = TABLE.primitive(api.PAGED_LATENT_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES, case)
     pages = torch.full((500, page_tokens, 1, case.row), NAN, dtype=dtype)
     free = rng.permutation(np.arange(1, 500)).tolist()
     tables = np.zeros((len(lengths), 130), np.int64)
@@ -126,7 +126,7 @@ def run_chunks(case: LatentAttention, page_tokens: int, lengths: list[int], seed
                 tables[at[i], index] = tables[at[i], index] or free.pop()
         layout = build_layout(Slices.plain(at[chosen], done[chosen], counts), tables, page_tokens, ALL, TABLE.memory)
         tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)])
-        write(pages, rows[tokens], layout.write_pages, layout.write_slots)
+        write((pages,), (rows[tokens],), layout.write_pages, layout.write_slots)
         out[tokens] = attend_pages(q[tokens], PagedRows((pages,), layout), kv_b)
         done[chosen] += counts
     return out, TABLE.primitive(api.LATENT_ATTENTION, case)(q, DenseRows((rows,), tuple(lengths)), kv_b)

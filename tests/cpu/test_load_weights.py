@@ -62,7 +62,7 @@ def load(folder: Path, dtype: DType | None = None, files: TensorFiles | None = N
     checkpoint = open_checkpoint(folder)
     found = files or TensorFiles(folder)
     return load_weights(
-        checkpoint.spec, checkpoint.family.names, found, open_table("cpu").memory, dtype, lambda done: None
+        checkpoint.spec, checkpoint.family.names, found, open_table("reference").memory, dtype, lambda done: None
     )
 
 
@@ -428,7 +428,7 @@ def test_progress_adds_up_to_the_bytes_of_the_files(saved: Callable[[str], Path]
     for name in ("llama", "phi3", "gpt2", "gpt_neox", "qwen3_moe"):
         checkpoint, files = open_checkpoint(saved(name)), TensorFiles(saved(name))
         done: list[int] = []
-        load_weights(checkpoint.spec, checkpoint.family.names, files, open_table("cpu").memory, None, done.append)
+        load_weights(checkpoint.spec, checkpoint.family.names, files, open_table("reference").memory, None, done.append)
         assert sum(done) == files.num_bytes(), name
 
 
@@ -441,7 +441,7 @@ def config_only(case: Case, folder: Path) -> Path:
 
 
 def random(folder: Path, seed: int, dtype: DType = "float32") -> Tensors:
-    return random_weights(open_checkpoint(folder).spec, open_table("cpu").memory, dtype, seed, lambda done: None)
+    return random_weights(open_checkpoint(folder).spec, open_table("reference").memory, dtype, seed, lambda done: None)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -112,7 +112,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, C
 
 def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Path, nn.Module, Case]) -> None:
     folder, model, case = packed
-    llm = LLM(str(folder))
+    llm = LLM(str(folder), device="reference")
     wanted = oracle_logits(double(model), prompts(case))
     error = max(float(np.abs(a - b).max()) for a, b in zip(llm.logits(prompts(case)), wanted, strict=True))
     print(f"largest error {error:.1e}")
@@ -131,7 +131,7 @@ def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Pa
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_type_holds_the_same_numbers(dtype: str, packed: tuple[Path, nn.Module, Case]) -> None:
     folder = packed[0]
-    exact, other = LLM(str(folder)), LLM(str(folder), dtype=dtype)
+    exact, other = (LLM(str(folder), device="reference", dtype=d) for d in ("auto", dtype))
     name = "layers.2.mlp.experts.down.weight"
     assert torch.equal(other.loaded.model.weights[name].float(), exact.loaded.model.weights[name].float())
 

@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_definition(name: str) -> None:
     drawn = random_weights(spec)
     ours: Any = {name: torch.from_numpy(x).requires_grad_() for name, x in drawn.items()}
     theirs = {name: x.requires_grad_() for name, x in wide(drawn).items()}
-    table = open_table("cpu")
+    table = open_table("reference")
     logits: Any = Model(spec, ours, table, LENGTH)(DenseStep.build([tokens], table.memory))
     towards = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     (logits * towards).sum().backward()
@@ -95,7 +95,7 @@ def test_json_round_trip(name: str) -> None:
 @pytest.mark.parametrize("name", ["first_tokens", "patterns"])
 def test_every_pattern_moves_the_logits(name: str) -> None:
     """One more first token, another step, another stride, or none of them, in each layer."""
-    spec, table = SPECS[name], open_table("cpu")
+    spec, table = SPECS[name], open_table("reference")
     weights: Any = {key: torch.from_numpy(x) for key, x in random_weights(spec).items()}
     step = DenseStep.build(sequences(), table.memory)
 

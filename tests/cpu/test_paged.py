@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.ops import api, open_table
-from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues
+from ridgeline.ops.host import attention as host
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Pattern, Strided
 
-TABLE = open_table("cpu", {"attention": "reference"})
+REFERENCE = open_table("reference", {"attention": "reference"})
+TABLES = {"reference": REFERENCE, "cpu": open_table("cpu")}
+DEVICES = pytest.mark.parametrize("device", TABLES)
 NAN = float("nan")
 
 
@@ -24,10 +30,12 @@ class Pages:
     Six sequences of 100 tokens fit, in pages of one.
     """
 
-    def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator) -> None:
+    def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator, memory: Memory) -> None:
         self.case, self.size = case, page_tokens
-        shape = (601, page_tokens, case.num_kv_heads, case.head_dim)
-        self.keys, self.values = torch.full(shape, NAN), torch.full(shape, NAN)
+        shape = (page_tokens, case.num_kv_heads, case.head_dim)
+        self.arena: Any = memory.pages(601, 2 * math.prod(shape))
+        self.arena[:] = NAN
+        self.keys, self.values = (memory.page_view(self.arena, i * math.prod(shape), shape) for i in range(2))
         self.tables = np.zeros((rows, 130), np.int64)
         self.free = rng.permutation(np.arange(1, 601)).tolist()
         self.state = case.state()
@@ -41,22 +49,30 @@ class Pages:
         first = -(-self.state.first_tokens // self.size)
         for index in range(first, max(0, position - self.state.lookback) // self.size):
             page, self.tables[row, index] = self.tables[row, index], 0
-            self.keys[page] = self.values[page] = NAN
+            self.arena[page] = NAN
             if page:
                 self.free.append(page)
 
 
-def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Paged results over random chunks of all sequences, and dense results."""
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
+def run_chunks(
+    case: Attention, page_tokens: int, lengths: list[int], seed: int, device: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A device's paged results over random chunks of all sequences, and dense results of the definition."""
+    rng, table = np.random.default_rng(seed), TABLES[device]
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
-    q, k, v = (torch.randn(sum(lengths), h, case.head_dim) for h in heads)
-    sinks = torch.randn(case.num_heads) if case.sinks else None
-    dense = TABLE.primitive(api.ATTENTION, case)(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
-    attend, write = TABLE.primitive(api.PAGED_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES)
-    pages = Pages(case, page_tokens, len(lengths), rng)
-    offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), torch.full_like(dense, NAN)
+    q, k, v = (rng.normal(size=(sum(lengths), h, case.head_dim)).astype(np.float32) for h in heads)
+    sinks = rng.normal(size=case.num_heads).astype(np.float32) if case.sinks else None
+    there = [torch.from_numpy(x) for x in (q, k, v)]
+    kv = DenseKeyValues(there[1], there[2], tuple(lengths))
+    wanted = REFERENCE.primitive(api.ATTENTION, case)(there[0], kv, None if sinks is None else torch.from_numpy(sinks))
+    dense = REFERENCE.memory.get(wanted)
+
+    def put(x: np.ndarray) -> Array:
+        return table.memory.put(x, "float32", "float32")
+
+    attend, write = table.primitive(api.PAGED_ATTENTION, case), table.primitive(api.WRITE_PAGES, case)
+    pages = Pages(case, page_tokens, len(lengths), rng, table.memory)
+    offsets, done, out = np.cumsum(lengths) - lengths, [0] * len(lengths), np.full_like(dense, NAN)
     rows = rng.permutation(len(lengths))
     while any(d < n for d, n in zip(done, lengths, strict=True)):
         chosen = [i for i, n in enumerate(lengths) if done[i] < n and rng.random() < 0.7]
@@ -67,19 +83,20 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
             pages.grow(rows[i], done[i], done[i] + count)
         slices = Slices.plain(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
         state = pages.state
-        layout = build_layout(slices, pages.tables, page_tokens, state.lookback, TABLE.memory, state.first_tokens)
+        layout = build_layout(slices, pages.tables, page_tokens, state.lookback, table.memory, state.first_tokens)
         spans = [offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)]
         tokens = np.concatenate(spans)
-        write(pages.keys, k[tokens], layout.write_pages, layout.write_slots)
-        write(pages.values, v[tokens], layout.write_pages, layout.write_slots)
-        out[tokens] = attend(q[tokens], PagedKeyValues(pages.keys, pages.values, layout), sinks)
+        added = put(k[tokens]), put(v[tokens])
+        write((pages.keys, pages.values), added, layout.write_pages, layout.write_slots)
+        paged_kv = PagedKeyValues(pages.keys, pages.values, layout)
+        out[tokens] = table.memory.get(attend(put(q[tokens]), paged_kv, None if sinks is None else put(sinks)))
         for i, count in zip(chosen, counts, strict=True):
             done[i] += count
             pages.drop_unread(rows[i], done[i])
     return out, dense
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (8, 1)]),
     window=st.sampled_from([None, 1, 2, 7, 24, 200]),
@@ -92,40 +109,43 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int)
     page_tokens=st.sampled_from([1, 3, 16, 64]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
+    device=st.sampled_from(list(TABLES)),
 )
 def test_paged_equals_dense(
     heads: tuple[int, int], window: int | None, softcap: float | None, sinks: bool, pattern: Pattern | None,
-    page_tokens: int, lengths: list[int], seed: int,
+    page_tokens: int, lengths: list[int], seed: int, device: str,
 ) -> None:  # fmt: skip
     pattern = pattern if window else None
     case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern)
-    out, dense = run_chunks(case, page_tokens, lengths, seed)
-    torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
+    out, dense = run_chunks(case, page_tokens, lengths, seed, device)
+    np.testing.assert_allclose(out, dense, rtol=1e-5, atol=3e-6)
 
 
+@DEVICES
 @pytest.mark.parametrize("window", [None, 7])
-def test_blocks_of_queries_change_nothing(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_change_nothing(window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long chunk against a long context is computed a few queries, and sequences, at a time, to bound memory."""
     monkeypatch.setattr(paged, "CPU_BLOCK", 500)
-    out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1)
-    torch.testing.assert_close(out, dense, rtol=1e-5, atol=3e-6)
+    monkeypatch.setattr(host, "BLOCK", 500)
+    out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1, device)
+    np.testing.assert_allclose(out, dense, rtol=1e-5, atol=3e-6)
 
 
 def test_sequences_of_very_different_lengths_share_no_padding() -> None:
     """A long context beside many short ones: buckets keep the padded work within a few times the real work."""
     slices = Slices.plain(np.arange(33), np.array([4000] + [10] * 32), np.ones(33, np.int64))
-    layout = build_layout(slices, np.ones((33, 300), np.int64), 16, ALL, TABLE.memory)
+    layout = build_layout(slices, np.ones((33, 300), np.int64), 16, ALL, REFERENCE.memory)
     padded = sum(b.pages.shape[0] * b.pages.shape[1] for b in layout.buckets)
     assert padded <= 2 * (4000 // 16 + 1 + 32)
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16])
 def test_writing_touches_the_written_slots_only(page_tokens: int) -> None:
-    write = TABLE.primitive(api.WRITE_PAGES)
+    write = REFERENCE.primitive(api.WRITE_PAGES, Attention(2, 2, 4, 1.0))
     pages = torch.full((5, page_tokens, 2, 4), NAN)
     x = torch.randn(3, 2, 4)
     slots = torch.tensor([0, page_tokens - 1, 0])
-    write(pages, x, torch.tensor([4, 2, 1]), slots)
+    write((pages,), (x,), torch.tensor([4, 2, 1]), slots)
     for i, (page, slot) in enumerate(zip([4, 2, 1], slots.tolist(), strict=True)):
         assert torch.equal(pages[page, slot], x[i])
     assert int(torch.isfinite(pages).sum()) == x.numel()

@@ -30,7 +30,7 @@ SIZES = st.sampled_from([1, 63, 100, 257])
 
 @pytest.fixture(scope="module")
 def table() -> OpsTable:
-    return open_table("cpu")
+    return open_table("reference")
 
 
 def problem(tokens: int, n_in: int, n_out: int, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -61,7 +61,7 @@ def test_training_with_checkpoints_changes_nothing() -> None:
     targets = tokens.roll(-1)
     found = []
     for checkpointing in (False, True):
-        module = LanguageModel(spec, open_table("cpu"), LENGTH, checkpointing=checkpointing)
+        module = LanguageModel(spec, open_table("reference"), LENGTH, checkpointing=checkpointing)
         loss = module(tokens, torch.arange(len(tokens)), (len(tokens),), targets)
         loss.backward()
         found.append((loss.item(), {n: w.grad for n, w in module.weights().items()}))
@@ -106,7 +106,7 @@ def with_mixer(spec: ModelSpec, index: int, mixer: Attention | SharedAttention) 
     [("cla3_mqa", {"scale", "softcap", "source"}), ("cla_mixed", {*OTHER, "source"})],
 )
 def test_every_field_moves_the_logits(name: str, expected: set[str]) -> None:
-    spec, table = SPECS[name], open_table("cpu")
+    spec, table = SPECS[name], open_table("reference")
     weights: Any = {name: torch.from_numpy(x) for name, x in random_weights(spec).items()}
     step = DenseStep.build(sequences(), table.memory)
 

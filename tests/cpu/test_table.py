@@ -44,7 +44,7 @@ class Fake:
 
 
 def table(*backends: Any, **overrides: str) -> OpsTable:
-    return OpsTable(TorchMemory("cpu"), backends, overrides)
+    return OpsTable(TorchMemory("reference"), backends, overrides)
 
 
 def mlp_weights(table: OpsTable) -> Weights:
@@ -116,7 +116,7 @@ def test_an_override_decides() -> None:
     assert choice.backend == "reference"
     assert choice.refusals == (("sdpa", "overridden by --ops attention=reference"),)
     assert t.choose(api.ADD).refusals == (("sdpa", "attention only"),)  # other ops are as they were
-    kept = open_table("cpu", {"attention": "sdpa"})
+    kept = open_table("reference", {"attention": "sdpa"})
     assert kept.choose(api.ATTENTION, PLAIN).refusals == ()
 
 
@@ -141,7 +141,7 @@ def test_an_override_that_refuses() -> None:
 )
 def test_unknown_overrides(overrides: dict[str, str], message: str) -> None:
     with pytest.raises(DeviceError, match=message) as caught:
-        open_table("cpu", overrides)
+        open_table("reference", overrides)
     assert "\n" not in str(caught.value)
 
 

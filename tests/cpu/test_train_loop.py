@@ -50,8 +50,8 @@ def shard() -> Shard:
 def trainer(folder: Path, options: TrainOptions = OPTIONS, **model: Any) -> Trainer:
     batches = Batches(shard(), CONTEXT, options.batch_tokens, seed=1)
     held_out = [Batches(shard(), CONTEXT, 64, seed=2).batch(i) for i in range(2)]
-    module = LanguageModel(SPEC, open_table("cpu"), 64, seed=3, dropout=options.dropout, **model)
-    return Trainer(module, batches, held_out, options, folder, {"spec": "tiny"}, Ranks("cpu"))
+    module = LanguageModel(SPEC, open_table("reference"), 64, seed=3, dropout=options.dropout, **model)
+    return Trainer(module, batches, held_out, options, folder, {"spec": "tiny"}, Ranks("reference"))
 
 
 def run(folder: Path, options: TrainOptions = OPTIONS, until: int | None = None, **model: Any) -> list[Progress]:
@@ -105,7 +105,7 @@ def test_parts_and_recomputation_give_the_same_gradients(tmp_path: Path) -> None
 
 
 def test_blocks_of_the_loss_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = LanguageModel(SPEC, open_table("cpu"), 64, seed=3)
+    module = LanguageModel(SPEC, open_table("reference"), 64, seed=3)
     batch = Batches(shard(), CONTEXT, 64, seed=1).batch(0)
     inputs = [torch.from_numpy(x) for x in (batch.token_ids, batch.positions, batch.targets)]
 
@@ -125,7 +125,7 @@ def test_blocks_of_the_loss_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_attention_and_loss_stay_inside_documents() -> None:
     """The loss of a batch is the sum of the losses of its segments, each alone."""
-    module = LanguageModel(SPEC, open_table("cpu"), 64, seed=3)
+    module = LanguageModel(SPEC, open_table("reference"), 64, seed=3)
     batch = Batches(shard(), CONTEXT, 64, seed=1).batch(0)
     ids, positions, targets = (torch.from_numpy(x) for x in (batch.token_ids, batch.positions, batch.targets))
     together = float(module(ids, positions, batch.lengths, targets).detach())

@@ -95,7 +95,7 @@ def test_a_pair_from_nothing_and_from_what_is_there(
 ) -> None:
     monkeypatch.setattr(Corpus, "stdlib", classmethod(lambda cls: corpus))
     watch = Quiet()
-    produce_pair(recipe, tmp_path, Ranks("cpu"), watch)
+    produce_pair(recipe, tmp_path, Ranks("reference"), watch)
     assert [line for line in watch.lines if line.startswith("tiny")] == [
         "tiny, stage 1 of 2", "tiny, stage 2 of 2", "tiny-draft, stage 1 of 2", "tiny-draft, stage 2 of 2",
     ]  # fmt: skip
@@ -110,13 +110,13 @@ def test_a_pair_from_nothing_and_from_what_is_there(
         (tmp_path / name / "model.safetensors").unlink()
     assert "8 greedy continuations by the target" in card
     assert "| Start | cut out of tiny: its layers 1 (from 0), of each the key-value heads 1 with" in card
-    produce_pair(recipe, tmp_path, Ranks("cpu"), Quiet())
+    produce_pair(recipe, tmp_path, Ranks("reference"), Quiet())
     assert written == {name: (tmp_path / name / "model.safetensors").read_bytes() for name in written}
     draft = replace(recipe.draft, prune=PruneOptions((0,), (1,), tokens=128))
     with pytest.raises(DataError, match="start"):
-        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("cpu"), Quiet())
+        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("reference"), Quiet())
     with pytest.raises(DataError, match="remove its folder"):
-        produce_pair(replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("cpu"), Quiet())
+        produce_pair(replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("reference"), Quiet())
 
 
 def test_another_python_or_corpus_is_refused(
@@ -124,9 +124,9 @@ def test_another_python_or_corpus_is_refused(
 ) -> None:
     monkeypatch.setattr(Corpus, "stdlib", classmethod(lambda cls: corpus))
     with pytest.raises(DataError, match=r"of Python 3\.9\.1's standard library"):
-        produce_pair(replace(recipe, python="3.9.1"), tmp_path, Ranks("cpu"), Quiet())
+        produce_pair(replace(recipe, python="3.9.1"), tmp_path, Ranks("reference"), Quiet())
     with pytest.raises(DataError, match="as pinned"):
-        produce_pair(replace(recipe, corpus_hash="0" * 64), tmp_path, Ranks("cpu"), Quiet())
+        produce_pair(replace(recipe, corpus_hash="0" * 64), tmp_path, Ranks("reference"), Quiet())
 
 
 def test_the_shipped_recipe_can_be_read() -> None:
@@ -201,7 +201,7 @@ def test_functions_of_other_line_ends_and_of_files_that_do_not_parse() -> None:
 
 def test_half_of_the_headers_are_encoded_as_prompts_are(tmp_path: Path, corpus: Corpus) -> None:
     tokens = 400  # enough for the colon and the line's end to become one
-    data = prepare(corpus, tmp_path / "data", tokens, ranks=Ranks("cpu"), held_out_share=0.3)
+    data = prepare(corpus, tmp_path / "data", tokens, ranks=Ranks("reference"), held_out_share=0.3)
     options = FunctionOptions(20, 120)
     shards = [write_functions(tmp_path / form, data, options, form) for form in ("functions", "headers")]
     plain, split = ([s.document(i).tolist() for i in range(s.info.num_documents)] for s in shards)

@@ -33,7 +33,7 @@ OPTIONS = PruneOptions((0, 2), (1,))
 
 @pytest.fixture
 def table() -> OpsTable:
-    return open_table("cpu")
+    return open_table("reference")
 
 
 @pytest.fixture

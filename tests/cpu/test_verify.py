@@ -41,15 +41,20 @@ NEW_TOKENS = 8  # of an answer: what a step costs is what these tests cost
 SCALE = Scale(longest=256, new_tokens=NEW_TOKENS, windows=(24,))
 
 
+# Bugs are planted in the buckets of a step and in what reads them: kernels go by page tables instead.
+DEVICES = {"mistral": "reference", "gpt2": "reference"}
+
+
 @cache
 def loaded(name: str) -> LoadedModel:
     with TemporaryDirectory() as folder:
         if name in SPECS:
             write(SPECS[name], folder)
-            return LLM(folder, cache="off").loaded
+            return LLM(folder, cache="off", device="cpu").loaded
         build(CASES[name], folder)
         # A model with a regime switch is served in the regime of its case.
-        return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off").loaded
+        device = DEVICES.get(name, "cpu")
+        return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off", device=device).loaded
 
 
 def unequal(report: Report) -> list[str]:

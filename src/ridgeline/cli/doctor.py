@@ -1,12 +1,11 @@
-"""`ridgeline doctor`: the machine, what is installed, and which kernel serves what, with the reason."""
+"""`ridgeline doctor`: the machine, what is installed and what is not, and which kernel serves what on each device."""
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,26 +16,32 @@ from ridgeline.cli import options as o
 if TYPE_CHECKING:
     from ridgeline.ops import OpsTable
 
-PACKAGES = ("ridgeline", "torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "triton")
+PACKAGES = (
+    "ridgeline", "numpy", "ml_dtypes", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "torch", "triton",
+)  # fmt: skip
 CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
 
 
 def doctor(
-    device: o.Device = "auto",
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, reference, cuda or cuda:N; default: each.")
+    ] = None,
     ops: o.Ops = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the machine, its devices, the versions, and who serves each operation."""
     from ridgeline.ops import devices, open_table, resolve_device
 
-    name = resolve_device(device)
-    table = open_table(name, o.parse_ops(ops))
+    found, overrides = {d.name: d.description for d in devices()}, o.parse_ops(ops)
+    if device is None and overrides:
+        device = "auto"  # other devices' backends have other names
+    names = list(found) if device is None else [resolve_device(device)]
     report = {
         "machine": machine(),
-        "devices": {d.name: d.description for d in devices()},
-        "device": name,
+        "kernels": kernels(),
+        "devices": found | missing_devices(),
         "versions": versions(),
-        "ops": op_rows(table),
+        "ops": {name: op_rows(open_table(name, overrides)) for name in names},
     }
     if json_output:
         import json
@@ -48,19 +53,44 @@ def doctor(
 
 def machine() -> dict[str, str]:
     """What can be said of this computer without measuring."""
+    from ridgeline.ops.devices import num_cores
+
     cpu = _cpuinfo()
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "cpu": cpu.get("model name", platform.processor() or "unknown"),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(num_cores()),
         "instructions": " ".join(f for f in CPU_FLAGS if f in flags) or "unknown",
         "memory": _memory(),
         "python": f"{platform.python_version()} ({sys.executable})",
     }
 
 
+def kernels() -> dict[str, str]:
+    """The extension with the C++ kernels of device cpu, or why there is none, what that costs, and the remedy."""
+    try:
+        module: Any = import_module("ridgeline._kernels")
+    except ImportError as e:
+        return {
+            "extension": f"missing: {e}",
+            "cost": "numpy serves every op of device cpu: right, but slower",
+            "remedy": "install Ridgeline again where there is a C++20 compiler; pip -v shows what failed",
+        }
+    return {"extension": str(module.__file__), "instructions": module.isa(), "threads": str(module.usable_cores())}
+
+
+def missing_devices() -> dict[str, str]:
+    """Devices that another installation would have here."""
+    from ridgeline.ops.devices import REFERENCE, has_torch
+
+    needs = "needs torch, as training does: pip install 'ridgeline[torch]'"
+    return {} if has_torch() else {f"{REFERENCE}, cuda": needs}
+
+
 def versions() -> dict[str, str]:
+    from importlib import metadata
+
     out = {}
     for package in PACKAGES:
         try:
@@ -166,13 +196,14 @@ def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    for title in ("machine", "devices", "versions"):
+    for title in ("machine", "kernels", "devices", "versions"):
         console.print(f"[bold]{title}[/bold]")
         for name, value in report[title].items():
             console.print(f"  {name:<16} {value}", markup=False)
-    console.print(f"[bold]ops on {report['device']}[/bold]")
-    console.print(f"  {'op':<22} {'case':<15} {'served by':<10} refused by")
-    for row in report["ops"]:
-        refusals = "; ".join(f"{backend}: {reason}" for backend, reason in row["refusals"].items())
-        line = f"  {row['op']:<22} {row['case']:<15} {row['backend']:<10} {refusals}"
-        console.print(line.rstrip(), markup=False)
+    for device, rows in report["ops"].items():
+        console.print(f"[bold]ops on {device}[/bold]")
+        console.print(f"  {'op':<22} {'case':<15} {'served by':<10} refused by")
+        for row in rows:
+            refusals = "; ".join(f"{backend}: {reason}" for backend, reason in row["refusals"].items())
+            line = f"  {row['op']:<22} {row['case']:<15} {row['backend']:<10} {refusals}"
+            console.print(line.rstrip(), markup=False)

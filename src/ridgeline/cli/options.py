@@ -51,7 +51,7 @@ Model = Annotated[
 ]
 TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
-Device = Annotated[str, _model("--device", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, _model("--device", help="auto, cpu, reference, cuda or cuda:N.")]
 DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
 MaxModelLen = Annotated[int | None, _model("--max-model-len", help="Longest context in tokens; default: the model's.")]
 LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or dummy: random weights.")]

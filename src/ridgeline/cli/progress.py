@@ -1,30 +1,28 @@
-"""Progress bars, on stderr, and only where somebody sees them."""
+"""Progress bars, on stderr, and only where somebody sees them; nothing is imported for one that is not shown."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)  # fmt: skip
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 BIG = 1 << 28  # bytes: less than this loads before a bar could be read
 
 
 def error_console() -> Console:
+    from rich.console import Console
+
     return Console(stderr=True)
 
 
 def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
+    from rich.progress import Progress
+
     # Redirected, what is printed to stdout meanwhile would go to the console of the bar, which is stderr.
     return Progress(*columns, console=error_console(), transient=True, disable=not shown, redirect_stdout=False)
 
@@ -32,22 +30,26 @@ def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
 @contextmanager
 def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
     """For `LLM(progress_bar=...)`: a bar in bytes for models that take a while."""
-    columns = TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
-    bar = _bar(*columns, shown=sys.stderr.isatty())
+    with ExitStack() as shown:
 
-    def start(total: int) -> Callable[[int], None]:
-        if total < BIG:
-            return lambda done: None
-        task = bar.add_task("loading", total=total)
-        return lambda done: bar.advance(task, done)
+        def start(total: int) -> Callable[[int], None]:
+            if total < BIG or not sys.stderr.isatty():
+                return lambda done: None
+            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    with bar:
+            columns = TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
+            bar = shown.enter_context(_bar(*columns, shown=True))
+            task = bar.add_task("loading", total=total)
+            return lambda done: bar.advance(task, done)
+
         yield start
 
 
 @contextmanager
 def iterations_bar(total: int) -> Iterator[Callable[[], None]]:
     """A bar over things that take a while each; call what it gives once for each."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
     bar = _bar(TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), shown=sys.stderr.isatty())
     task = bar.add_task("iterations", total=total)
     with bar:
@@ -60,6 +62,8 @@ def prompts_bar(total: int, completed: int = 0, *, hidden: bool = False) -> Iter
 
     completed: prompts of an earlier run. hidden: where answers appear on the same terminal, they are the progress.
     """
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
     speed = TextColumn("{task.fields[tokens_per_s]:.1f} tokens/s")
     columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
     bar = _bar(*columns, shown=sys.stderr.isatty() and not hidden)

@@ -37,7 +37,7 @@ def chosen(llm: LLM, verbose: bool) -> list[str]:
     if config is None:
         return [f"naive sampling: nothing is kept between tokens; {num_bytes(weights)} of weights"]
     if verbose:
-        lines = config.describe(weights, on_host=llm.loaded.table.memory.device == "cpu")
+        lines = config.describe(weights, on_host=llm.loaded.table.memory.on_host)
         return [part for line in lines for part in _wrapped(line)]
     pages = " and ".join(
         f"{n - 1:,} pages of {g.page_tokens} tokens" + (f" ({g.name})" if len(config.groups) > 1 else "")

@@ -96,7 +96,9 @@ def train(
 
 def _recipe(name: str, given: Mapping[str, Any]) -> None:
     from ridgeline.errors import RequestError
-    from ridgeline.ops import resolve_device
+    from ridgeline.ops.devices import training_device
+
+    device = training_device(given["device"])  # what follows imports torch
     from ridgeline.train.pair import produce_pair
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.recipe import Recipe
@@ -105,14 +107,16 @@ def _recipe(name: str, given: Mapping[str, Any]) -> None:
         if given[other]:
             raise RequestError(f"--recipe {name} says what to train, and on what: leave out {other}")
     wanted, out = Recipe.read(name), Path(given["out"] or f"{name}-recipe")
-    with open_ranks(resolve_device(given["device"])) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, _bars(ranks) as watch:
         produce_pair(wanted, out, ranks, watch)
 
 
 def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
-    from ridgeline.ops import resolve_device
+    from ridgeline.ops.devices import training_device
+
+    device = training_device(given["device"])  # what follows imports torch
     from ridgeline.train.data import check_room, prepare
     from ridgeline.train.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
@@ -125,7 +129,7 @@ def _spec(given: Mapping[str, Any]) -> None:
         raise RequestError(f"--dtype {given['dtype']} is neither bfloat16 nor float32")
     config, out = read_config(Path(given["spec"])), Path(given["out"])
     tokenizer = _tokenizer(given["tokenizer"])
-    with open_ranks(resolve_device(given["device"])) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, _bars(ranks) as watch:
         watch.say("reading the texts, and what functions they share")
         corpus = _corpus(given["data"], given["licence"])
         place = Place(folder=out, ranks=ranks, licence=given["licence"], dtype=given["dtype"])
@@ -169,7 +173,7 @@ def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: in
         raise RequestError(f"--epochs {given['epochs']} must be more than 0, and at most {MOST_EPOCHS:,}")
     precision = given["precision"]
     if precision == "auto":
-        precision = "float32" if ranks.device == "cpu" else "bfloat16"
+        precision = "float32" if ranks.on_host else "bfloat16"
     names = {f.name for f in fields(TrainOptions)}
     return TrainOptions(
         **{name: value for name, value in given.items() if name in names}

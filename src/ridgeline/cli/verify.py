@@ -67,7 +67,7 @@ def verify(
 
 
 def _spare_threads(model: str, revision: str | None) -> None:
-    """One thread for a small model, unless OMP_NUM_THREADS says otherwise; to be called before torch is imported.
+    """One thread for a small model, unless OMP_NUM_THREADS says otherwise. Call it before numpy or torch is imported.
 
     Where others use the machine too, threads cost it ten times as long and more: its steps are shorter than the time
     for which the system lets a thread wait for its core.

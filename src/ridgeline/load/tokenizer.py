@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.load.chat import ChatTemplate, Message
 from ridgeline.load.detokenize import Detokenizer, TokenText
 from ridgeline.load.gguf import read_header
 from ridgeline.load.gguf_vocab import build_vocab
 from ridgeline.load.tokenizer_files import guarded, read_folder
+
+if TYPE_CHECKING:
+    from ridgeline.load.chat import ChatTemplate, Message
 
 _PROBES = 100  # vocabulary entries tried for one that encodes to something
 
@@ -44,7 +46,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
-        self.chat_templates = {name: ChatTemplate(text, name) for name, text in (templates or {}).items()}
+        self.chat_templates = _compiled(templates) if templates else {}
         self.chat_template = self.chat_templates.get("default")
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
@@ -171,6 +173,12 @@ class Tokenizer:
                 "or put the model's chat_template.jinja into its folder"
             )
         return self.chat_templates[name]
+
+
+def _compiled(templates: Mapping[str, str]) -> dict[str, ChatTemplate]:
+    from ridgeline.load.chat import ChatTemplate  # Jinja takes a while to import, and many models have no template
+
+    return {name: ChatTemplate(text, name) for name, text in templates.items()}
 
 
 def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:

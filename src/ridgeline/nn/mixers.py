@@ -38,11 +38,11 @@ def _attention(
     layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float, is_shared: bool
 ) -> Mixer:
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), weights)
-    attend = _attend(mixer, weights, table)
+    write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
-        state = step.extend(layer, k, v)
+        state = step.extend(layer, write, k, v)
         return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
@@ -81,12 +81,13 @@ def _latent_attention(
 ) -> Mixer:
     before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), weights)
     dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
+    write = table.primitive(api.WRITE_PAGES, mixer)
     after = table.stage(api.ATTENTION_OUTPUT, mixer, weights)
     kv_b = weights.arrays["kv_b.weight"]
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, latents = before(stream.residual, stream.delta, rotary)
-        state = step.extend(layer, latents)
+        state = step.extend(layer, write, latents)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
         return residual, after(attended, None), stream.shared
 

@@ -4,12 +4,13 @@ layer. Nothing is global.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, States
 
 Rows = DenseRows | PagedRows
+WritePages = Callable[[Sequence[Array], Sequence[Array], Array, Array], None]  # ops.api.WRITE_PAGES
 Shared = Mapping[int, Rows]  # by the layer whose state they are
 NOTHING: Shared = {}
 
@@ -52,6 +53,9 @@ class Step(Protocol):
         """Record the states that the step leaves, and what is to be kept of its drafts."""
         ...
 
-    def extend(self, layer: int, *parts: Array) -> Rows:
-        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then."""
+    def extend(self, layer: int, write: WritePages, *parts: Array) -> Rows:
+        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then.
+
+        write: the layer's kernel for pages, where there are any.
+        """
         ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -71,17 +72,46 @@ class Bucket(NamedTuple):
     first: Array  # [n, P], the position of the first key of each page
 
 
-class PagedLayout(NamedTuple):
-    """Where one step reads and writes in the pages of one state group; made once, shared by the group's layers."""
+class Buckets(NamedTuple):
+    """A step's sequences in buckets."""
 
-    write_pages: Array  # [T]
-    write_slots: Array  # [T], the token's place in its page
     buckets: tuple[Bucket, ...]
     order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
 
 
+@dataclass(frozen=True)
+class PagedLayout:
+    """Where one step reads and writes in the pages of one state group; made once, shared by the group's layers.
+
+    It says so twice: to kernels that walk through page tables, and in buckets, made when they are first asked for, to
+    those that want rectangles.
+    """
+
+    write_pages: Array  # [T]
+    write_slots: Array  # [T], the token's place in its page
+    starts: Array  # [N], the position of each sequence's first query
+    lengths: Array  # [N], queries of each sequence
+    tables: Array  # [N, P], pages by index; 0 where there is none, or none that is read
+    fill_buckets: Callable[[], Buckets]
+
+    @cached_property
+    def _buckets(self) -> Buckets:
+        return self.fill_buckets()
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self._buckets.buckets
+
+    @property
+    def order(self) -> Array:
+        return self._buckets.order
+
+
 class PagedKeyValues(NamedTuple):
-    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 holds nothing."""
+    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 holds nothing.
+
+    What stands where inside a page's view is the device's own business, and that of all of its backends alike.
+    """
 
     keys: Array
     values: Array
@@ -164,8 +194,9 @@ PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op
 LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
 # (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
-# (pages [pages, page_tokens, K, D], x [T, K, D], write pages [T], write slots [T]) -> None, in place [no case]
-WRITE_PAGES: Op[Callable[[Array, Array, Array, Array], None]] = Op("write_pages", "primitive")
+# (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None, in
+# place [Attention, LatentAttention]
+WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
@@ -297,7 +328,14 @@ class Memory(Protocol):
     """Where arrays live: the way in and out of the backend's library."""
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """As `resolve_device` names it."""
+        ...
+
+    @property
+    def on_host(self) -> bool:
+        """Is it this machine's main memory? Then weights that keep their type stay views of their files."""
+        ...
 
     def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:
         """A host array of `dtype` elements (bfloat16 as uint16) as an array of type `to`; shared if it can be."""

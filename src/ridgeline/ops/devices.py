@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops.table import OpsTable
+
+CPU, REFERENCE = "cpu", "reference"
+# Where none of these is, there is no GPU, and importing torch to be told so would cost seconds.
+DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One thing that can run a model."""
 
-    name: str  # cpu, cuda, cuda:1, ...
+    name: str  # cpu, reference, cuda:0, cuda:1, ...
     description: str
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices of this machine, best first."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = (Device(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(count))
-    return (*gpus, Device("cpu", f"{torch.get_num_threads()} threads"))
+    """The devices of this machine, best first. torch is imported only where there may be a GPU for it."""
+    found = [*_gpus(), Device(CPU, f"numpy arrays, {num_cores()} cores")]
+    if has_torch():
+        found.append(Device(REFERENCE, "torch on the CPU: the definition of every op, with gradients"))
+    return tuple(found)
 
 
 def resolve_device(name: str) -> str:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there. Raises DeviceError, naming those that are."""
+    """`auto`, `cpu`, `reference`, `cuda` or `cuda:N` as a device that is there.
+
+    Raises DeviceError, naming those that are, or what to install.
+    """
+    if name.partition(":")[0] in ("cuda", REFERENCE):
+        require_torch(f"device {name!r}")
+    if name in (CPU, REFERENCE):
+        return name
     available = [d.name for d in devices()]
     wanted = {"auto": available[0], "cuda": "cuda:0"}.get(name, name)
     if wanted not in available:
@@ -36,12 +48,53 @@ def resolve_device(name: str) -> str:
     return wanted
 
 
+def training_device(name: str) -> str:
+    """The same for training, which needs gradients: `auto` is a GPU or else `reference`."""
+    require_torch("training")
+    device = resolve_device(name)
+    if device == CPU and name == "auto":
+        return REFERENCE
+    if device == CPU:
+        raise DeviceError("device 'cpu' computes no gradients; on a CPU train with --device reference")
+    return device
+
+
 def open_table(device: str, overrides: Mapping[str, str] | None = None) -> OpsTable:
     """The kernels of a device that `resolve_device` returned."""
-    from ridgeline.ops.reference.backend import open_reference
+    if device == CPU:
+        from ridgeline.ops.host.backend import open_host
 
-    memory, backends = open_reference(device)
+        memory, backends = open_host()
+    else:
+        from ridgeline.ops.reference.backend import open_reference
+
+        memory, backends = open_reference(device)
     return OpsTable(memory, backends, overrides)
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported."""
+    return find_spec("torch") is not None
+
+
+def require_torch(what: str) -> None:
+    """Raise DeviceError where torch, which `what` needs, is not installed."""
+    if not has_torch():
+        raise DeviceError(f"{what} needs torch: pip install 'ridgeline[torch]'")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> tuple[Device, ...]:
+    if not has_torch() or not any(Path(path).exists() for path in DRIVERS):
+        return ()
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(Device(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(count))
 
 
 def host_free_bytes() -> int | None:

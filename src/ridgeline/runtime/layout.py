@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.api import Bucket, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
+from ridgeline.ops.api import Bucket, Buckets, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
 from ridgeline.spec.groups import NULL_PAGE
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,7 +57,21 @@ def build_layout(
     page_table: [rows, pages], page ids by page index, 0 where there is none. lookback: how many tokens before its own
     a query reads. first_tokens: of each sequence, which every query reads besides.
     """
+    positions, owner = slices.positions(), np.repeat(slices.rows, slices.lengths)
+    # A copy: the buckets may be made when the page table has moved on.
+    tables = page_table[slices.rows, : -(-int((slices.starts + slices.lengths).max()) // page_tokens)]
     reads = _pages_read(slices, page_tokens, lookback, first_tokens)
+    return PagedLayout(
+        memory.integers(page_table[owner, positions // page_tokens]),
+        memory.integers(positions % page_tokens),
+        memory.integers(slices.starts),
+        memory.integers(slices.lengths),
+        memory.integers(tables),
+        lambda: _buckets(slices, tables, page_tokens, reads, memory),
+    )
+
+
+def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memory: Memory) -> Buckets:
     positions = slices.positions()
     order = np.empty(positions.size, np.int64)
     buckets, base = [], 0
@@ -66,15 +80,9 @@ def build_layout(
         index, place = np.repeat(np.arange(members.size), lengths), ranges(lengths)
         order[slices.offsets[members][index] + place] = base + index * longest + place
         base += members.size * longest
-        arrays = _bucket(slices, members, longest, page_table, page_tokens, reads)
+        arrays = _bucket(slices, members, longest, tables, page_tokens, reads)
         buckets.append(Bucket(*(memory.integers(x) for x in arrays)))
-    owner = np.repeat(slices.rows, slices.lengths)
-    return PagedLayout(
-        memory.integers(page_table[owner, positions // page_tokens]),
-        memory.integers(positions % page_tokens),
-        tuple(buckets),
-        memory.integers(order),
-    )
+    return Buckets(tuple(buckets), memory.integers(order))
 
 
 def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, memory: Memory) -> SnapshotLayout:
@@ -178,14 +186,14 @@ def _like_shapes(slices: Slices, reads: _Reads) -> Iterator[Ints]:
 
 
 def _bucket(
-    slices: Slices, members: Ints, longest: int, page_table: Ints, page_tokens: int, reads: _Reads
+    slices: Slices, members: Ints, longest: int, tables: Ints, page_tokens: int, reads: _Reads
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """rows [n, m], positions [n, m], pages [n, P] and first [n, P] of a Bucket."""
     query = np.minimum(np.arange(longest), slices.lengths[members][:, None] - 1)
     head, first, count = (x[members][:, None] for x in (reads.head, reads.first, reads.count))
     page = np.arange(int(count.max()))
-    index = np.minimum(np.where(page < head, page, first - head + page), page_table.shape[1] - 1)
-    pages = np.where(page < count, page_table[slices.rows[members][:, None], index], 0)
+    index = np.minimum(np.where(page < head, page, first - head + page), tables.shape[1] - 1)
+    pages = np.where(page < count, tables[members[:, None], index], 0)
     return (
         slices.offsets[members][:, None] + query,
         slices.starts[members][:, None] + query,

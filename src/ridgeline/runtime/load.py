@@ -79,7 +79,7 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
         weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
     else:
         files = open_tensors(checkpoint)
-        if dtype is not None or table.memory.device != "cpu":  # else most weights stay views of the files
+        if dtype is not None or not table.memory.on_host:  # else most weights stay views of the files
             size = DTYPE_BYTES[dtype] if dtype else 0
             _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
         else:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
@@ -50,7 +51,7 @@ class DenseStep:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, *parts: Array) -> DenseRows:
+    def extend(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
         return DenseRows(parts, self.lengths)
 
 
@@ -99,11 +100,9 @@ class PagedStep:
     def _drafted(self) -> Array | None:
         return self.inputs.places(self.slices.rows, self.slices.drafts)
 
-    def extend(self, layer: int, *parts: Array) -> PagedRows:
+    def extend(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)
-        write = self.table.primitive(api.WRITE_PAGES)
-        for view, part in zip(views, parts, strict=True):
-            write(view, part, layout.write_pages, layout.write_slots)
+        write(views, parts, layout.write_pages, layout.write_slots)
         return PagedRows(views, layout)

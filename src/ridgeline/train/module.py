@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ridgeline.nn import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
+from ridgeline.ops.reference.backend import torch_device
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import S4, S4D, ModelSpec, RMSNorm, SharedAttention, Weight
 from ridgeline.train import state_space
@@ -42,7 +43,7 @@ class LanguageModel(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self._by_name: dict[str, nn.Parameter] = {}
         for weight in spec.weights():
-            initial = _initial(weight, spec, generator).to(table.memory.device)
+            initial = _initial(weight, spec, generator).to(torch_device(table.memory.device))
             parameter = nn.Parameter(initial, requires_grad=not weight.name.endswith(UNTRAINED))
             self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch allows no dot in a name
             self._by_name[weight.name] = parameter

@@ -19,6 +19,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
 from ridgeline.load.safetensors import SINGLE, HostTensor
 from ridgeline.ops import open_table
+from ridgeline.ops.devices import REFERENCE
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.runtime.step import DenseStep
 from ridgeline.train.module import LanguageModel
@@ -91,7 +92,7 @@ def _compare(
 
 def _trained_logits(spec: Any, stored: Mapping[str, torch.Tensor], sample: list[int]) -> np.ndarray[Any, Any]:
     """Of the module that was trained, with its weights rounded as they are stored."""
-    module: Any = LanguageModel(spec, open_table("cpu"), len(sample))
+    module: Any = LanguageModel(spec, open_table(REFERENCE), len(sample))
     with torch.no_grad():
         for name, parameter in module.weights().items():
             parameter.copy_(stored[name])
@@ -102,7 +103,7 @@ def _trained_logits(spec: Any, stored: Mapping[str, torch.Tensor], sample: list[
 
 
 def _our_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any]:
-    loaded = load_model(str(folder), LoadOptions(device="cpu", dtype="float32"))
+    loaded = load_model(str(folder), LoadOptions(device=REFERENCE, dtype="float32"))
     memory = loaded.table.memory
     out: np.ndarray[Any, Any] = memory.get(loaded.model(DenseStep.build([sample], memory)))
     return out

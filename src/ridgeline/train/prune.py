@@ -121,7 +121,7 @@ def _sum(stream: Stream) -> Tensor:
 def _second_moment(spec: ModelSpec, weights: Weights, batch: Batch, table: OpsTable) -> Tensor:
     """[D, D]: of the stream before each layer and after the last, every token at a norm of 1."""
     model = _Watched(spec, weights, table, max(batch.lengths))
-    ids, positions = (torch.from_numpy(x).to(table.memory.device) for x in (batch.token_ids, batch.positions))
+    ids, positions = (table.memory.integers(x) for x in (batch.token_ids, batch.positions))
     model.seen.append(_sum(model.forward(DenseStep(ids, positions, batch.lengths, table.memory))))
     units = torch.cat([torch.nn.functional.normalize(x.float(), dim=-1) for x in model.seen])
     return units.T @ units / len(units)

@@ -10,14 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import distributed, nn
 
+from ridgeline.ops.devices import REFERENCE
+from ridgeline.ops.reference.backend import torch_device
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """rank: of this process, from 0, among world_size. device: its own."""
+    """rank: of this process, from 0, among world_size. device: its own, as `training_device` names it."""
 
     device: str
     rank: int = 0
     world_size: int = 1
+
+    @property
+    def on_host(self) -> bool:
+        """Do the ranks compute on CPUs?"""
+        return self.device == REFERENCE
 
     @property
     def is_first(self) -> bool:
@@ -28,7 +36,7 @@ class Ranks:
         """The model with torch's DistributedDataParallel around it, which averages gradients over the ranks."""
         if self.world_size == 1:
             return model
-        places = [torch.device(self.device)] if self.device != "cpu" else None
+        places = None if self.on_host else [torch.device(self.device)]
         return nn.parallel.DistributedDataParallel(model, device_ids=places)
 
     def local(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -39,7 +47,7 @@ class Ranks:
         """The sum over all ranks."""
         if self.world_size == 1:
             return value
-        sum_ = torch.tensor(value, dtype=torch.float64, device=self.device)
+        sum_ = torch.tensor(value, dtype=torch.float64, device=torch_device(self.device))
         distributed.all_reduce(sum_)
         return float(sum_)
 

@@ -11,6 +11,7 @@ import torch
 
 from ridgeline.archs import spec_from_config
 from ridgeline.ops import open_table
+from ridgeline.ops.reference.backend import torch_device
 from ridgeline.spec import ModelSpec
 from ridgeline.train.batches import Batch, Batches
 from ridgeline.train.cost import Cost, cost_of, flops_per_token, machine_name, measure_peak
@@ -79,7 +80,7 @@ def train(
         with torch.no_grad():
             for name, parameter in model.weights().items():
                 parameter.copy_(initial[name])
-    place = torch.device(ranks.device)
+    place = torch_device(ranks.device)
     peak, machine = measure_peak(place, options.precision), machine_name(place)
     per_byte = bytes_per_target(held_out) if held_out is not None else None
     run = Run(spec, options, flops_per_token(spec, options.context), peak, machine, per_byte)

@@ -62,7 +62,7 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     """What the matrix is cut to: the model's context, and how large the model is for its device."""
     groups = state_groups(loaded.spec, page_tokens=1, element_bytes=1)
     windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
-    work = CPU_WORK if loaded.table.memory.device == "cpu" else GPU_WORK
+    work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
     only_states = all(g.snapshot for g in groups)

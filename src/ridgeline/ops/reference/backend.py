@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
-from ridgeline.ops.devices import host_free_bytes
+from ridgeline.ops.devices import REFERENCE, host_free_bytes
 from ridgeline.ops.reference import delta, latent, paged, s4
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
@@ -24,12 +24,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
-    api.WRITE_PAGES: paged.write_pages,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
+    api.WRITE_PAGES: paged.write_pages,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
@@ -99,40 +99,45 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     return torch.cat(blocks, 2)[0].transpose(0, 1)
 
 
+def torch_device(name: str) -> torch.device:
+    """torch's device of a name of ours."""
+    return torch.device("cpu" if name == REFERENCE else name)
+
+
 class TorchMemory:
-    """Arrays as torch tensors on one device."""
+    """Arrays as torch tensors on one device: `reference`, or a GPU."""
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.on_host = device == REFERENCE
+        self._place = torch_device(device)
 
     def put(self, host: np.ndarray, dtype: str, to: str) -> torch.Tensor:
         tensor = torch.from_numpy(host)
         if dtype == "bfloat16":
             tensor = tensor.view(torch.bfloat16)
-        return tensor.to(device=self.device, dtype=DTYPES[to]).contiguous()
+        return tensor.to(device=self._place, dtype=DTYPES[to]).contiguous()
 
     def integers(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._place)
 
     def get(self, array: torch.Tensor) -> np.ndarray:
         return array.detach().float().cpu().numpy()
 
     def free_bytes(self) -> int | None:
-        if self.device != "cpu":
-            return torch.cuda.mem_get_info(self.device)[0]
-        return host_free_bytes()
+        return host_free_bytes() if self.on_host else torch.cuda.mem_get_info(self._place)[0]
 
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()
 
     def pages(self, num_pages: int, elements: int) -> torch.Tensor:
-        return torch.empty((num_pages, elements), device=self.device)
+        return torch.empty((num_pages, elements), device=self._place)
 
     def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         return pages[:, offset : offset + math.prod(shape)].unflatten(1, shape)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, device=self.device)
+        return torch.zeros(shape, device=self._place)
 
     def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         pages[list(target)] = pages[list(source)]
@@ -141,11 +146,11 @@ class TorchMemory:
         return pages[list(index)].cpu().numpy()
 
     def pages_in(self, pages: torch.Tensor, index: Sequence[int], host: np.ndarray) -> None:
-        pages[list(index)] = torch.from_numpy(host).to(self.device)
+        pages[list(index)] = torch.from_numpy(host).to(self._place)
 
     def random(self, shape: tuple[int, ...], dtype: str, std: float, seed: int) -> torch.Tensor:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        return torch.randn(shape, generator=generator, device=self.device, dtype=DTYPES[dtype]).mul_(std)
+        generator = torch.Generator(self._place).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self._place, dtype=DTYPES[dtype]).mul_(std)
 
 
 def open_reference(device: str) -> tuple[Memory, tuple[Backend, ...]]:

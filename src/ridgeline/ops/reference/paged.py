@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
 from ridgeline.ops.reference.primitives import sees, softmax
-from ridgeline.spec import ALL, Attention
+from ridgeline.spec import ALL, Attention, LatentAttention
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
 # a GPU. A single query, or a single sequence, may have more. plan.memory counts them.
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 
 
-def write_pages(pages: Tensor, x: Tensor, write_page: Tensor, write_slot: Tensor) -> None:
-    pages[write_page, write_slot] = x.to(pages.dtype)
+def write_pages(case: Attention | LatentAttention):
+    def write(pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor) -> None:
+        for view, x in zip(pages, parts, strict=True):
+            view[write_page, write_slot] = x.to(view.dtype)
+
+    return write
 
 
 def paged_attention(case: Attention):

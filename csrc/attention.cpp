@@ -1,0 +1,152 @@
+// Who does what of attention: pieces of work for the threads, and the call that makes them.
+#include "attention_calls.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace ridgeline {
+namespace {
+
+constexpr int PIECES = 3;  // of work for each thread, at least, where there is so much
+
+struct Piece {
+    AttentionWork work;
+    int64_t cost;   // keys times rows, about
+    int64_t group;  // of those that share partial results; -1: it is whole
+};
+
+int64_t first_segment(const AttentionCase& c, int64_t position) {
+    if (c.pattern == Pattern::first_tokens) return 0;
+    const int64_t back = c.lookback();
+    return back > position ? 0 : (position - back) / SEGMENT;
+}
+
+// Key heads of a piece of work. A few queries are bound by memory: they take many heads at once, to read pages as they
+// lie, as long as that leaves enough pieces. Many queries take one head, whose keys stay in the cache.
+int heads_of(const AttentionCase& c, int64_t queries, int64_t segments, int threads) {
+    const int64_t rows = queries * c.group();
+    if (rows * 4 > QUERIES) return 1;
+    const int64_t wanted = threads == 1 ? c.kv_heads : c.kv_heads * segments / (threads * PIECES);
+    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(QUERIES / rows, c.kv_heads)));
+}
+
+// All the work, each piece with all of its segments.
+std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequence>& sequences, int threads) {
+    const int64_t size = std::max(1, QUERIES / c.group());
+    std::vector<Piece> pieces;
+    int64_t segments = 0;
+    for (const Sequence& s : sequences) segments += (s.start + s.length - 1) / SEGMENT + 1;
+    for (const Sequence& s : sequences) {
+        if (s.length == 0) continue;
+        const int heads = heads_of(c, s.length, segments, threads);
+        for (int64_t first = 0; first < s.length; first += size)
+            for (int head = 0; head < c.kv_heads; head += heads) {
+                const int64_t last = std::min(s.length, first + size), end = (s.start + last - 1) / SEGMENT + 1;
+                const int64_t begin = first_segment(c, s.start + first);
+                const AttentionWork w{&s, head, std::min(head + heads, c.kv_heads), first, last, begin, end, nullptr};
+                pieces.push_back({w, w.rows(c) * (end - begin), -1});
+            }
+    }
+    return pieces;
+}
+
+// Pieces that one thread would still be busy with when the others are done are cut into segments.
+struct Plan {
+    std::vector<Piece> pieces;
+    std::vector<AttentionWork> merged;  // the pieces that were cut, with room for what their parts leave
+    size_t floats = 0;                  // of that room
+};
+
+Plan plan(const AttentionCase& c, std::vector<Piece> whole, int threads) {
+    Plan p;
+    int64_t total = 0;
+    for (const Piece& piece : whole) total += piece.cost;
+    const int64_t most = std::max<int64_t>(1, total / (int64_t(threads) * PIECES));
+    const size_t width = size_t((c.value_dim + 15) / 16 * 16 + 2);
+    for (Piece& piece : whole) {
+        AttentionWork& w = piece.work;
+        const int64_t parts = std::min(w.end - w.begin, (piece.cost + most - 1) / most), segments = w.end - w.begin;
+        if (threads == 1 || parts < 2) {
+            p.pieces.push_back(piece);
+            continue;
+        }
+        for (int64_t i = 0; i < parts; ++i) {
+            Piece part = piece;
+            part.work.begin = w.begin + segments * i / parts, part.work.end = w.begin + segments * (i + 1) / parts;
+            part.cost = piece.cost / parts, part.group = int64_t(p.merged.size());
+            p.pieces.push_back(part);
+        }
+        p.merged.push_back(w);
+        p.floats += size_t(w.rows(c) * segments) * width;
+    }
+    if (threads > 1)
+        std::stable_sort(p.pieces.begin(), p.pieces.end(),
+                         [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
+    return p;
+}
+
+void give_room(const AttentionCase& c, Plan& p, float* room) {
+    const int64_t width = (c.value_dim + 15) / 16 * 16 + 2;
+    for (AttentionWork& w : p.merged) {
+        w.partial = room;
+        room += w.rows(c) * (w.end - w.begin) * width;
+    }
+    for (Piece& piece : p.pieces)
+        if (piece.group >= 0) {
+            const AttentionWork& all = p.merged[size_t(piece.group)];
+            piece.work.partial = all.partial + (piece.work.begin - all.begin) * all.rows(c) * width;
+        }
+}
+
+}  // namespace
+
+void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
+    const AttentionKernels& kernels = attention_kernels();
+    Plan p = plan(step.c, whole_pieces(step.c, sequences, hold.threads()), hold.threads());
+    int64_t rows = 1;
+    for (const Piece& piece : p.pieces) rows = std::max(rows, piece.work.rows(step.c));
+    const size_t each = kernels.room(step.c, rows);
+    float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
+    give_room(step.c, p, rooms + each * size_t(hold.threads()));
+    hold.draw(int64_t(p.pieces.size()), [&](int64_t i, int thread) {
+        kernels.attend(step, p.pieces[size_t(i)].work, rooms + each * size_t(thread));
+    });
+    if (!p.merged.empty())
+        hold.draw(int64_t(p.merged.size()), [&](int64_t i, int thread) {
+            kernels.merge(step, p.merged[size_t(i)], rooms + each * size_t(thread));
+        });
+}
+
+void write_pages(Pool::Hold& hold, const PageWrite& w) {
+    const AttentionKernels& kernels = attention_kernels();
+    struct Run {
+        int64_t token, n;
+    };
+    std::vector<Run> runs;  // tokens that stand side by side
+    for (int64_t t = 0; t < w.tokens; ++t) {
+        if (w.page[t] < 0 || w.page[t] >= w.pages || w.slot[t] < 0 || w.slot[t] >= w.page_tokens)
+            throw std::out_of_range("page " + std::to_string(w.page[t]) + ", slot " + std::to_string(w.slot[t]) +
+                                    " is not in the arena");
+        if (!runs.empty() && w.page[t] == w.page[t - 1] && w.slot[t] == w.slot[t - 1] + 1)
+            ++runs.back().n;
+        else
+            runs.push_back({t, 1});
+    }
+    hold.draw(int64_t(runs.size()), [&](int64_t i, int) {
+        const Run& r = runs[size_t(i)];
+        float* to = w.to + w.page[r.token] * w.page_stride;
+        const float* from = w.from + r.token * w.stride;
+        const int64_t slot = w.slot[r.token];
+        if (w.turned)
+            kernels.write_turned(from, w.stride, r.n, w.heads * w.numbers, w.page_tokens, to + slot);
+        else
+            for (int64_t h = 0; h < w.heads; ++h)
+                for (int64_t j = 0; j < r.n; ++j)
+                    std::copy_n(from + j * w.stride + h * w.numbers, w.numbers,
+                                to + (h * w.page_tokens + slot + j) * w.numbers);
+    });
+}
+
+}  // namespace ridgeline

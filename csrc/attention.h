@@ -1,0 +1,90 @@
+// Attention over pages: what one thread does. Who does what is in attention.cpp.
+//
+// The arithmetic of a query and head, whatever shares its step, its batch and its pages:
+//   score    a chain over the key's numbers, ascending
+//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), sums
+//   of
+//            every 16th weight, and a chain over the keys, ascending, for the values
+//   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile, each rescaling what went before
+//   all      segment after segment, in the same way
+// Segments may be computed by different threads; what follows from each other stays the same, so bits do.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "dispatch.h"
+
+namespace ridgeline {
+
+constexpr int TILE = 64;
+constexpr int SEGMENT = 512;
+constexpr int QUERIES = 72;  // of all heads of a group, in one piece of work
+
+enum class Pattern { none, first_tokens, dilated, strided };
+
+struct AttentionCase {
+    int heads, kv_heads, key_dim, value_dim;
+    float scale;
+    float softcap;   // 0: none
+    int64_t window;  // keys seen, the query's own included; 0: all
+    Pattern pattern;
+    int64_t number;  // of first tokens, of a step, of a stride
+
+    int group() const { return heads / kv_heads; }
+    int64_t lookback() const {  // tokens before its own that a query may see, first ones aside
+        return window == 0 || pattern == Pattern::strided ? INT64_MAX
+               : pattern == Pattern::dilated              ? (window - 1) * number
+                                                          : window - 1;
+    }
+};
+
+// Keys and values of one layer. The number d of a key of head h in slot s of page p stands at
+//   keys + p * key_page + h * key_head + d * page_tokens + s     if `turned`: neighbouring keys are neighbours in
+//   memory keys + p * key_page + h * key_head + s * key_row + d         if not
+// and that of its value at values + p * value_page + h * value_head + s * value_row + d.
+struct KeyValues {
+    const float *keys, *values;
+    int64_t pages, page_tokens;
+    int64_t key_page, key_head, key_row;
+    int64_t value_page, value_head, value_row;
+    bool turned;
+};
+
+// The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
+struct Sequence {
+    int64_t start, length, row;
+    const int64_t*
+        table;  // pages by index; null: page i is i, and the sequence's first key stands `base` slots into page 0
+    int64_t table_size, base;
+};
+
+struct AttentionStep {
+    const AttentionCase& c;
+    const KeyValues& kv;
+    const float* q;  // [rows, heads, key_dim]
+    int64_t q_stride;
+    const float* sinks;  // [heads] or null
+    float* out;          // [rows, heads, value_dim]
+    int64_t out_stride;
+};
+
+// Queries [first, last) of a sequence, key heads [head, head_end), segments [begin, end).
+struct AttentionWork {
+    const Sequence* sequence;
+    int head, head_end;
+    int64_t first, last, begin, end;
+    float* partial;  // null: all segments are here, and out is written; else [segments, rows, value_dim + 2] of them
+    int64_t rows(const AttentionCase& c) const { return (head_end - head) * (last - first) * c.group(); }
+};
+
+struct AttentionKernels {
+    void (*attend)(const AttentionStep&, const AttentionWork&, float* room);
+    // Out from the partial results of all segments.
+    void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
+    size_t (*room)(const AttentionCase&, int64_t rows);  // in floats
+    // n tokens [numbers] into neighbouring slots of a page, turned.
+    void (*write_turned)(const float* x, int64_t stride, int64_t n, int64_t numbers, int64_t page_tokens, float* to);
+};
+RL_TABLE(AttentionKernels, attention_kernels)
+
+}  // namespace ridgeline

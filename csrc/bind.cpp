@@ -1,0 +1,19 @@
+// The module ridgeline._kernels; its types are in src/ridgeline/_kernels.pyi.
+#include "bind.h"
+
+#include <nanobind/stl/string.h>
+
+#include "dispatch.h"
+
+NB_MODULE(_kernels, m) {
+    using namespace ridgeline;
+    nb::set_leak_warnings(false);  // what lives until the interpreter ends is no leak
+    isa();                         // an instruction set that cannot be had is an error now, not in the first kernel
+    m.def("isa", [] { return std::string(isa_name(isa())); });
+    bind_pool(m);
+    bind_attention(m);
+    bind_linear(m);
+    bind_latent(m);
+    bind_recurrent(m);
+    bind_elementwise(m);
+}

@@ -1,0 +1,38 @@
+// What each file of bindings adds to the module, and what they have in common.
+#pragma once
+#include "activation.h"
+#include "arrays.h"
+#include "threads.h"
+
+namespace ridgeline {
+
+using Ids = Given<const int64_t>;
+
+// While a kernel works other threads of Python run, and other callers of the pool wait.
+struct Work {
+    nb::gil_scoped_release release;
+    Pool::Hold hold;
+    explicit Work(Pool& pool) : hold(pool) {}
+};
+
+[[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
+
+template <class T, size_t n> T one_of(const std::string& name, const char* what, const char* const (&names)[n]) {
+    for (size_t i = 0; i < n; ++i)
+        if (name == names[i]) return T(int(i));
+    std::string known;
+    for (const char* each : names) known += std::string(known.empty() ? "" : ", ") + each;
+    refuse(std::string(what) + " " + name + " is none of " + known);
+}
+inline Activation activation_of(const std::string& name) {
+    return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"});
+}
+
+void bind_pool(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_linear(nb::module_& m);
+void bind_latent(nb::module_& m);
+void bind_recurrent(nb::module_& m);
+void bind_elementwise(nb::module_& m);
+
+}  // namespace ridgeline

@@ -1,0 +1,170 @@
+#include <cmath>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "attention_calls.h"
+#include "bind.h"
+
+namespace ridgeline {
+namespace {
+
+AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap, int64_t window,
+                        const std::string& pattern, int64_t number) {
+    const Pattern kind = pattern == "first_tokens" ? Pattern::first_tokens
+                         : pattern == "dilated"    ? Pattern::dilated
+                         : pattern == "strided"    ? Pattern::strided
+                                                   : Pattern::none;
+    if (kind == Pattern::none && !pattern.empty()) refuse("unknown pattern " + pattern);
+    if (heads < 1 || kv_heads < 1 || heads % kv_heads || key_dim < 1 || value_dim < 1 || window < 0 ||
+        (kind != Pattern::none && number < 1))
+        refuse("heads, dimensions, window or pattern out of range");
+    return {heads, kv_heads, key_dim, value_dim, scale, softcap, window, kind, number};
+}
+
+// A layer's part of every page, [pages, page_tokens, heads, numbers] by its shape.
+struct Part {
+    float* data;
+    int64_t pages, page_tokens, heads, numbers, stride;
+};
+Part part_of(const Output& a, const char* name) {
+    if (a.ndim() != 4) refuse(std::string(name) + " must be [pages, page_tokens, heads, numbers]");
+    const Rows<float> rows = rows_of(a, name);
+    return {rows.data, rows.rows, int64_t(a.shape(1)), int64_t(a.shape(2)), int64_t(a.shape(3)), rows.stride};
+}
+
+void write(Pool& pool, const Output& pages, const Input& x, const Ids& page, const Ids& slot, bool turned) {
+    const Part p = part_of(pages, "pages");
+    const int64_t tokens = int64_t(page.size());
+    const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
+    Work work(pool);
+    write_pages(work.hold, {from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
+                            vector_of(slot, "write slots", tokens), p.data, p.pages, p.stride, p.page_tokens, turned});
+}
+
+AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& q, const std::optional<Input>& sinks,
+                      const Output& out) {
+    const int64_t tokens = int64_t(q.shape(0));
+    const Rows<const float> queries = rows_of(q, "q", tokens, int64_t(c.heads) * c.key_dim);
+    const Rows<float> to = rows_of(out, "out", tokens, int64_t(c.heads) * c.value_dim);
+    return {c, kv, queries.data, queries.stride, vector_of(sinks, "sinks", c.heads), to.data, to.stride};
+}
+
+void check_sum(int64_t rows, int64_t sum) {
+    if (rows != sum)
+        refuse("lengths add up to " + std::to_string(sum) + ", not to the " + std::to_string(rows) + " queries");
+}
+
+std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const int64_t* starts, const int64_t* lengths,
+                                      const Rows<const int64_t>& tables, int64_t n) {
+    if (tables.rows != n) refuse("there must be a page table for each sequence");
+    std::vector<Sequence> sequences;
+    int64_t row = 0;
+    for (int64_t i = 0; i < tables.rows; ++i) {
+        const int64_t* table = tables.data + i * tables.stride;
+        if (starts[i] < 0 || lengths[i] < 0 || starts[i] + lengths[i] > tables.columns * kv.page_tokens)
+            refuse("a sequence is longer than its page table");
+        for (int64_t p = 0; p * kv.page_tokens < starts[i] + lengths[i]; ++p)
+            if (table[p] < 0 || table[p] >= kv.pages)
+                throw std::out_of_range("page " + std::to_string(table[p]) + " is not in the arena");
+        sequences.push_back({starts[i], lengths[i], row, table, tables.columns, 0});
+        row += lengths[i];
+    }
+    check_sum(rows, row);
+    return sequences;
+}
+
+void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& keys, const Output& values,
+           const Ids& starts, const Ids& lengths, const Ids& tables, const std::optional<Input>& sinks,
+           const Output& out) {
+    const Part k = part_of(keys, "keys"), v = part_of(values, "values");
+    if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim ||
+        k.pages != v.pages || k.page_tokens != v.page_tokens)
+        refuse("keys or values do not have the shape that the case asks for");
+    const int64_t size = k.page_tokens, n = int64_t(starts.size());
+    const KeyValues kv{k.data,      v.data, k.pages, size, k.stride, c.key_dim * size, 0, v.stride, c.value_dim * size,
+                       c.value_dim, true};
+    const AttentionStep step = step_of(c, kv, q, sinks, out);
+    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
+                                           vector_of(lengths, "lengths", n), rows_of(tables, "tables"), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
+    std::vector<Sequence> sequences;
+    int64_t row = 0;
+    for (int64_t i = 0; i < n; row += lengths[i++]) sequences.push_back({0, lengths[i], row, nullptr, 0, row});
+    check_sum(rows, row);
+    return sequences;
+}
+
+// Whole sequences, one after the other: their keys and values are one page.
+void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys, const Input& values,
+           const Ids& lengths, const std::optional<Input>& sinks, const Output& out) {
+    const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
+    const Rows<const float> k = rows_of(keys, "keys", tokens, int64_t(c.kv_heads) * c.key_dim);
+    const Rows<const float> v = rows_of(values, "values", tokens, int64_t(c.kv_heads) * c.value_dim);
+    const KeyValues kv{k.data,      v.data,   1,    std::max<int64_t>(1, tokens), 0, c.key_dim, k.stride, 0,
+                       c.value_dim, v.stride, false};
+    const AttentionStep step = step_of(c, kv, q, sinks, out);
+    const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+// Latents: one row for each token, which is the key of all heads, and with its first numbers their value. Heads are
+// counted as groups, so that not all of them need room at once, and every group reads the same rows.
+void check_latents(const AttentionCase& c, int64_t numbers) {
+    if (numbers != c.key_dim || c.value_dim > c.key_dim) refuse("latents do not have the shape that the case asks for");
+}
+
+void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Output& latents, const Ids& starts,
+                   const Ids& lengths, const Ids& tables, const Output& out) {
+    const Part p = part_of(latents, "latents");
+    check_latents(c, p.heads * p.numbers);
+    const KeyValues kv{p.data, p.data, p.pages, p.page_tokens, p.stride, 0, p.numbers, p.stride, 0, p.numbers, false};
+    const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
+    const int64_t n = int64_t(starts.size());
+    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
+                                           vector_of(lengths, "lengths", n), rows_of(tables, "tables"), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Input& latents, const Ids& lengths,
+                   const Output& out) {
+    const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
+    const Rows<const float> rows = rows_of(latents, "latents", tokens, c.key_dim);
+    check_latents(c, rows.columns);
+    const KeyValues kv{rows.data, rows.data,   1,    std::max<int64_t>(1, tokens), 0, 0, rows.stride, 0,
+                       0,         rows.stride, false};
+    const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
+    const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
+    Work work(pool);
+    attend(work.hold, step, sequences);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    m.def("write_pages", write, nb::arg("pool"), array("pages"), array("x"), array("write_pages"), array("write_slots"),
+          nb::arg("turned"));
+    nb::class_<AttentionCase>(m, "Attention")
+        .def("__init__",
+             [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
+                int64_t window, const std::string& pattern, int64_t number) {
+                 new (c) AttentionCase(
+                     make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number));
+             })
+        .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"),
+             array("lengths"), array("tables"), array("sinks").none(), array("out"))
+        .def("dense", dense, nb::arg("pool"), array("q"), array("keys"), array("values"), array("lengths"),
+             array("sinks").none(), array("out"))
+        .def("paged_latents", paged_latents, nb::arg("pool"), array("q"), array("latents"), array("starts"),
+             array("lengths"), array("tables"), array("out"))
+        .def("dense_latents", dense_latents, nb::arg("pool"), array("q"), array("latents"), array("lengths"),
+             array("out"));
+}
+
+}  // namespace ridgeline

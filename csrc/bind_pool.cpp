@@ -1,0 +1,66 @@
+#include <chrono>
+#include <vector>
+
+#include "bind.h"
+#include "rates.h"
+#include "threads.h"
+
+namespace ridgeline {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Bytes per second of one pass of all threads over new memory of that size.
+double read_rate(Pool& pool, const Pages& pages) {
+    Pool::Hold hold(pool);
+    std::vector<uint32_t> sums(size_t(hold.threads()) * 64);  // apart, so that no two threads write one cache line
+    auto start = std::chrono::steady_clock::now();
+    hold.split(int64_t(pages.size() / 256), [&](int64_t begin, int64_t end, int t) {
+        sums[size_t(t) * 64] = rate_kernels().read(pages.data() + begin * 256, size_t(end - begin) * 256);
+    });
+    return double(pages.size() / 256 * 256) / seconds_since(start);
+}
+
+// Operations per second: the best of many short tries, for other programs' time slices fall into long ones.
+double operation_rate(Pool& pool, double (*kernel)(long)) {
+    constexpr long rounds = 20000;
+    Pool::Hold hold(pool);
+    std::vector<double> done(size_t(hold.threads()) * 8);
+    double best = 0;
+    for (int tries = 0; tries < 100; ++tries) {
+        auto start = std::chrono::steady_clock::now();
+        hold.run([&](int t) { done[size_t(t) * 8] = kernel(rounds); });
+        const double taken = seconds_since(start);
+        double sum = 0;
+        for (double d : done) sum += d;
+        best = std::max(best, sum / taken);
+    }
+    return best;
+}
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+    using Free = nb::call_guard<nb::gil_scoped_release>;
+    m.def("usable_cores", usable_cores);
+    nb::class_<Pool>(m, "Pool")
+        .def(nb::init<int>(), nb::arg("threads"))
+        .def_prop_ro("size", &Pool::size)
+        .def(
+            "read_rate",
+            [](Pool& pool, size_t bytes) {
+                Pages pages(bytes);
+                for (size_t i = 0; i < bytes; i += 4096) pages.data()[i] = 1;
+                double best = 0;
+                for (int i = 0; i < 3; ++i) best = std::max(best, read_rate(pool, pages));
+                return best;
+            },
+            nb::arg("bytes"), Free())
+        .def(
+            "fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
+        .def("dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free());
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,27 @@
+// Functions of the elements of rows.
+#pragma once
+#include <cstdint>
+
+#include "activation.h"
+#include "dispatch.h"
+
+namespace ridgeline {
+
+// gate: a silu(b); sigmoid_gate: a sigmoid(b)
+enum class Map { activate, gated, gate, sigmoid_gate, softcap, scale, add, multiply };
+
+struct MapCase {
+    Map kind;
+    Gate gate;     // of `activate` and `gated`
+    float number;  // of `softcap`, `scale` and `add`: a + number b
+};
+
+struct ElementwiseKernels {
+    void (*map)(const MapCase&, const float* a, const float* b, int64_t n, float* out);
+    // norm(y silu(z)) by groups: out = x / sqrt(mean(x^2) + eps) weight. size: of a group.
+    void (*gated_norm)(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps,
+                       float* out);
+};
+RL_TABLE(ElementwiseKernels, elementwise_kernels)
+
+}  // namespace ridgeline

@@ -1,0 +1,161 @@
+// Weights into panels and back (the layouts are in matrix.h).
+#include <cmath>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+namespace {
+
+void widen(const Stored& from, int64_t row, int64_t k, float* out) {
+    if (from.kind == Kind::float32) {
+        memcpy(out, (const float*)from.data + row * from.stride, size_t(k) * 4);
+        return;
+    }
+    const uint16_t* p = (const uint16_t*)from.data + row * from.stride;
+    const bool brain = from.kind == Kind::bfloat16;
+    int64_t i = 0;
+    for (; i + W <= k; i += W) store(out + i, brain ? from_bf16(p + i) : from_f16(p + i));
+    for (; i < k; ++i) {
+        uint32_t u = uint32_t(p[i]) << 16;
+        memcpy(out + i, &u, 4);
+        if (!brain) out[i] = from_f16(p[i]);
+    }
+}
+
+float peak_of(const float* x, int64_t n) {  // a NaN or an infinity where there is one: as bits they are largest
+    I best = {};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) best = max(best, bits(abs(load(x + i))));
+    if (i < n) best = max(best, bits(abs(load(x + i, int(n - i)))));
+    const int32_t top = largest(best);
+    float peak;
+    memcpy(&peak, &top, 4);
+    return peak;
+}
+
+int32_t clamp(float x, int32_t low, int32_t high) {
+    const int32_t q = int32_t(std::nearbyint(x));
+    return q < low ? low : q > high ? high : q;
+}
+
+bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) {
+    const float peak = peak_of(x, k);
+    if (!std::isfinite(peak)) return false;
+    const bool some = peak > 0x1p-100f;  // below, the inverse of the scale would be infinite: the row is zeros
+    const float scale = some ? peak / 127.f : 0.f, inverse = some ? 127.f / peak : 0.f;
+    int64_t at = 0;
+    for (; at + 16 <= k; at += 16) {
+        int8_t q[16];
+        RL_FOR(v, V) {
+            I r = round(load(x + at + v * W) * set(inverse));
+            r = r > 127 ? set(127) : r < -127 ? set(-127) : r;
+            store_i8(q + v * W, r);
+        }
+        RL_FOR(j, 4) {
+            uint32_t four;
+            memcpy(&four, q + j * 4, 4);
+            four ^= 0x80808080u;
+            memcpy(panel + (at / 4 + j) * 128 + row * 4, &four, 4);
+        }
+    }
+    for (; at < padded; ++at)
+        panel[at / 4 * 128 + row * 4 + at % 4] = char(128 + (at < k ? clamp(x[at] * inverse, -127, 127) : 0));
+    memcpy(panel + padded / 4 * 128 + row * 4, &scale, 4);
+    return true;
+}
+
+// The scale is that of 7.5 steps to the largest magnitude, rounded to a half; a number is at most half a step away, but
+// for what the scale's own rounding moves it.
+bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
+    const int64_t block = group / 8 * 128 + 64;
+    for (int64_t g = 0; g * group < k; ++g) {
+        uint8_t* out = (uint8_t*)panel + g * block;
+        const int64_t begin = g * group, n = k - begin < group ? k - begin : group;
+        const uint16_t half = to_f16(peak_of(x + begin, n) / 7.5f);
+        const float scale = from_f16(half), inverse = scale > 0 ? 1.f / scale : 0.f;
+        if (!(scale <= 65504.f)) return false;
+        for (int c = 0; c < group; ++c) {
+            const uint8_t q = uint8_t(8 + (c < n ? clamp(x[begin + c] * inverse, -8, 7) : 0));
+            uint8_t& byte = out[c / 8 * 128 + row * 4 + c % 4];
+            byte = c % 8 < 4 ? q : uint8_t(byte | q << 4);
+        }
+        memcpy(out + group / 8 * 128 + row * 2, &half, 2);
+    }
+    return true;
+}
+
+bool pack_row(Matrix& m, char* panel, int row, const float* x) {
+    switch (m.format) {
+        case Format::fp32:
+            for (int64_t i = 0; i < m.k; ++i) ((float*)panel)[i * PANEL + row] = x[i];
+            return true;
+        case Format::bf16:
+            for (int64_t i = 0; i < m.k; ++i) ((uint16_t*)panel)[i / 2 * 2 * PANEL + row * 2 + i % 2] = to_bf16(x[i]);
+            return true;
+        case Format::fp16:
+            for (int64_t i = 0; i < m.k; ++i) {
+                const uint16_t h = to_f16(x[i]);
+                if ((h & 0x7fff) == 0x7c00 && std::isfinite(x[i])) return false;
+                ((uint16_t*)panel)[i * PANEL + row] = h;
+            }
+            return true;
+        case Format::int8: return pack_int8(panel, m.k, m.padded_k, row, x);
+        default: return pack_int4(panel, m.k, m.group, row, x);
+    }
+}
+
+bool pack(Matrix& m, int64_t panel, const Stored* parts, float* room) {
+    char* to = m.panel(panel);
+    bool good = true;
+    for (int row = 0; row < PANEL; ++row) {
+        int part = 0;
+        int64_t r;
+        if (m.interleaved) {
+            part = row / 16;
+            r = panel * 16 + row % 16;
+        } else {
+            while (part + 1 < int(m.parts.size()) && m.parts[part + 1].first_panel <= panel) ++part;
+            r = (panel - m.parts[part].first_panel) * PANEL + row;
+        }
+        if (r < m.parts[part].rows)
+            widen(parts[part], r, m.k, room);
+        else
+            memset(room, 0, size_t(m.k) * 4);
+        good &= pack_row(m, to, row, room);
+    }
+    return good;
+}
+
+void unpack(const Matrix& m, int64_t panel, int row, float* out) {
+    const char* from = m.panel(panel);
+    const int64_t block = m.group / 8 * 128 + 64;
+    for (int64_t i = 0; i < m.k; ++i) switch (m.format) {
+            case Format::fp32: out[i] = ((const float*)from)[i * PANEL + row]; break;
+            case Format::bf16: {
+                const uint32_t u = uint32_t(((const uint16_t*)from)[i / 2 * 2 * PANEL + row * 2 + i % 2]) << 16;
+                memcpy(out + i, &u, 4);
+                break;
+            }
+            case Format::fp16: out[i] = from_f16(((const uint16_t*)from)[i * PANEL + row]); break;
+            case Format::int8: {
+                const int q = int(((const uint8_t*)from)[i / 4 * 128 + row * 4 + i % 4]) - 128;
+                out[i] = float(q) * ((const float*)(from + m.padded_k / 4 * 128))[row];
+                break;
+            }
+            case Format::int4: {
+                const char* g = from + i / m.group * block;
+                const int64_t c = i % m.group;
+                const uint8_t byte = ((const uint8_t*)g)[c / 8 * 128 + row * 4 + c % 4];
+                const int q = (c % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+                out[i] = float(q) * from_f16(((const uint16_t*)(g + m.group / 8 * 128))[row]);
+                break;
+            }
+        }
+}
+
+}  // namespace
+
+extern const PanelKernels panel_kernels = {pack, unpack};
+
+}  // namespace ridgeline::RL_ISA

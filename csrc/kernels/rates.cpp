@@ -1,0 +1,47 @@
+#include "rates.h"
+
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+namespace {
+
+constexpr int CHAINS = 12;  // enough for two units of a latency of 4 to 5
+
+uint32_t read(const char* data, size_t bytes) {
+    constexpr int step = 256 / (W * 4);
+    I sum[step] = {};
+    for (const char* end = data + bytes; data < end; data += 256) {
+        RL_FOR(i, 4) prefetch(data + 4096 + i * 64);
+        RL_FOR(i, step) sum[i] |= load((const int32_t*)data + i * W);
+    }
+    for (int i = 1; i < step; ++i) sum[0] |= sum[i];
+    return uint32_t(total(sum[0]));
+}
+
+double fma_rate(long rounds) {
+    F c[CHAINS], a = set(0.5f), b = set(0.25f);
+    RL_FOR(i, CHAINS) c[i] = set(float(i));
+    for (long r = 0; r < rounds; ++r) {
+        RL_FOR(i, CHAINS) c[i] = fma(a, c[i], b);
+        RL_FOR(i, CHAINS) keep(c[i]);
+    }
+    return 2.0 * W * CHAINS * double(rounds);
+}
+
+double dot_rate(long rounds) {
+    I c[CHAINS] = {};
+    Unsigned4 a = unsigned4(set(int32_t(0x01020304)));
+    Signed4 b = signed4(set(int32_t(0x01ff01ff)));
+    for (long r = 0; r < rounds; ++r) {
+        keep(a);  // or the product of two constants would be taken out of the loop
+        RL_FOR(i, CHAINS) dot(c[i], a, b);
+        RL_FOR(i, CHAINS) keep(c[i]);
+    }
+    return 8.0 * W * CHAINS * double(rounds);
+}
+
+}  // namespace
+
+extern const RateKernels rate_kernels = {read, fma_rate, dot_rate};
+
+}  // namespace ridgeline::RL_ISA

@@ -1,0 +1,244 @@
+#include "recurrent.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "vmath.h"
+
+namespace ridgeline::RL_ISA {
+namespace {
+
+constexpr int64_t CHUNK = 64;          // tokens whose inputs lie in the room at once
+constexpr int N = 2;                   // vectors of channels at once
+constexpr int HELD = W == 16 ? 8 : 4;  // states whose N vectors stay in registers while tokens go by
+constexpr int64_t CHANNELS = N * W;
+
+// 2^x for x <= 0: a decay, which may be complete.
+RL_INLINE F decay(F x) { return select(x < set(-126.f), set(0.f), exp2_down(x)); }
+
+// ---- short convolution -----------------------------------------------------------------------------------------
+
+void conv(const ShortConv& c, int64_t i, int64_t first, int64_t last) {
+    const float* kept = c.kept + i * c.before * c.channels;
+    for (int64_t t = first; t < last; ++t) {
+        float* y = c.y.row(i * c.s.m + t);
+        for (int64_t at = 0; at < c.channels; at += W) {
+            const int n = int(std::min<int64_t>(W, c.channels - at));
+            F sum = set(0.f);
+            for (int64_t j = 0; j <= c.before; ++j) {
+                const int64_t seen = t + j - c.before;
+                const float* from = seen < 0 ? kept + (seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
+                sum = fma(load(from + at, n), load(c.weight + j * c.channels + at, n), sum);
+            }
+            store(y + at, c.bias ? sum + load(c.bias + at, n) : sum, n);
+        }
+    }
+}
+
+void left(const ShortConv& c, int64_t i) {
+    for (int64_t j = 0; j < c.before; ++j) {
+        const int64_t seen = c.s.lengths[i] + j - c.before;
+        const float* from =
+            seen < 0 ? c.kept + (i * c.before + seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
+        std::copy_n(from, c.channels, c.left + (i * c.before + j) * c.channels);
+    }
+}
+
+// ---- Mamba -----------------------------------------------------------------------------------------------------
+
+// K states of N vectors of channels go on by a token, and add to its result. held: each state and its A, [K, 2,
+// CHANNELS].
+template <int K>
+RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const float* c, float* held, F (&y)[N]) {
+    F a[K * N];
+    I whole[K * N];  // where the decay is complete
+    RL_FOR(j, K)
+        RL_FOR(v, N) a[j * N + v] = dt[v] * load(held + (2 * j + 1) * CHANNELS + v * W);
+    RL_FOR(i, K * N) whole[i] = a[i] < set(-126.f);
+    exp2_down(a);
+    RL_FOR(j, K) {
+        const F bs = set(b[j]), cs = set(c[j]);
+        RL_FOR(v, N) {
+            float* state = held + 2 * j * CHANNELS + v * W;
+            const F h = fma(dx[v], bs, load(state) * select(whole[j * N + v], set(0.f), a[j * N + v]));
+            y[v] = fma(h, cs, y[v]);
+            store(state, h);
+        }
+    }
+}
+
+// Channels from `at` on. room: what go_on holds, [states, 2, CHANNELS].
+void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room) {
+    constexpr int64_t PAIR = 2 * CHANNELS;
+    const int n = int(std::min(CHANNELS, s.channels - at));
+    const int64_t state = i * s.states * s.channels + at;
+    for (int64_t j = 0; j < s.states; ++j)
+        for (int v = 0; v < N; ++v) {
+            const int64_t from = j * s.channels + v * W;
+            store(room + j * PAIR + v * W, load(s.before + state + from, n - v * W));
+            store(room + j * PAIR + CHANNELS + v * W, load(s.a + at + from, n - v * W) * set(LOG2_E));
+        }
+    for (int64_t t = i * s.s.m; t < i * s.s.m + s.s.lengths[i]; ++t) {
+        const float *b = s.b.row(t), *c = s.c.row(t);
+        // A few lines of every row: no hardware sees what comes next.
+        for (const float* next : {s.x.row(t + 8) + at, s.dt.row(t + 8) + at, (const float*)s.y.row(t + 8) + at})
+            for (int64_t line = 0; line < CHANNELS; line += 16) prefetch(next + line);
+        F x[N], dt[N], dx[N], y[N];
+        RL_FOR(v, N) {
+            x[v] = load(s.x.row(t) + at + v * W, n - v * W);
+            dt[v] = softplus(load(s.dt.row(t) + at + v * W, n - v * W));
+            dx[v] = dt[v] * x[v], y[v] = set(0.f);
+        }
+        int64_t j = 0;
+        for (; j + 2 <= s.states; j += 2) go_on<2>(dt, dx, b + j, c + j, room + j * PAIR, y);
+        for (; j < s.states; ++j) go_on<1>(dt, dx, b + j, c + j, room + j * PAIR, y);
+        RL_FOR(v, N) store(s.y.row(t) + at + v * W, fma(load(s.d + at + v * W, n - v * W), x[v], y[v]), n - v * W);
+    }
+    for (int64_t j = 0; j < s.states; ++j)
+        for (int v = 0; v < N; ++v)
+            store(s.h + state + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
+}
+
+void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, float* room) {
+    for (int64_t at = first; at < last; at += CHANNELS) selective_block(s, i, at, room);
+}
+
+// ---- states with one decay for all -----------------------------------------------------------------------------
+
+// What T tokens need of N vectors of channels.
+struct Chunk {
+    int64_t tokens;
+    const float* x;      // [tokens, CHANNELS]
+    const float* decay;  // [tokens], or null: 1
+    const float *b, *c;  // of the first state; the next token's is b_stride, c_stride on
+    int64_t b_stride, c_stride;
+    float* y;  // [tokens, CHANNELS]
+};
+
+// S states, each of `channels` channels that lie side by side.
+template <int S, bool DECAYS>
+void scan(const Chunk& k, int64_t state, const float* before, float* h, int64_t stride, int channels) {
+    F held[S][N];
+    RL_FOR(s, S)
+        RL_FOR(v, N) held[s][v] = load(before + s * stride + v * W, channels - v * W);
+    const float *b = k.b + state, *c = k.c + state;
+    for (int64_t t = 0; t < k.tokens; ++t, b += k.b_stride, c += k.c_stride) {
+        F x[N], y[N];
+        RL_FOR(v, N) x[v] = load(k.x + t * CHANNELS + v * W), y[v] = load(k.y + t * CHANNELS + v * W);
+        const F a = set(DECAYS ? k.decay[t] : 1.f);
+        RL_FOR(s, S) {
+            const F bs = set(b[s]), cs = set(c[s]);
+            RL_FOR(v, N) {
+                held[s][v] = fma(x[v], bs, DECAYS ? held[s][v] * a : held[s][v]);
+                y[v] = fma(held[s][v], cs, y[v]);
+            }
+        }
+        RL_FOR(v, N) store(k.y + t * CHANNELS + v * W, y[v]);
+    }
+    RL_FOR(s, S)
+        RL_FOR(v, N) store(h + s * stride + v * W, held[s][v], channels - v * W);
+}
+
+template <bool DECAYS>
+void scan_all(const Chunk& k, int64_t states, const float* before, float* h, int64_t stride, int channels) {
+    std::fill_n(k.y, k.tokens * CHANNELS, 0.f);
+    int64_t s = 0;
+    for (; s + HELD <= states; s += HELD)
+        scan<HELD, DECAYS>(k, s, before + s * stride, h + s * stride, stride, channels);
+    for (; s < states; ++s) scan<1, DECAYS>(k, s, before + s * stride, h + s * stride, stride, channels);
+}
+
+// ---- Mamba-2 ---------------------------------------------------------------------------------------------------
+
+// dt and decay of a head, for some tokens.
+void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float* dt, float* decays) {
+    const F bias = set(s.dt_bias[head]), a = set(s.a[head] * LOG2_E), least = set(s.dt_least), most = set(s.dt_most);
+    for (int64_t t = 0; t < tokens; t += W) {
+        float given[W] = {};
+        for (int j = 0; j < W && t + j < tokens; ++j) given[j] = s.dt.row(row + t + j)[head];
+        F x = softplus(load(given) + bias);
+        x = select(x < least, least, select(x > most, most, x));
+        store(dt + t, x);
+        store(decays + t, decay(x * a));
+    }
+}
+
+// Channels [first, last) of a head, CHANNELS at a time.
+void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, int channels, float* room) {
+    float *x = room, *y = x + CHUNK * CHANNELS, *dt = y + CHUNK * CHANNELS, *decays = dt + CHUNK;
+    const int64_t state = (i * s.heads + head) * s.states * s.width + first, at = head * s.width + first;
+    for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
+        const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
+        steps(s, head, row, tokens, dt, decays);
+        for (int64_t t = 0; t < tokens; ++t)
+            RL_FOR(v, N)
+                store(x + t * CHANNELS + v * W, load(s.x.row(row + t) + at + v * W, channels - v * W) * set(dt[t]));
+        const int64_t shared = head / s.group * s.states;
+        const Chunk k{tokens, x, decays, s.b.row(row) + shared, s.c.row(row) + shared, s.b.stride, s.c.stride, y};
+        scan_all<true>(k, s.states, (t0 ? s.h : s.before) + state, s.h + state, s.width, channels);
+        const F d = set(s.d[head]);
+        for (int64_t t = 0; t < tokens; ++t)
+            RL_FOR(v, N) {
+                const int n = channels - v * W;
+                store(s.y.row(row + t) + at + v * W,
+                      fma(d, load(s.x.row(row + t) + at + v * W, n), load(y + t * CHANNELS + v * W)), n);
+            }
+    }
+}
+
+void linear(const LinearScan& s, int64_t i, int64_t head, int64_t first, int64_t last, float* room) {
+    for (int64_t at = first; at < last; at += CHANNELS)
+        linear_block(s, i, head, at, int(std::min(CHANNELS, last - at)), room);
+}
+
+// ---- BASED -----------------------------------------------------------------------------------------------------
+
+// Features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(dim).
+void features(const float* x, int64_t dim, float factor, float* to) {
+    to[0] = 1.f;
+    for (int64_t i = 0; i < dim; ++i) to[1 + i] = x[i] * factor;
+    for (int64_t i = 0; i < dim; ++i)
+        for (int64_t j = 0; j < dim; ++j) to[1 + dim + i * dim + j] = to[1 + i] * to[1 + j] * 0.70710678f;
+}
+
+void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
+    const int64_t count = 1 + s.dim + s.dim * s.dim, all = s.width + 1;
+    float *x = room, *y = x + CHUNK * CHANNELS, *sums = y + CHUNK * CHANNELS, *q = sums + CHUNK, *k = q + CHUNK * count;
+    const int64_t state = (i * s.heads + head) * count * all;
+    const float factor = 1.f / std::sqrt(std::sqrt(float(s.dim)));
+    for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
+        const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
+        for (int64_t t = 0; t < tokens; ++t) {
+            features(s.q.row(row + t) + head * s.dim, s.dim, factor, q + t * count);
+            features(s.k.row(row + t) + head * s.dim, s.dim, factor, k + t * count);
+        }
+        for (int64_t at = (all - 1) / CHANNELS * CHANNELS; at >= 0;
+             at -= CHANNELS) {  // the last block has the sums of weights
+            const int channels = int(std::min(CHANNELS, all - at)), own = int(std::min(CHANNELS, s.width - at));
+            for (int64_t t = 0; t < tokens; ++t) {
+                float* to = x + t * CHANNELS;
+                std::fill_n(to, CHANNELS, 0.f);
+                std::copy_n(s.v.row(row + t) + head * s.width + at, own, to);
+                if (own < channels) to[own] = 1.f;
+            }
+            const Chunk chunk{tokens, x, nullptr, k, q, count, count, y};
+            scan_all<false>(chunk, count, (t0 ? s.h : s.before) + state + at, s.h + state + at, all, channels);
+            for (int64_t t = 0; t < tokens; ++t) {
+                if (own < channels) sums[t] = y[t * CHANNELS + own];
+                for (int v = 0; v < N; ++v)
+                    store(s.y.row(row + t) + head * s.width + at + v * W, load(y + t * CHANNELS + v * W) / set(sums[t]),
+                          own - v * W);
+            }
+        }
+    }
+}
+
+size_t room(int64_t states) {
+    return size_t(2 * CHUNK * CHANNELS + 3 * CHUNK + 2 * states * std::max(CHUNK, CHANNELS));
+}
+
+}  // namespace
+
+extern const RecurrentKernels recurrent_kernels = {conv, left, selective, linear, taylor, CHANNELS, room};
+
+}  // namespace ridgeline::RL_ISA

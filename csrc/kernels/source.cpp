@@ -1,0 +1,186 @@
+// Tokens on their way into a product: residual sum, norm, and the order (and the bytes) that the tiles read.
+#include <cmath>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+namespace {
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+
+// f(k, vector of k .. k + W, lanes that count) over n elements in blocks of 16.
+template <class Each> RL_INLINE void blocks(int64_t n, Each&& f) {
+    for (int64_t k = 0; k < n; k += 16)
+        RL_FOR(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
+}
+
+float mean_square(const float* x, int64_t n, float shift) {
+    Sum16 sum = Sum16::zero();
+    const int64_t whole = n / 16 * 16;
+    for (int64_t k = 0; k < whole; k += 16)
+        RL_FOR(v, V) {
+            F a = load(x + k + v * W) - set(shift);
+            sum.v[v] = fma(a, a, sum.v[v]);
+        }
+    if (whole < n)
+        RL_FOR(v, V) {
+            const int rest = int(n - whole) - v * W;
+            float tail[W];
+            for (int i = 0; i < W; ++i) tail[i] = i < rest ? x[whole + v * W + i] - shift : 0.f;
+            F a = load(tail);
+            sum.v[v] = fma(a, a, sum.v[v]);
+        }
+    return total(sum) / float(n);
+}
+
+float mean(const float* x, int64_t n) {
+    Sum16 sum = Sum16::zero();
+    blocks(n, [&](int64_t k, int v, int count) { sum.v[v] += load(x + k, count); });
+    return total(sum) / float(n);
+}
+
+void norm(const NormWeights& w, const float* x, int64_t n, float* out) {
+    const float shift = w.kind == NormKind::layer ? mean(x, n) : 0.f;
+    const float scale = 1.f / std::sqrt(mean_square(x, n, shift) + w.eps);
+    const F vscale = set(scale), vshift = set(shift);
+    blocks(n, [&](int64_t k, int, int count) {
+        F y = (load(x + k, count) - vshift) * vscale * load(w.weight + k, count);
+        if (w.bias) y += load(w.bias + k, count);
+        store(out + k, y, count);
+    });
+}
+
+const float* prepare(const Source& s, int64_t i, float* room, bool keep) {
+    const int64_t row = s.rows ? s.rows[i] : i;
+    const float* x = s.x + row * s.stride;
+    if (s.delta) {
+        const float* delta = s.delta + row * s.delta_stride;
+        float* sum = keep && s.residual ? s.residual + i * s.residual_stride : room;
+        const F scale = set(s.scale);
+        blocks(s.k, [&](int64_t k, int, int count) {
+            store(sum + k, load(x + k, count) + scale * load(delta + k, count), count);
+        });
+        x = sum;
+    }
+    if (s.norm.kind == NormKind::none) return x;
+    norm(s.norm, x, s.k, room);
+    return room;
+}
+
+// ---- floats: [k][tokens of the tile] ------------------------------------------------------------------------------
+
+template <class X> RL_INLINE void transpose(X (&a)[4]) {
+    X b0 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), b1 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+    X b2 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5), b3 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+    a[0] = __builtin_shufflevector(b0, b2, 0, 1, 4, 5);
+    a[1] = __builtin_shufflevector(b0, b2, 2, 3, 6, 7);
+    a[2] = __builtin_shufflevector(b1, b3, 0, 1, 4, 5);
+    a[3] = __builtin_shufflevector(b1, b3, 2, 3, 6, 7);
+}
+
+void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens, int n) {
+    int64_t at = 0;
+    if (m == 1) {
+        memcpy(out, tokens[0], size_t(k) * 4);
+        at = k;
+    } else if (n == 4) {
+        for (; at + 4 <= k; at += 4) {
+            F4 a[4];
+            RL_FOR(i, 4) memcpy(&a[i], tokens[i] + at, 16);
+            transpose(a);
+            RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], 16);
+        }
+    }
+    for (; at < padded; ++at)
+        for (int i = 0; i < n; ++i) out[at * m + i] = at < k ? tokens[i][at] : 0.f;
+}
+
+// ---- bytes: [k / 4][tokens of the tile][4] ------------------------------------------------------------------------
+
+struct Scale {
+    float scale, inverse;
+    int32_t mask;  // 0 where the token holds a number that is not finite: it becomes zeros with the scale NaN
+};
+
+// Symmetric: the largest magnitude becomes 127. Magnitudes are compared as bits, where those that are not finite are
+// largest.
+Scale scale_of(const float* x, int64_t k) {
+    I best = {};
+    blocks(k, [&](int64_t at, int, int count) { best = max(best, bits(abs(load(x + at, count)))); });
+    const int32_t top = largest(best);
+    if (top >= 0x7f800000) return {__builtin_nanf(""), 0.f, 0};
+    float peak;
+    memcpy(&peak, &top, 4);
+    peak = peak > 0x1p-100f ? peak : 0x1p-100f;  // or its inverse would be infinite
+    return {peak / 127.f, 127.f / peak, -1};
+}
+
+// 16 elements of one token as bytes; their sum is added up.
+RL_INLINE I4 quantise16(const float* x, int count, const Scale& s, I (&sum)[V]) {
+    alignas(16) int8_t bytes[16];
+    RL_FOR(v, V) {
+        I q = round(load(x + v * W, count - v * W) * set(s.inverse)) & s.mask;
+        sum[v] += q;
+        store_i8(bytes + v * W, q);
+    }
+    I4 r;
+    memcpy(&r, bytes, 16);
+    return r;
+}
+
+RL_INLINE int32_t total_of(I (&sum)[V]) {
+    I all = sum[0];
+    for (int v = 1; v < V; ++v) all += sum[v];
+    return total(all);
+}
+
+// group: elements that share an offset; 0: all of the token.
+template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, int weight_offset,
+                                 const float* const* tokens, float* scales, int32_t* offsets) {
+    Scale scale[n];
+    I sum[n][V] = {};
+    RL_FOR(i, n) {
+        scale[i] = scale_of(tokens[i], k);
+        scales[i] = scale[i].scale;
+    }
+    for (int64_t at = 0; at < padded; at += 16) {
+        I4 a[4] = {};
+        const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
+                  quads = int(padded - at < 16 ? padded - at : 16) / 4;
+        RL_FOR(i, n) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
+        int32_t* to = (int32_t*)(out + at * m);
+        if (m == 1)
+            memcpy(to, &a[0], size_t(quads) * 4);
+        else {
+            transpose(a);
+            for (int j = 0; j < quads; ++j) memcpy(to + j * m, &a[j], n * 4);
+        }
+        if (group && (at + 16) % group == 0)
+            RL_FOR(i, n) {
+                offsets[at / group * m + i] = -weight_offset * total_of(sum[i]);
+                RL_FOR(v, V) sum[i][v] = I{};
+            }
+    }
+    if (!group)
+        RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
+}
+
+void load(const Activations& a, Format format, int group, int64_t k, const float* const* tokens, int64_t first, int n) {
+    const int64_t tile = a.tile_of(first), begin = a.first(tile), m = a.first(tile + 1) - begin, place = first - begin;
+    if (format != Format::int8 && format != Format::int4)
+        return load_floats((float*)a.data + begin * a.padded_k + place, m, k, a.padded_k, tokens, n);
+    int8_t* out = (int8_t*)a.data + begin * a.padded_k + place * 4;
+    float* scales = a.scale + first;
+    int32_t* offsets = a.offset + begin * a.groups + place;
+    const int weight_offset = format == Format::int8 ? 128 : 8;
+    const auto run = n == 4 ? load_bytes<4> : n == 3 ? load_bytes<3> : n == 2 ? load_bytes<2> : load_bytes<1>;
+    run(out, m, k, a.padded_k, format == Format::int4 ? group : 0, weight_offset, tokens, scales, offsets);
+}
+
+}  // namespace
+
+extern const SourceKernels source_kernels = {prepare, load, norm};
+
+}  // namespace ridgeline::RL_ISA

@@ -1,0 +1,70 @@
+// The kernels of matrix products: what one thread does. Who does what is in products.cpp.
+#pragma once
+#include "activation.h"
+#include "dispatch.h"
+#include "matrix.h"
+
+namespace ridgeline {
+
+enum class NormKind { none, rms, layer };
+
+struct NormWeights {
+    NormKind kind = NormKind::none;
+    float eps = 0;
+    const float* weight = nullptr;  // an RMS norm's offset is added in
+    const float* bias = nullptr;
+};
+
+// Where a product's tokens come from: norm(x + scale * delta), with the sum kept.
+struct Source {
+    const float* x;
+    int64_t stride;
+    int64_t k;
+    const int64_t* rows = nullptr;  // token i is row rows[i] of x and delta; null: row i
+    const float* delta = nullptr;   // or null
+    int64_t delta_stride = 0;
+    float scale = 1;
+    float* residual = nullptr;  // x + scale * delta goes here, at row i; only where there is a delta
+    int64_t residual_stride = 0;
+    NormWeights norm;
+};
+
+struct SourceKernels {
+    // Token i, normalised: in `room` [k], or where it lies if nothing was to be done to it. keep: write the sum.
+    const float* (*prepare)(const Source&, int64_t i, float* room, bool keep);
+    // Tokens first .. first + n (one unit: n <= 4, first a multiple of 4) into the activations.
+    void (*load)(const Activations&, Format, int group, int64_t k, const float* const* tokens, int64_t first, int n);
+    void (*norm)(const NormWeights&, const float* x, int64_t n, float* out);
+};
+RL_TABLE(SourceKernels, source_kernels)
+
+struct PanelKernels {
+    // Stored rows into one panel. room: [k] floats. False if a number cannot be stored in the matrix's format.
+    bool (*pack)(Matrix&, int64_t panel, const Stored* parts, float* room);
+    // One row, as float32: what the products mean.
+    void (*unpack)(const Matrix&, int64_t panel, int row, float* out);
+};
+RL_TABLE(PanelKernels, panel_kernels)
+
+// What becomes of a finished tile: scale, soft cap; or an activation; then it is stored, part by part.
+struct Epilogue {
+    enum Kind { plain, unary, gated } kind = plain;
+    Gate gate;
+    float scale = 1, softcap = 0;  // of plain ones; 0: none
+    struct Out {
+        float* data;
+        int64_t stride;
+    };
+    static constexpr int PARTS = 4;
+    Out out[PARTS];  // of each part of the matrix; of a gated one, the first
+};
+
+struct ProductKernels {
+    int tile;  // tokens
+    // Panels [begin, end) times all tokens. room: `room_bytes` of this thread.
+    void (*multiply)(const Matrix&, const Activations&, int64_t begin, int64_t end, const Epilogue&, char* room);
+    size_t (*room_bytes)(const Matrix&, const Activations&);
+};
+RL_TABLE(ProductKernels, product_kernels)
+
+}  // namespace ridgeline

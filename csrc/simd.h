@@ -1,0 +1,400 @@
+// Vectors of floats and integers for one instruction set: the only file that names instructions.
+//
+// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx2 or portable), and
+// everything lives in a namespace of that name. W lanes a vector; all arithmetic of one lane is the same for every W,
+// and sums over lanes (Sum16) have one fixed order, so results do not depend on the instruction set, with one
+// exception: `portable` on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define RL_INLINE static inline __attribute__((always_inline))
+// A loop over i = 0 .. n - 1 that is unrolled completely. That is not a matter of a little speed: an array of
+// accumulators that is indexed by a variable lives in memory.
+#define RL_UNROLL _Pragma("GCC unroll 32")
+#define RL_FOR(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
+
+namespace ridgeline::RL_ISA {
+
+#if defined(__AVX512VNNI__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+constexpr int V = 16 / W;  // vectors in a block of 16 lanes
+
+typedef float F __attribute__((vector_size(W * 4)));
+typedef int32_t I __attribute__((vector_size(W * 4)));
+typedef uint32_t U __attribute__((vector_size(W * 4)));
+typedef double D __attribute__((vector_size(W * 8)));
+
+// ---- memory: any alignment --------------------------------------------------------------------------------------
+
+RL_INLINE F load(const float* p) {
+    F x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+RL_INLINE I load(const int32_t* p) {
+    I x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+RL_INLINE void store(float* p, F x) { memcpy(p, &x, sizeof x); }
+RL_INLINE void store(int32_t* p, I x) { memcpy(p, &x, sizeof x); }
+
+RL_INLINE F set(float x) { return x - F{}; }  // a sum would lose the sign of -0
+RL_INLINE I set(int32_t x) { return x - I{}; }
+RL_INLINE I bits(F x) { return (I)x; }
+RL_INLINE F floats(I x) { return (F)x; }
+
+// The first n lanes (n >= W: all; n <= 0: none); the others are 0, and their memory is not touched.
+#if defined(__AVX512F__)
+RL_INLINE __mmask16 lanes(int n) {
+    return n >= 16 ? __mmask16(0xffff) : n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1);
+}
+RL_INLINE F load(const float* p, int n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
+RL_INLINE void store(float* p, F x, int n) { _mm512_mask_storeu_ps(p, lanes(n), x); }
+#elif defined(__AVX2__)
+RL_INLINE __m256i lanes(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+RL_INLINE F load(const float* p, int n) { return _mm256_maskload_ps(p, lanes(n)); }
+RL_INLINE void store(float* p, F x, int n) { _mm256_maskstore_ps(p, lanes(n), x); }
+#else
+RL_INLINE F load(const float* p, int n) {
+    F x = {};
+    for (int i = 0; i < W && i < n; ++i) x[i] = p[i];
+    return x;
+}
+RL_INLINE void store(float* p, F x, int n) {
+    for (int i = 0; i < W && i < n; ++i) p[i] = x[i];
+}
+#endif
+
+// The value must be in a register here: for loops that measure.
+template <class X> RL_INLINE void keep(X& x) {
+#if defined(__AVX512F__)
+    asm volatile("" : "+v"(x));
+#elif defined(__x86_64__)
+    asm volatile("" : "+x"(x));
+#else
+    asm volatile("" : "+w"(x));
+#endif
+}
+
+RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// To the second level: far ahead, the first one has neither the room nor the lines in flight for it.
+RL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// ---- arithmetic -------------------------------------------------------------------------------------------------
+
+// a * b + c, rounded once where the machine can.
+RL_INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__FP_FAST_FMAF)
+    F r;
+    for (int i = 0; i < W; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return r;
+#else
+    return a * b + c;
+#endif
+}
+
+// a * b + c, rounded once everywhere.
+RL_INLINE F fma_exact(F a, F b, F c) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
+    return fma(a, b, c);
+#else
+    // The product of two floats is exact in double; the sum is rounded to odd there, so that rounding it again, to
+    // float, gives what rounding once would (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
+    F r;
+    for (int i = 0; i < W; ++i) {
+        double p = double(a[i]) * double(b[i]), d = c[i], s = p + d;
+        double t = s - p, error = (p - (s - t)) + (d - t);
+        if (error < 0 || error > 0) {  // not of an infinite sum, whose error is none
+            int64_t u;
+            memcpy(&u, &s, 8);
+            if (!(u & 1)) u += ((error > 0) == (s > 0)) ? 1 : -1;
+            memcpy(&s, &u, 8);
+        }
+        r[i] = float(s);
+    }
+    return r;
+#endif
+}
+
+// The second operand where either is not a number.
+RL_INLINE F max(F a, F b) { return a > b ? a : b; }
+RL_INLINE F min(F a, F b) { return a < b ? a : b; }
+RL_INLINE I max(I a, I b) { return a > b ? a : b; }
+RL_INLINE F abs(F x) { return floats(bits(x) & 0x7fffffff); }
+RL_INLINE F select(I condition, F a, F b) { return condition ? a : b; }  // condition: a comparison's result
+
+RL_INLINE F sqrt(F x) {
+#if defined(__AVX512F__)
+    return _mm512_sqrt_ps(x);
+#elif defined(__AVX2__)
+    return _mm256_sqrt_ps(x);
+#else
+    F r;
+    for (int i = 0; i < W; ++i) r[i] = __builtin_sqrtf(x[i]);
+    return r;
+#endif
+}
+
+// Row i of W rows becomes column i.
+RL_INLINE void transpose(F (&x)[W]) {
+    I lane = {};
+    RL_FOR(i, W) lane[i] = i;
+    RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps what stands off the diagonal, in squares of 2 * half
+        const I low = (lane & half) == 0 ? lane : lane - half + W, high = (lane & half) == 0 ? lane + half : lane + W;
+        RL_FOR(i, W) {
+            if (i & half) continue;
+            const F a = x[i], b = x[i + half];
+            x[i] = __builtin_shuffle(a, b, low);
+            x[i + half] = __builtin_shuffle(a, b, high);
+        }
+    }
+}
+
+RL_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
+
+// Nearest integer, ties to even. |x| < 2^22.
+RL_INLINE I round(F x) {
+#if defined(__AVX512F__)
+    return (I)_mm512_cvtps_epi32(x);
+#elif defined(__AVX2__)
+    return (I)_mm256_cvtps_epi32(x);
+#else
+    const F magic = set(12582912.f);  // 1.5 * 2^23: the sum's last bit is worth 1
+    return bits(x + magic) - bits(magic);
+#endif
+}
+
+// A sum or a maximum over numbers laid out in blocks of 16: lane i takes every 16th, and the 16 are folded in halves.
+// The same for every W.
+struct Sum16 {
+    F v[V];
+    RL_INLINE Sum16 zero() {
+        Sum16 s;
+        RL_FOR(i, V) s.v[i] = set(0.f);
+        return s;
+    }
+};
+RL_INLINE float fold(const float* x) {
+    float a[8];
+    RL_FOR(i, 8) a[i] = x[i] + x[i + 8];
+    RL_FOR(i, 4) a[i] += a[i + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+RL_INLINE float total(const Sum16& s) {
+    float x[16];
+    RL_FOR(i, V) store(x + i * W, s.v[i]);
+    return fold(x);
+}
+RL_INLINE int32_t total(I x) {
+    int32_t sum = 0;
+    for (int i = 0; i < W; ++i) sum += x[i];
+    return sum;
+}
+RL_INLINE int32_t largest(I x) {
+    int32_t best = x[0];
+    for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
+    return best;
+}
+RL_INLINE float largest(F x) {
+    I lane = {};
+    RL_FOR(i, W) lane[i] = i;
+    RL_UNROLL for (int half = W / 2; half > 0; half /= 2) x = max(x, __builtin_shuffle(x, lane ^ half));
+    return x[0];
+}
+
+// ---- exp --------------------------------------------------------------------------------------------------------
+
+// e^x within 1.3 units in the last place; 0 below -87.33 (no denormals), infinity above 88.72, NaN of NaN.
+RL_INLINE F exp(F x) {
+    const F low = set(-87.33654f), high = set(88.72283f);
+    F inside = min(max(x, low), high);
+    F n = to_float(round(inside * set(1.44269504f)));
+    F r = fma(n, set(-0.693359375f), inside);  // ln 2 in two parts, the first of few bits, so that n * it is exact
+    r = fma(n, set(2.12194440e-4f), r);
+    F p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, r * r, r) + set(1.f);
+    I k = round(n), half = k >> 1;  // 2^k in two factors: 2^128 is no float
+    p = p * floats((half + 127) << 23) * floats((k - half + 127) << 23);
+    p = select(x > high, set(__builtin_inff()), p);
+    p = select(x < low, set(0.f), p);
+    return select(x == x, p, x);
+}
+
+// ---- other types of numbers -------------------------------------------------------------------------------------
+
+RL_INLINE F from_bf16(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#elif defined(__AVX2__)
+    return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+    I x;
+    for (int i = 0; i < W; ++i) x[i] = int32_t(uint32_t(p[i]) << 16);
+    return floats(x);
+#endif
+}
+
+RL_INLINE float from_f16(uint16_t h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    // As the bits of a float the number is too small by 2^112, exactly, subnormal numbers included.
+    uint32_t u = uint32_t(h & 0x7fff) << 13;
+    float x;
+    memcpy(&x, &u, 4);
+    x *= 0x1p112f;
+    memcpy(&u, &x, 4);
+    if ((h & 0x7c00) == 0x7c00) u |= 0x7f800000;
+    u |= uint32_t(h & 0x8000) << 16;
+    memcpy(&x, &u, 4);
+    return x;
+#endif
+}
+RL_INLINE F from_f16(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    F x;
+    for (int i = 0; i < W; ++i) x[i] = from_f16(p[i]);
+    return x;
+#endif
+}
+
+// To the nearest, ties to even; too large becomes infinite.
+RL_INLINE uint16_t to_bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 0x40);  // a NaN stays one
+    return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+RL_INLINE uint16_t to_f16(float x) {
+#if defined(__F16C__)
+    return _cvtss_sh(x, 0);
+#else
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    uint32_t sign = (u >> 16) & 0x8000;
+    u &= 0x7fffffff;
+    if (u > 0x7f800000) return uint16_t(sign | 0x7e00);
+    if (u >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (u < 0x38800000) {  // subnormal: added to 0.5 its last bit is worth 2^-24, the smallest half
+        float y;
+        memcpy(&y, &u, 4);
+        y += 0.5f;
+        memcpy(&u, &y, 4);
+        return uint16_t(sign | (u - 0x3f000000));
+    }
+    u += 0xfff + ((u >> 13) & 1);
+    return uint16_t(sign | ((u - 0x38000000) >> 13));
+#endif
+}
+RL_INLINE void store_bf16(uint16_t* p, F x) {
+    I u = bits(x);
+    I rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, quiet = (u >> 16) | 0x40;
+    rounded = x == x ? rounded : quiet;
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)rounded));
+#else
+    for (int i = 0; i < W; ++i) p[i] = uint16_t(rounded[i]);
+#endif
+}
+RL_INLINE void store_f16(uint16_t* p, F x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0));
+#else
+    for (int i = 0; i < W; ++i) p[i] = to_f16(x[i]);
+#endif
+}
+
+RL_INLINE I from_i8(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    I x;
+    for (int i = 0; i < W; ++i) x[i] = p[i];
+    return x;
+#endif
+}
+RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+#else
+    for (int i = 0; i < W; ++i) p[i] = int8_t(x[i]);
+#endif
+}
+
+// ---- dot products of four bytes in each lane --------------------------------------------------------------------
+
+// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Where there is no such
+// instruction, bytes are widened to 16 bits first, so that nothing saturates; `Unsigned4` and `Signed4` hold them so.
+#if defined(__AVX512VNNI__)
+typedef I Unsigned4;
+typedef I Signed4;
+RL_INLINE Unsigned4 unsigned4(I x) { return x; }
+RL_INLINE Signed4 signed4(I x) { return x; }
+// asm, because with the intrinsic g++ 12 copies each accumulator to another register and to the stack and back.
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
+// The same of four bytes for all lanes, folded into the instruction: one that loads more and takes fewer issue slots.
+constexpr bool FOLDS = true;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
+}
+#else
+struct Unsigned4 {
+    I even, odd;
+};
+struct Signed4 {
+    I even, odd;
+};
+RL_INLINE Unsigned4 unsigned4(I x) { return {x & 0x00ff00ff, (I)((U)x >> 8) & 0x00ff00ff}; }
+typedef int16_t S __attribute__((vector_size(W * 4)));
+RL_INLINE Signed4 signed4(I x) { return {(I)(((S)x << 8) >> 8), (I)((S)x >> 8)}; }
+RL_INLINE I pairs(I a, I b) {  // the sum of the two products of 16 bits in each lane
+#if defined(__AVX2__)
+    return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+RL_INLINE void keep(Unsigned4& x) {
+    keep(x.even);
+    keep(x.odd);
+}
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
+    keep(c);  // or g++ puts off the sums and spills the products
+}
+constexpr bool FOLDS = false;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
+#endif
+
+}  // namespace ridgeline::RL_ISA

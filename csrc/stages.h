@@ -1,0 +1,58 @@
+// Stages: a residual sum, a norm, a product and what follows it, as one call.
+#pragma once
+#include <vector>
+
+#include "heads.h"
+#include "linear.h"
+
+namespace ridgeline {
+
+// A norm that holds its weights.
+struct Norm {
+    NormKind kind = NormKind::none;
+    float eps = 0;
+    std::vector<float> weight, bias;
+    NormWeights view() const { return {kind, eps, weight.data(), bias.empty() ? nullptr : bias.data()}; }
+};
+
+// x [T, k], delta [T, k] or null, residual [T, k] or null: see Source.
+struct Stream {
+    Source source;
+    int64_t tokens;
+};
+
+// A residual sum and a norm before a matrix.
+struct Projection {
+    const Matrix& matrix;
+    Norm norm;
+    float scale = 1;
+    Epilogue epilogue;
+
+    Source source(Source s) const;
+    void run(Pool::Hold&, const Stream&, const Epilogue::Out* out) const;
+};
+
+// Queries, keys and values.
+struct HeadsProjection {
+    Projection projection;
+    HeadsCase heads;
+    std::vector<Norm> norms;  // of the first parts of the matrix; the others are not touched (values)
+
+    // cos, sin: row t at + t * rope_stride, or null.
+    void run(Pool::Hold&, const Stream&, const Epilogue::Out* out, const float* cos, const float* sin,
+             int64_t rope_stride) const;
+};
+
+// down(act(up(norm(...)))): `up` is gated (interleaved) or not.
+void run_mlp(Pool::Hold&, const Projection& up, const Matrix& down, const Stream&, Epilogue::Out out);
+
+// Each token visits some experts: out[t] = sum over its choices c, in order, of weights[t, c] * expert[ids[t,
+// c]](x[t]).
+struct Experts {
+    std::vector<const Matrix*> up, down;
+    Gate gate;
+    void run(Pool::Hold&, const float* x, int64_t stride, int64_t tokens, int64_t choices, const int64_t* ids,
+             const float* weights, Epilogue::Out out) const;
+};
+
+}  // namespace ridgeline

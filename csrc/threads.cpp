@@ -1,0 +1,248 @@
+#include "threads.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace ridgeline {
+namespace {
+
+constexpr double SPIN_US = 200;  // longer than the longest serial gap in a decode step
+constexpr int MAX_THREADS = 1024;
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    asm volatile("" ::: "memory");
+#endif
+}
+
+// How many relax() take SPIN_US: one is 10 cycles on some cores and 140 on others.
+int spins() {
+    static const int count = [] {
+        auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < 2000; ++i) relax();
+        std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - start;
+        return int(SPIN_US * 2000 / std::max(taken.count(), 1.0)) + 1;
+    }();
+    return count;
+}
+
+cpu_set_t affinity() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set)) CPU_SET(0, &set);
+    return set;
+}
+
+// One CPU of each physical core that this process may use.
+std::vector<int> cores() {
+    cpu_set_t set = affinity();
+    std::vector<int> found;
+    std::set<std::string> seen;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &set)) continue;
+        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+        std::string siblings;
+        if (!std::getline(file, siblings)) siblings = "only " + std::to_string(cpu);
+        if (seen.insert(siblings).second) found.push_back(cpu);
+    }
+    return found;
+}
+
+// Cores' worth of processor time that the control group grants; a large number where it says nothing.
+double quota() {
+    std::ifstream file("/sys/fs/cgroup/cpu.max");
+    std::string limit;
+    double period = 0;
+    if (!(file >> limit >> period) || limit == "max" || period <= 0) return MAX_THREADS;
+    return atof(limit.c_str()) / period;
+}
+
+std::atomic<unsigned> forks{0};  // of this process's ancestors, since the kernels were loaded
+
+void count_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+    (void)registered;
+}
+
+long futex(std::atomic<uint32_t>& at, int op, uint32_t value) {
+    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&at), op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+int usable_cores() { return std::max(1, int(std::min(double(cores().size()), std::ceil(quota())))); }
+
+// ---- pages ------------------------------------------------------------------------------------------------------
+
+Pages::Pages(size_t bytes) : bytes_(bytes) {
+    constexpr size_t huge = size_t(2) << 20;
+    size_t room = (bytes + 8192 + huge - 1) / huge * huge;
+    void* p = room < bytes ? MAP_FAILED
+                           : mmap(nullptr, room + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    char *begin = (char*)p, *end = begin + room + huge;
+    data_ = (char*)((uintptr_t(begin) + huge - 1) / huge * huge);
+    if (data_ > begin) munmap(begin, data_ - begin);
+    munmap(data_ + room, end - data_ - room);
+    madvise(data_, room, MADV_HUGEPAGE);  // where it fails a stream pays a TLB miss every 4 KiB, nothing else
+}
+
+Pages::~Pages() {
+    constexpr size_t huge = size_t(2) << 20;
+    if (data_) munmap(data_, (bytes_ + 8192 + huge - 1) / huge * huge);
+}
+
+// ---- the team ---------------------------------------------------------------------------------------------------
+
+struct Pool::Team {
+    struct alignas(64) Line {
+        std::atomic<uint32_t> v{0};
+    };
+    Line epoch, parked;
+    std::vector<Line> done;
+    std::vector<std::thread> workers;
+    std::vector<int> worker_cpus;  // none where workers are not pinned
+    cpu_set_t allowed;
+    void (*work)(void*, int) = nullptr;
+    void* context = nullptr;
+    bool stop = false;
+    int spin;
+    std::mutex mutex;
+    Pages scratch[SLOTS];
+    unsigned generation = forks;
+
+    explicit Team(int size) : done(size), allowed(affinity()) {
+        std::vector<int> cpus = cores();
+        const bool pinned = size <= int(cpus.size());
+        spin = pinned ? spins() : 0;
+        try {
+            for (int t = 1; t < size; ++t) {
+                if (pinned) worker_cpus.push_back(cpus[t]);
+                workers.emplace_back([this, t, cpu = pinned ? cpus[t] : -1] { serve(t, cpu); });
+            }
+        } catch (...) {
+            end();
+            throw std::runtime_error("the system makes no more threads; ask for fewer than " + std::to_string(size));
+        }
+    }
+    ~Team() { end(); }
+
+    void end() {
+        stop = true;
+        epoch.v.fetch_add(1);
+        futex(epoch.v, FUTEX_WAKE, 1 << 30);
+        for (auto& worker : workers) worker.join();
+        workers.clear();
+    }
+
+    void serve(int thread, int cpu) {
+        if (cpu >= 0) {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+        }
+        for (uint32_t seen = 0;;) {
+            seen = wait_beyond(seen);
+            if (stop) return;
+            work(context, thread);
+            done[thread].v.store(seen, std::memory_order_release);
+        }
+    }
+
+    uint32_t wait_beyond(uint32_t seen) {
+        for (int i = 0; i < spin; ++i) {
+            if (uint32_t now = epoch.v.load(std::memory_order_acquire); now != seen) return now;
+            relax();
+        }
+        parked.v.fetch_add(1);
+        uint32_t now;
+        while ((now = epoch.v.load()) == seen) futex(epoch.v, FUTEX_WAIT, seen);
+        parked.v.fetch_sub(1);
+        return now;
+    }
+
+    // The caller must not share a CPU with a worker: two that spin there would wait for the system's clock. It is moved
+    // away, and keeps the mask that it had: others may run in this thread, and inherit from it.
+    void step_aside() {
+        if (worker_cpus.empty()) return;
+        const int here = sched_getcpu();
+        bool taken = false;
+        cpu_set_t free = allowed;
+        for (int cpu : worker_cpus) {
+            CPU_CLR(cpu, &free);
+            taken |= cpu == here;
+        }
+        if (!taken || !CPU_COUNT(&free)) return;
+        cpu_set_t before = affinity();
+        pthread_setaffinity_np(pthread_self(), sizeof free, &free);
+        pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+    }
+};
+
+// ---- the pool ---------------------------------------------------------------------------------------------------
+
+Pool::Pool(int threads) : size_(threads) {
+    if (threads < 1 || threads > MAX_THREADS)
+        throw std::invalid_argument("threads must be 1.." + std::to_string(MAX_THREADS) + ", not " +
+                                    std::to_string(threads));
+    count_forks();
+    team_ = std::make_unique<Team>(threads);
+}
+
+Pool::~Pool() {
+    // After a fork the workers are in the parent only: there is nobody to wait for.
+    if (team_ && team_->generation != forks) (void)team_.release();
+}
+
+Pool::Hold::Hold(Pool& pool) : pool_(pool) {
+    if (pool.team_->generation != forks) {
+        (void)pool.team_.release();  // its mutex may be held by a thread that is not here
+        pool.team_ = std::make_unique<Team>(pool.size_);
+    }
+    lock_ = std::unique_lock(pool.team_->mutex);
+    pool.team_->step_aside();
+}
+
+void Pool::run(void (*work)(void*, int), void* context) {
+    Team& team = *team_;
+    if (size_ == 1) return work(context, 0);
+    team.work = work;
+    team.context = context;
+    const uint32_t epoch = team.epoch.v.fetch_add(1) + 1;
+    if (team.parked.v.load()) futex(team.epoch.v, FUTEX_WAKE, 1 << 30);
+    work(context, 0);
+    for (int t = 1; t < size_; ++t)
+        for (int i = 0; team.done[t].v.load(std::memory_order_acquire) != epoch; ++i)
+            if (i < team.spin)
+                relax();
+            else
+                sched_yield();
+}
+
+void* Pool::Hold::scratch(int slot, size_t bytes) {
+    Pages& room = pool_.team_->scratch[slot];
+    if (room.size() < bytes) room = Pages();  // before the larger one is taken
+    if (room.size() < bytes) room = Pages(bytes + bytes / 4);
+    return room.data();
+}
+
+}  // namespace ridgeline

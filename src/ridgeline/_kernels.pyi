@@ -1,0 +1,274 @@
+"""The kernels of the cpu backend (csrc/). Absent where no compiler was there at installation.
+
+Arrays are numpy's, float32 unless it says otherwise; an argument of the wrong type, shape or layout is a TypeError or a
+ValueError. Every call lets other threads of Python run while it works.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+def isa() -> str:
+    """The instruction set in use: avx512, avx2 or portable."""
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, at least 1."""
+
+class Pool:
+    """Threads that work for one call at a time; other callers wait. Safe after a fork."""
+
+    def __init__(self, threads: int) -> None:
+        """threads: the caller's included. More than there are cores is slow, and right."""
+    @property
+    def size(self) -> int: ...
+    def read_rate(self, bytes: int) -> float:
+        """Bytes per second that all threads read of so much memory, which is taken for that: the best of three."""
+    def fma_rate(self) -> float:
+        """float32 operations per second in registers; a product and its sum are two."""
+    def dot_rate(self) -> float:
+        """The same of bytes."""
+
+# ---- matrices and what is computed with them -------------------------------------------------------------------------
+
+class Matrix:
+    """A matrix [rows, columns] as the kernels read it; its weights are copied."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        parts: Sequence[Array],
+        kind: Literal["float32", "bfloat16", "float16"],
+        format: Literal["fp32", "bf16", "fp16", "int8", "int4"],
+        group: int,
+        biases: Sequence[Floats | None],
+        interleave: bool,
+    ) -> None:
+        """parts: one below the other, each [rows, columns]; 16-bit numbers as uint16. group: columns that share a
+        scale, 32 or 128, of int4; otherwise 0. biases: one for each part. interleave: two parts, gate and up of an MLP.
+
+        int8: a scale for each row, the largest magnitude is 127. int4: a float16 scale for each group of a row, the
+        largest magnitude is 7.5. Raises ValueError for weights that are not finite, or too large for the format.
+        """
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def take(self, pool: Pool, ids: Ints, out: Floats) -> None:
+        """Rows, as float32: what products are computed with, to the bit."""
+
+class Norm:
+    """out = norm(x), along rows. An RMS norm's offset is part of its weight."""
+
+    def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
+    def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
+
+def turn(pool: Pool, x: Floats, head_dim: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats) -> None:
+    """Rotate the heads of x [T, heads * head_dim] in place. cos, sin: [T, rope_dim / 2]."""
+
+# Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
+# written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round
+# each token's elements to 255 steps: its largest magnitude is 127, and a token that is not finite becomes NaN.
+
+class Projection:
+    """out = softcap(scale * matrix(norm(residual)))."""
+
+    def __init__(
+        self, pool: Pool, matrix: Matrix, norm: Norm | None, residual_scale: float, scale: float, softcap: float
+    ) -> None:
+        """softcap: 0 is none."""
+    def __call__(
+        self, x: Floats, delta: Floats | None, rows: Ints | None, residual: Floats | None, out: Floats
+    ) -> None:
+        """rows: of x and delta that are taken; None: all."""
+
+class Heads:
+    """Queries, keys and values: outs = the parts of the matrix, the first `turned` of them normalised and rotated."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        matrix: Matrix,
+        norm: Norm | None,
+        residual_scale: float,
+        head_dim: int,
+        rope_dim: int,
+        interleaved: bool,
+        over_all: bool,
+        norms: Sequence[Norm],
+        turned: int,
+    ) -> None:
+        """rope_dim: 0 is no rotation. norms: of the turned parts, or none. over_all: one norm over all heads."""
+    def __call__(
+        self,
+        x: Floats,
+        delta: Floats | None,
+        residual: Floats | None,
+        cos: Floats | None,
+        sin: Floats | None,
+        outs: Sequence[Floats],
+    ) -> None: ...
+
+class Mlp:
+    """out = down(act(up(norm(residual)))); gated where the first matrix is interleaved."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        up: Matrix,
+        down: Matrix,
+        norm: Norm | None,
+        residual_scale: float,
+        activation: str,
+        alpha: float,
+        limit: float,
+    ) -> None:
+        """alpha, limit: of clamped_swiglu."""
+    def __call__(self, x: Floats, delta: Floats | None, residual: Floats | None, out: Floats) -> None: ...
+
+class Experts:
+    """out[t] = the sum over c of weights[t, c] * expert ids[t, c] of x[t], in this order."""
+
+    def __init__(
+        self, pool: Pool, up: Sequence[Matrix], down: Sequence[Matrix], activation: str, alpha: float, limit: float
+    ) -> None: ...
+    def __call__(self, x: Floats, ids: Ints, weights: Floats, out: Floats) -> None: ...
+
+# ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
+
+def write_pages(pool: Pool, pages: Floats, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
+    """x [T, K, D] into pages [pages, page_tokens, K, D], in which a part lies as [K, page_tokens, D], or, if turned,
+    as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is written."""
+
+class Attention:
+    """Causal attention of one layer: what spec.Attention says of scores."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        pattern: Literal["", "first_tokens", "dilated", "strided"],
+        number: int,
+    ) -> None:
+        """softcap, window: 0 is none. number: of first tokens, of a step, of a stride."""
+    def paged(
+        self,
+        pool: Pool,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        starts: Ints,
+        lengths: Ints,
+        tables: Ints,
+        sinks: Floats | None,
+        out: Floats,
+    ) -> None:
+        """keys, values: pages, keys turned (see write_pages). starts, lengths [N], tables [N, P]: api.PagedLayout's."""
+    def dense(
+        self,
+        pool: Pool,
+        q: Floats,
+        keys: Floats,
+        values: Floats,
+        lengths: Ints,
+        sinks: Floats | None,
+        out: Floats,
+    ) -> None:
+        """keys, values [T, K, D] of whole sequences."""
+    def paged_latents(
+        self, pool: Pool, q: Floats, latents: Floats, starts: Ints, lengths: Ints, tables: Ints, out: Floats
+    ) -> None:
+        """latents: pages [pages, page_tokens, 1, key_dim]; each is every head's key, its beginning every head's value.
+        kv_heads: groups of heads that are computed apart."""
+    def dense_latents(self, pool: Pool, q: Floats, latents: Floats, lengths: Ints, out: Floats) -> None:
+        """latents [T, key_dim] of whole sequences."""
+
+def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
+    """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
+
+# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or
+# `left`; beyond a sequence's length y is not written ---------------------------------------------------------------
+
+def short_conv(
+    pool: Pool,
+    x: Floats,
+    before: Floats,
+    weight: Floats,
+    bias: Floats | None,
+    lengths: Ints,
+    y: Floats,
+    left: Floats,
+) -> None:
+    """before, left [n, k - 1, C], weight [k, C]. y is written beyond lengths too."""
+
+def selective_scan(
+    pool: Pool,
+    x: Floats,
+    dt: Floats,
+    a: Floats,
+    b: Floats,
+    c: Floats,
+    d: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """dt: before softplus. a [S, D], negative. before, h [n, S, D]."""
+
+def linear_scan(
+    pool: Pool,
+    groups: int,
+    x: Floats,
+    dt: Floats,
+    dt_bias: Floats,
+    a: Floats,
+    b: Floats,
+    c: Floats,
+    d: Floats,
+    least: float,
+    most: float,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """Mamba-2. a [H], negative. before, h [n, H, S, P]."""
+
+def taylor_scan(
+    pool: Pool, heads: int, q: Floats, k: Floats, v: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """BASED. before, h [n, H, features, P + 1]."""
+
+# ---- functions of elements, in rows --------------------------------------------------------------------------------
+
+def add(pool: Pool, a: Floats, b: Floats, factor: float, out: Floats) -> None:
+    """a + factor * b"""
+
+def multiply(pool: Pool, a: Floats, b: Floats, out: Floats) -> None: ...
+def gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
+    """a silu(b)"""
+
+def sigmoid_gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
+    """a sigmoid(b)"""
+
+def scale(pool: Pool, x: Floats, number: float, out: Floats) -> None: ...
+def softcap(pool: Pool, x: Floats, number: float, out: Floats) -> None:
+    """number * tanh(x / number)"""
+
+def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats, b: Floats | None, out: Floats) -> None:
+    """act(a), or act(a) * b; alpha, limit: of clamped_swiglu, which needs b."""
+
+def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
+    """RMS norm of y silu(z), by groups of columns."""

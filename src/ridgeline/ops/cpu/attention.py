@@ -1,0 +1,84 @@
+"""Attention over pages and over whole sequences, and the write into pages, by kernels.
+
+Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, and values
+as [K, page_tokens, D]; latents stand as their shape says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ridgeline._kernels import Attention as Case
+from ridgeline._kernels import Pool
+from ridgeline._kernels import write_pages as write
+from ridgeline.ops import api
+from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.matrices import Floats
+from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def write_pages(case: Attention | LatentAttention, pool: Pool) -> Callable[..., None]:
+    is_attention = isinstance(case, Attention)
+
+    def run(pages: Sequence[Floats], parts: Sequence[Floats], write_page: Ints, write_slot: Ints) -> None:
+        for i, (view, x) in enumerate(zip(pages, parts, strict=True)):
+            write(pool, view, x, write_page, write_slot, is_attention and i == 0)
+
+    return run
+
+
+def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
+    bound, width = bind(case), case.num_heads * case.head_dim
+
+    def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
+        out = np.empty((q.shape[0], width), np.float32)
+        bound.paged(pool, q, np.asarray(kv.keys), np.asarray(kv.values), *places(kv.layout), sinks, out)
+        return out
+
+    return run
+
+
+def attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
+    bound, width = bind(case), case.num_heads * case.head_dim
+
+    def run(q: Floats, kv: DenseKeyValues, sinks: Floats | None = None) -> Floats:
+        out = np.empty((q.shape[0], width), np.float32)
+        lengths = np.array(kv.lengths, np.int64)
+        bound.dense(pool, q, np.asarray(kv.keys), np.asarray(kv.values), lengths, sinks, out)
+        return out
+
+    return run
+
+
+def places(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:
+    """Where the sequences of a step begin, how long they are, and where their pages are."""
+    return np.asarray(layout.starts), np.asarray(layout.lengths), np.asarray(layout.tables)
+
+
+def bind(case: Attention) -> Case:
+    """What the kernels must know of a case."""
+    dim, softcap = case.head_dim, case.softcap or 0.0
+    make = partial(Case, case.num_heads, case.num_kv_heads, dim, dim, case.scale, softcap, case.window or 0)
+    match case.pattern:
+        case None:
+            return make("", 0)
+        case FirstTokens(count):
+            return make("first_tokens", count)
+        case Dilated(step):
+            return make("dilated", step)
+        case Strided(stride):
+            return make("strided", stride)
+
+
+KERNELS: Kernels = {
+    api.WRITE_PAGES: Kernel(never, write_pages),
+    api.PAGED_ATTENTION: Kernel(never, paged_attention),
+    api.ATTENTION: Kernel(never, attention),
+}

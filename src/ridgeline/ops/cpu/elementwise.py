@@ -1,0 +1,98 @@
+"""Functions of the elements of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ridgeline import _kernels
+from ridgeline._kernels import Pool
+from ridgeline.ops import api
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.linear import activation_of, rows_of
+from ridgeline.ops.cpu.matrices import Floats
+from ridgeline.spec import Mamba2
+
+
+def add(case: None, pool: Pool) -> Callable[[Floats, Floats, float], Floats]:
+    def run(a: Floats, b: Floats, scale: float) -> Floats:
+        out = np.empty(a.shape, np.float32)
+        _kernels.add(pool, rows_of(a), rows_of(b), scale, rows_of(out))
+        return out
+
+    return run
+
+
+def scale(case: None, pool: Pool) -> Callable[[Floats, float], Floats]:
+    return _with_number(_kernels.scale, pool)
+
+
+def softcap(case: None, pool: Pool) -> Callable[[Floats, float], Floats]:
+    return _with_number(_kernels.softcap, pool)
+
+
+def _with_number(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, float], Floats]:
+    def run(x: Floats, number: float) -> Floats:
+        out = np.empty(x.shape, np.float32)
+        kernel(pool, rows_of(x), number, rows_of(out))
+        return out
+
+    return run
+
+
+def multiply(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    return _of_two(_kernels.multiply, pool)
+
+
+def gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    return _of_two(_kernels.gate, pool)
+
+
+def sigmoid_gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    gated = _of_two(_kernels.sigmoid_gate, pool)
+    return lambda y, z: gated(y, np.broadcast_to(z, y.shape))
+
+
+def _of_two(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    def run(a: Floats, b: Floats) -> Floats:
+        out = np.empty(a.shape, np.float32)
+        kernel(pool, rows_of(a), rows_of(b), rows_of(out))
+        return out
+
+    return run
+
+
+def activation(case: Any, pool: Pool) -> Callable[..., Floats]:
+    name = activation_of(case.activation)
+
+    def run(x: Floats, up: Floats | None = None) -> Floats:
+        out = np.empty(x.shape, np.float32)
+        _kernels.activate(pool, *name, rows_of(x), None if up is None else rows_of(up), rows_of(out))
+        return out
+
+    return run
+
+
+def gated_norm(case: Mamba2, pool: Pool) -> Callable[[Floats, Floats, Floats], Floats]:
+    offset, eps = np.float32(case.norm.offset), case.norm.eps
+
+    def run(y: Floats, z: Floats, weight: Floats) -> Floats:
+        out = np.empty(y.shape, np.float32)
+        _kernels.gated_norm(pool, case.num_groups, eps, rows_of(y), rows_of(z), offset + weight, rows_of(out))
+        return out
+
+    return run
+
+
+KERNELS: Kernels = {
+    api.ADD: Kernel(never, add),
+    api.SCALE: Kernel(never, scale),
+    api.SOFTCAP: Kernel(never, softcap),
+    api.MULTIPLY: Kernel(never, multiply),
+    api.GATE: Kernel(never, gate),
+    api.SIGMOID_GATE: Kernel(never, sigmoid_gate),
+    api.ACTIVATION: Kernel(never, activation),
+    api.GATED_NORM: Kernel(never, gated_norm),
+}

@@ -1,0 +1,90 @@
+"""Attention over latents, absorbed: queries pass through kv_b into the latents' space, and results out of it.
+
+Always absorbed, unlike the reference, which rebuilds keys and values for long chunks: so that no chunk changes a bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
+from ridgeline.ops import api
+from ridgeline.ops.api import DenseRows, PagedRows
+from ridgeline.ops.cpu.attention import places
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_matrix
+from ridgeline.spec import LatentAttention
+
+GROUP = 32  # heads that are computed together at most: their queries and results stay in the cache
+
+
+class Up(NamedTuple):
+    """kv_b, head by head: from a query to the latents' space, and from there to the result."""
+
+    queries: list[Matrix]
+    values: list[Matrix]
+
+
+def latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, DenseRows, Ndarray], Floats]:
+    bound, absorbed = bind(case), _absorbed(case, pool)
+
+    def run(q: Floats, kv: DenseRows, kv_b: Ndarray) -> Floats:
+        rows, lengths = np.asarray(kv.parts[0]), np.array(kv.lengths, np.int64)
+        return absorbed(q, kv_b, lambda queries, out: bound.dense_latents(pool, queries, rows, lengths, out))
+
+    return run
+
+
+def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, PagedRows, Ndarray], Floats]:
+    bound, absorbed = bind(case), _absorbed(case, pool)
+
+    def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
+        pages, where = np.asarray(kv.parts[0]), places(kv.layout)
+        return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out))
+
+    return run
+
+
+def bind(case: LatentAttention) -> Attention:
+    """What the kernels must know of a case."""
+    groups = next(n for n in range(-(-case.num_heads // GROUP), case.num_heads + 1) if case.num_heads % n == 0)
+    return Attention(case.num_heads, groups, case.row, case.kv_lora_rank, case.scale, 0.0, 0, "", 0)
+
+
+def _absorbed(
+    case: LatentAttention, pool: Pool
+) -> Callable[[Floats, Ndarray, Callable[[Floats, Floats], None]], Floats]:
+    """(q [T, H, nope + rope], kv_b, attention in the latents' space) -> [T, H * value]."""
+    heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
+    packed: dict[int, Up] = {}
+
+    def up(kv_b: Ndarray) -> Up:
+        if id(kv_b) not in packed:
+            packed[id(kv_b)] = Up(
+                [build_matrix(pool, [np.ascontiguousarray(head[:nope].T)], [None]) for head in kv_b],
+                [build_matrix(pool, [np.ascontiguousarray(head[nope:])], [None]) for head in kv_b],
+            )
+            weakref.finalize(kv_b, packed.pop, id(kv_b), None)
+        return packed[id(kv_b)]
+
+    def run(q: Floats, kv_b: Ndarray, attend: Callable[[Floats, Floats], None]) -> Floats:
+        matrices, tokens = up(kv_b), len(q)
+        queries, sums = np.empty((tokens, heads, case.row), np.float32), np.empty((tokens, heads, rank), np.float32)
+        queries[..., rank:] = q[..., nope:]
+        multiply_heads(pool, matrices.queries, q[..., :nope], queries[..., :rank])
+        attend(queries, sums)
+        out = np.empty((tokens, heads, case.v_head_dim), np.float32)
+        multiply_heads(pool, matrices.values, sums, out)
+        return out.reshape(tokens, heads * case.v_head_dim)
+
+    return run
+
+
+KERNELS: Kernels = {
+    api.LATENT_ATTENTION: Kernel(never, latent_attention),
+    api.PAGED_LATENT_ATTENTION: Kernel(never, paged_latent_attention),
+}

@@ -1,0 +1,68 @@
+"""The numpy backend: complete, so that every model runs where neither a compiler nor torch was there at install."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ridgeline.errors import DeviceError
+from ridgeline.ops import api
+from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.host import attention as a
+from ridgeline.ops.host import delta, latent, s4
+from ridgeline.ops.host import experts as e
+from ridgeline.ops.host import primitives as p
+from ridgeline.ops.host import recurrent as r
+from ridgeline.ops.host.memory import NumpyMemory
+
+_PLAIN: dict[Op[Any], Callable[..., Any]] = {
+    api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
+    api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
+    api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
+    api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
+}  # fmt: skip
+_BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
+    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
+    api.WRITE_PAGES: a.write_pages,
+    api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
+    api.ACTIVATION: p.activation,
+    api.ROUTE: e.route, api.EXPERTS: e.experts,
+    api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
+    api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
+    api.STATE_SPACE: s4.state_space,
+    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
+}  # fmt: skip
+# Nothing in them can overflow or meet a NaN in arithmetic: they need no guard against warnings.
+_MOVES = (
+    api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.WRITE_PAGES, api.READ_STATE, api.WRITE_STATE,
+    api.GATHER, api.SPLIT,
+)  # fmt: skip
+
+
+class NumpyBackend:
+    """All primitives; no stage. Infinities and NaN pass through it in silence, as they do in torch."""
+
+    name = "numpy"
+
+    def refuses(self, op: Op[Any], case: object) -> str | None:
+        return None if op in _PLAIN or op in _BY_CASE else "defined by its composition"
+
+    def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
+        kernel = _PLAIN[op] if op in _PLAIN else _BY_CASE[op](case)
+        return kernel if op in _MOVES else np.errstate(all="ignore")(kernel)
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
+        raise DeviceError(f"the numpy backend has no fused {op.name}")
+
+
+def open_host() -> tuple[Memory, tuple[Backend, ...]]:
+    """numpy's memory, and the backends that work on it, best first."""
+    if find_spec("ridgeline._kernels") is None:
+        return NumpyMemory(), (NumpyBackend(),)
+    from ridgeline._kernels import Pool, usable_cores
+    from ridgeline.ops.cpu.backend import CpuBackend
+
+    return NumpyMemory(), (CpuBackend(Pool(usable_cores())), NumpyBackend())

@@ -1,0 +1,91 @@
+"""Which experts a token chooses, and what they make of it: grouped by expert, back in the order of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ridgeline.ops.host.attention import exponentials
+from ridgeline.ops.host.memory import Ndarray
+from ridgeline.ops.host.primitives import activation, linear, sigmoid
+from ridgeline.spec import ExpertGroups, MoE
+
+
+def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
+    # Choices go by logits where nothing but their order matters: a softmax rounds some unequal ones to one score.
+    plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
+    count = case.num_experts_per_tok
+
+    def choose(logits: Ndarray, choice_bias: Ndarray | None = None) -> tuple[Ndarray, Ndarray]:
+        if plain:
+            ids = _best(logits, count)
+            found = _chosen(logits, ids)
+            chosen = _softmax(found) if case.normalise else _chosen(_softmax(logits), ids)
+        else:
+            scores = _softmax(logits) if case.scores == "softmax" else sigmoid(logits)
+            rated = scores if choice_bias is None else scores + choice_bias
+            if case.groups:
+                rated = np.where(_in_best_groups(case.groups, rated), rated, -np.inf)
+            ids = _best(rated, count)
+            chosen = _chosen(scores, ids)
+            if case.normalise:
+                chosen = chosen / chosen.sum(-1, keepdims=True)
+        return ids, chosen * case.scale if case.scale != 1.0 else chosen
+
+    return choose
+
+
+def _softmax(x: Ndarray) -> Ndarray:
+    out = x.copy()
+    out /= exponentials(out)
+    return out
+
+
+def _chosen(scores: Ndarray, ids: Ndarray) -> Ndarray:
+    return np.take_along_axis(scores, ids, -1)
+
+
+def _best(scores: Ndarray, count: int) -> Ndarray:
+    """The places of the largest, the first of equal ones first; NaN counts as the largest, so that it shows."""
+    order = np.where(np.isnan(scores), -np.inf, -scores).argsort(-1, kind="stable")
+    return order[..., :count]
+
+
+def _in_best_groups(groups: ExpertGroups, rated: Ndarray) -> Ndarray:
+    """Which experts stand in a group that may be chosen from [T, experts]."""
+    by_group = rated.reshape(*rated.shape[:-1], groups.count, -1)
+    best = 1 if groups.score == "best" else 2
+    score = np.sort(by_group, -1)[..., ::-1][..., :best].sum(-1)
+    is_open = np.zeros(score.shape, bool)
+    np.put_along_axis(is_open, _best(score, groups.chosen), True, -1)
+    return np.broadcast_to(is_open[..., None], by_group.shape).reshape(rated.shape)
+
+
+def experts(case: MoE) -> Callable[..., Ndarray]:
+    act = activation(case)
+
+    def run(
+        x: Ndarray, ids: Ndarray, scores: Ndarray, gate: Ndarray | None, up: Ndarray, down: Ndarray,
+        biases: tuple[Ndarray | None, Ndarray, Ndarray] | None = None,
+    ) -> Ndarray:  # fmt: skip
+        pairs = ids.ravel()  # one row per (token, choice), grouped by expert below
+        order = pairs.argsort(kind="stable")
+        counts = np.bincount(pairs, minlength=case.num_experts)
+        ends = counts.cumsum()
+        tokens = order // case.num_experts_per_tok
+        by_choice = np.empty((pairs.size, x.shape[1]), x.dtype)
+        for e in counts.nonzero()[0]:
+            some = slice(ends[e] - counts[e], ends[e])
+            b_gate, b_up, b_down = (None if b is None else b[e] for b in biases or (None, None, None))
+            h = x[tokens[some]]
+            raised = linear(h, up[e], b_up)
+            h = act(raised) if gate is None else act(linear(h, gate[e], b_gate), raised)
+            # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
+            by_choice[order[some]] = linear(h, down[e], b_down)
+        by_choice = by_choice.reshape(*ids.shape, -1)
+        by_choice *= scores[..., None]
+        out: Ndarray = by_choice.sum(1)
+        return out
+
+    return run

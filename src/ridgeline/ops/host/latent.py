@@ -1,0 +1,126 @@
+"""Attention over latents, dense and paged, in its two forms (see ops/reference/latent.py): the shapes alone decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.ops.api import DenseRows, PagedRows
+from ridgeline.ops.host.attention import BLOCK, Part, exponentials, in_order, key_places, parts_of
+from ridgeline.ops.host.memory import Ndarray, widen
+from ridgeline.spec import LatentAttention
+
+
+class Context(NamedTuple):
+    """What the queries of n sequences see. Keys that no query sees may hold anything but NaN."""
+
+    rows: Ndarray  # [n, S, rank + rope]
+    place: Ndarray  # [n, S], each key's position in its sequence
+    held: Ndarray  # [n, S], is there a key at all?
+    positions: Ndarray  # [n, m], of the queries
+
+
+def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Ndarray], Ndarray]:
+    def attend(q: Ndarray, kv: DenseRows, kv_b: Ndarray) -> Ndarray:
+        latents = np.asarray(kv.parts[0])
+        outputs, start = [], 0
+        for n in kv.lengths:
+            place = np.arange(n)[None]
+            context = Context(latents[None, start : start + n, 0], place, np.ones_like(place, bool), place)
+            outputs.append(_attend(case, q[None, start : start + n], context, kv_b)[0])
+            start += n
+        return np.concatenate(outputs)
+
+    return attend
+
+
+def paged_latent_attention(case: LatentAttention) -> Callable[[Ndarray, PagedRows, Ndarray], Ndarray]:
+    def attend(q: Ndarray, kv: PagedRows, kv_b: Ndarray) -> Ndarray:
+        pages = np.asarray(kv.parts[0])
+        outputs = []
+        for bucket in kv.layout.buckets:
+            for part in parts_of(bucket, pages.shape[1], max(case.num_heads, case.row)):
+                out = _attend(case, q[part.rows], _gather(pages, part), kv_b)
+                outputs.append(out.reshape(-1, out.shape[-1]))
+        return in_order(outputs, kv.layout.order)
+
+    return attend
+
+
+def _gather(pages: Ndarray, b: Part) -> Context:
+    """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
+    zero would not silence a NaN."""
+    place, held = key_places(b, pages.shape[1])
+    rows = widen(pages[b.pages].reshape(*place.shape, -1))  # a copy, [n, S, rank + rope]
+    rows[~(held & (place <= b.positions[:, -1:]))] = 0.0
+    return Context(rows, place, held, b.positions)
+
+
+def _attend(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
+    """q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time, to bound what is made of the latents."""
+    n, m, num_heads = q.shape[:3]
+    size = context.rows.shape[1]
+    absorbed = case.absorbs(m, size)
+    made = m * (case.row + case.kv_lora_rank) if absorbed else size * (case.qk_head_dim + case.v_head_dim)
+    step = max(1, BLOCK // max(n * made, kv_b[0].size))
+    form = _absorbed if absorbed else _rebuilt
+    out = np.empty((n, m, num_heads, case.v_head_dim), q.dtype)
+    for at in range(0, num_heads, step):
+        heads = slice(at, at + step)
+        out[:, :, heads] = form(case, q[:, :, heads], context, widen(kv_b[heads]).astype(q.dtype, copy=False))
+    return out.reshape(n, m, -1)
+
+
+def _absorbed(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
+    """q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
+    n, m, heads = q.shape[:3]
+    rank = case.kv_lora_rank
+    k_up, v_up = kv_b[:, : case.qk_nope_head_dim], kv_b[:, case.qk_nope_head_dim :]
+    queries = np.empty((n, m, heads, case.row), q.dtype)
+    still = q[..., : case.qk_nope_head_dim].reshape(n * m, heads, -1).transpose(1, 0, 2)
+    queries[..., :rank] = (still @ k_up).transpose(1, 0, 2).reshape(n, m, heads, rank)
+    queries[..., rank:] = q[..., case.qk_nope_head_dim :]
+    seen_latents = np.empty((n, m, heads, rank), q.dtype)
+    for at in _query_blocks(queries, context):
+        # The queries of all heads meet the same keys: they stand in one row, [n, block * h, rank + rope].
+        block = queries[:, at]
+        scores = block.reshape(n, -1, case.row) @ context.rows.transpose(0, 2, 1)
+        total = _numerators(case, scores.reshape(n, -1, heads, scores.shape[-1]), context, at)
+        attended = (scores @ context.rows[..., :rank]).reshape(n, -1, heads, rank)
+        np.divide(attended, total, out=seen_latents[:, at])
+    out = seen_latents.reshape(n * m, heads, rank).transpose(1, 0, 2) @ v_up.transpose(0, 2, 1)
+    return out.transpose(1, 0, 2).reshape(n, m, heads, -1)
+
+
+def _rebuilt(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
+    """The same, over keys [n, h, S, nope + rope] and values [n, h, S, value]."""
+    n, m, heads = q.shape[:3]
+    rank, nope = case.kv_lora_rank, case.qk_nope_head_dim
+    made = context.rows[:, None, :, :rank] @ kv_b.transpose(0, 2, 1)  # [n, h, S, nope + value]
+    keys = np.empty((*made.shape[:3], case.qk_head_dim), q.dtype)
+    keys[..., :nope], keys[..., nope:] = made[..., :nope], context.rows[:, None, :, rank:]
+    values, out = made[..., nope:], np.empty((n, m, heads, case.v_head_dim), q.dtype)
+    for at in _query_blocks(q, context):
+        scores = q[:, at].transpose(0, 2, 1, 3) @ keys.transpose(0, 1, 3, 2)  # [n, h, block, S]
+        total = _numerators(case, scores.transpose(0, 2, 1, 3), context, at)
+        out[:, at] = (scores @ values).transpose(0, 2, 1, 3) / total
+    return out
+
+
+def _query_blocks(q: Ndarray, context: Context) -> Iterator[slice]:
+    """The queries [n, m, h, d], so many at a time as bounds their scores."""
+    n, m, heads = q.shape[:3]
+    step = max(1, BLOCK // (n * heads * context.rows.shape[1]))
+    yield from (slice(at, min(at + step, m)) for at in range(0, m, step))
+
+
+def _numerators(case: LatentAttention, scores: Ndarray, context: Context, at: slice) -> Ndarray:
+    """In place, the numerators of the softmax of scores [n, block, h, S] over the keys that each query sees; its
+    denominators [n, block, h, 1]."""
+    scores *= case.scale
+    seen = context.place[:, None] <= context.positions[:, at, None]
+    seen &= context.held[:, None]
+    np.copyto(scores, -np.inf, where=~seen[:, :, None])
+    return exponentials(scores)

@@ -1,0 +1,106 @@
+"""Arrays of numpy: views of files where a type stays, pages in one aligned buffer, bfloat16 through ml_dtypes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ridgeline.ops.devices import host_free_bytes
+from ridgeline.spec.dtype import DType
+
+Ndarray = np.ndarray[Any, Any]
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+RANDOM_BLOCK = 2**22  # numbers that are drawn at once, before they are narrowed
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """numpy's type of a name of ours; bfloat16, which numpy lacks, is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+def widen(x: Ndarray) -> Ndarray:
+    """x in float32, by shifting bits where a conversion is slow: exact, as every narrow number is a float32 too."""
+    if x.dtype.itemsize != 2:
+        return x.astype(np.float32, copy=False)
+    if x.dtype != np.float16:  # bfloat16: the upper half of a float32
+        bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    # Exponent and mantissa to their places; the exponent counts from -127 there, from -15 here.
+    signed = np.ascontiguousarray(x).view(np.int16).astype(np.int32)
+    signed <<= 13
+    signed &= np.int32(-0x70002000)
+    wide = signed.view(np.float32)
+    wide *= np.float32(2.0**112)
+    # Infinity and NaN come out as numbers beyond the others.
+    is_finite = max(wide.max(initial=0.0), -wide.min(initial=0.0)) < 2.0**16
+    return wide if is_finite else x.astype(np.float32)
+
+
+def aligned(shape: tuple[int, ...]) -> Ndarray:
+    """A new float32 array whose first element stands at the start of a cache line; its contents are undefined.
+
+    numpy asks the system for huge pages wherever an array has room for them.
+    """
+    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    room = np.empty(size + ALIGNMENT - 1, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size].view(np.float32).reshape(shape)
+
+
+class NumpyMemory:
+    """Arrays as numpy's, in the memory of this machine."""
+
+    device = "cpu"
+    on_host = True
+
+    def put(self, host: Ndarray, dtype: str, to: str) -> Ndarray:
+        x = host.view(dtype_of(dtype)) if dtype == "bfloat16" else host
+        return np.ascontiguousarray(x, dtype=dtype_of(to))
+
+    def integers(self, values: Ndarray) -> Ndarray:
+        return np.ascontiguousarray(values, dtype=np.int64)
+
+    def get(self, array: Any) -> Ndarray:
+        return widen(array)
+
+    def free_bytes(self) -> int | None:
+        return host_free_bytes()
+
+    def widen(self, array: Any) -> Ndarray:
+        return widen(array)
+
+    def pages(self, num_pages: int, elements: int) -> Ndarray:
+        return aligned((num_pages, elements))
+
+    def page_view(self, pages: Any, offset: int, shape: tuple[int, ...]) -> Ndarray:
+        view: Ndarray = pages[:, offset : offset + math.prod(shape)].reshape(len(pages), *shape)
+        return view
+
+    def zeros(self, shape: tuple[int, ...]) -> Ndarray:
+        return np.zeros(shape, np.float32)
+
+    def copy_pages(self, pages: Any, source: Sequence[int], target: Sequence[int]) -> None:
+        pages[list(target)] = pages[list(source)]
+
+    def pages_out(self, pages: Any, index: Sequence[int]) -> Ndarray:
+        copies: Ndarray = pages[list(index)]
+        return copies
+
+    def pages_in(self, pages: Any, index: Sequence[int], host: Ndarray) -> None:
+        pages[list(index)] = host
+
+    def random(self, shape: tuple[int, ...], dtype: DType, std: float, seed: int) -> Ndarray:
+        generator, out = np.random.default_rng(seed), np.empty(math.prod(shape), dtype_of(dtype))
+        for start in range(0, out.size, RANDOM_BLOCK):
+            part = out[start : start + RANDOM_BLOCK]
+            part[:] = generator.standard_normal(part.size, np.float32) * np.float32(std)
+        return out.reshape(shape)

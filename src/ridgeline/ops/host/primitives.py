@@ -1,0 +1,191 @@
+"""The primitives that look at one token at a time, and matrices. What each computes is defined in ops/reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ridgeline.ops.api import Rotary
+from ridgeline.ops.host.memory import Ndarray, widen
+from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
+
+WIDEN_BLOCK = 2**18  # elements of a matrix that are widened at once: they stay in the cache
+
+
+def embedding(table: Ndarray, ids: Ndarray) -> Ndarray:
+    return widen(table[ids])
+
+
+def linear(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
+    """x [..., in] -> [..., out]."""
+    rows = x.reshape(-1, x.shape[-1])  # one product of matrices, not one for each sequence
+    if weight.dtype == x.dtype:
+        out = rows @ weight.T
+    else:
+        out = np.empty((len(rows), len(weight)), x.dtype)
+        step = max(1, WIDEN_BLOCK // weight.shape[1])
+        for start in range(0, len(weight), step):
+            np.matmul(rows, widen(weight[start : start + step]).T, out=out[:, start : start + step])
+    if bias is not None:
+        out += bias
+    return out.reshape(*x.shape[:-1], len(weight))
+
+
+def norm(case: RMSNorm | LayerNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
+    return _layer_norm(case) if isinstance(case, LayerNorm) else _rms_norm(case)
+
+
+def _layer_norm(case: LayerNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
+    def normalise(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
+        x = x - x.mean(-1, keepdims=True)
+        x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + case.eps)
+        x *= weight
+        return x if bias is None else x + bias
+
+    return normalise
+
+
+def _rms_norm(case: RMSNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
+    def normalise(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + case.eps)
+        x *= case.offset + weight if case.offset else weight
+        return x
+
+    return normalise
+
+
+def rotary(positions: Ndarray, inverse_frequencies: Ndarray, attention_factor: float) -> Rotary:
+    angles = positions[:, None].astype(np.float32) * inverse_frequencies
+    return Rotary(np.cos(angles) * attention_factor, np.sin(angles) * attention_factor)
+
+
+def rope(case: Rope) -> Callable[[Ndarray, Rotary], Ndarray]:
+    half = case.dim // 2
+    first = slice(0, case.dim, 2) if case.interleaved else slice(0, half)
+    second = slice(1, case.dim, 2) if case.interleaved else slice(half, case.dim)
+
+    def rotate(x: Ndarray, table: Rotary) -> Ndarray:
+        cos, sin = (np.asarray(part)[:, None] for part in table)  # [T, 1, dim / 2]
+        a, b, out = x[..., first], x[..., second], x.copy()
+        out[..., first] = a * cos - b * sin
+        out[..., second] = b * cos + a * sin
+        return out
+
+    return rotate
+
+
+def split_heads(x: Ndarray, num_heads: int) -> Ndarray:
+    return x.reshape(*x.shape[:-1], num_heads, -1)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: Ndarray) -> Ndarray:
+    out = np.exp(-x)
+    out += 1.0
+    return np.divide(1.0, out, out=out)
+
+
+def silu(x: Ndarray) -> Ndarray:
+    out = np.exp(-x)
+    out += 1.0
+    return np.divide(x, out, out=out)
+
+
+def gelu(x: Ndarray) -> Ndarray:
+    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Ndarray) -> Ndarray:
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def relu(x: Ndarray) -> Ndarray:
+    return np.maximum(x, 0.0)
+
+
+def relu2(x: Ndarray) -> Ndarray:
+    return np.square(relu(x))
+
+
+ACTIVATIONS: dict[str, Callable[[Ndarray], Ndarray]] = {
+    "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2,
+}  # fmt: skip
+
+# erf(x) = 1 - exp(-x^2) (c1 t + c2 t^2 + ...), t = 1 / (1 + _ERF_SCALE x), x >= 0: the form of Abramowitz and Stegun
+# 7.1.26 with more terms, fitted to math.erfc; 1.1e-9 from it.
+_ERF_SCALE = 0.45
+_ERF_TERMS = (0.2589897432, 0.2010089592, 0.4601719854, -0.3758050858, 0.8571699354, -0.4941053979, 0.09256986159)
+
+
+def erf(x: Ndarray) -> Ndarray:
+    """The error function, which numpy lacks; 4e-7 from it in float32."""
+    size = np.abs(x)
+    t = 1.0 / (1.0 + _ERF_SCALE * size)
+    sum_ = np.zeros_like(t)
+    for term in reversed(_ERF_TERMS):
+        sum_ += term
+        sum_ *= t
+    signed: Ndarray = np.copysign(1.0 - sum_ * np.exp(-size * size), x)
+    return signed
+
+
+def activation(case: MLP | GatedMLP | MoE) -> Callable[..., Ndarray]:
+    if isinstance(case.activation, ClampedSwiGLU):
+        return clamped_swiglu(case.activation)
+    if isinstance(case.activation, Ungated):
+        return ACTIVATIONS[case.activation.activation]
+    act = ACTIVATIONS[case.activation]
+    if not isinstance(case, GatedMLP | MoE):
+        return act
+
+    def gated(gate: Ndarray, up: Ndarray) -> Ndarray:
+        out = act(gate)
+        out *= up
+        return out
+
+    return gated
+
+
+def clamped_swiglu(case: ClampedSwiGLU) -> Callable[[Ndarray, Ndarray], Ndarray]:
+    def act(gate: Ndarray, up: Ndarray) -> Ndarray:
+        gate, up = np.minimum(gate, case.limit), np.clip(up, -case.limit, case.limit)
+        return gate / (1.0 + np.exp(-case.alpha * gate)) * (up + 1.0)
+
+    return act
+
+
+# ---- element by element ----------------------------------------------------------------------------------------------
+
+
+def add(a: Ndarray, b: Ndarray, scale: float) -> Ndarray:
+    return a + scale * b if scale != 1.0 else a + b
+
+
+def scale(x: Ndarray, factor: float) -> Ndarray:
+    return x * factor
+
+
+def softcap(x: Ndarray, cap: float) -> Ndarray:
+    out = np.tanh(x / cap)
+    out *= cap
+    return out
+
+
+def multiply(a: Ndarray, b: Ndarray) -> Ndarray:
+    return a * b
+
+
+def take(x: Ndarray, rows: Ndarray) -> Ndarray:
+    return x[rows]
+
+
+def cut(x: Ndarray, start: int, stop: int) -> Ndarray:
+    return x[..., start:stop]
+
+
+def join(a: Ndarray, b: Ndarray) -> Ndarray:
+    return np.concatenate((a, b), -1)

@@ -1,0 +1,350 @@
+"""Matrix products of the cpu backend against float64, within bounds that follow from the arithmetic; and to the bit
+against themselves, whatever a token shares its step with.
+
+Inputs are slices out of arrays full of NaN, and so is what surrounds the outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+SIZES = (1, 63, 100, 257)
+UNIT = 2.0**-24
+TOKENS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 33, 97, 130)
+HERE = Path(__file__).parent
+ISAS = ("avx512", "avx2", "portable")
+
+
+class Format(NamedTuple):
+    name: Any
+    group: int = 0
+
+    @property
+    def is_rounded(self) -> bool:
+        return self.name in ("int8", "int4")
+
+
+FORMATS = [Format("fp32"), Format("bf16"), Format("fp16"), Format("int8"), Format("int4", 32), Format("int4", 128)]
+by_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.name}-{f.group}" if f.group else f.name)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    return kernels.Pool(1)
+
+
+def rng(*key: int) -> np.random.Generator:
+    return np.random.default_rng([11, *key])
+
+
+def draw(*shape: int, spread: float = 6.0, key: int = 0) -> np.ndarray:
+    """Magnitudes over `spread` powers of two, so that sums round and cancel."""
+    r = rng(key, *shape)
+    return (r.normal(size=shape) * 2.0 ** r.uniform(-spread, 0, shape)).astype(np.float32)
+
+
+def poisoned(x: np.ndarray) -> np.ndarray:
+    """The same values as a slice of rows, from an array whose other elements are NaN."""
+    room = np.full((x.shape[0] + 2, x.shape[1] + 5), np.nan, np.float32)
+    inner = room[1:-1, 2:-3]
+    inner[...] = x
+    return inner
+
+
+def matrix(pool: Any, form: Format, weight: np.ndarray, bias: np.ndarray | None = None) -> Any:
+    return kernels.Matrix(pool, [weight], "float32", form.name, form.group, [bias], False)
+
+
+def product(pool: Any, w: Any, x: np.ndarray) -> np.ndarray:
+    """x times the matrix, into the middle of an array of NaN whose edge must stay as it is."""
+    room = np.full((len(x) + 2, w.rows + 7), np.nan, np.float32)
+    out = room[1:-1, 3:-4]
+    kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)(x, None, None, None, out)
+    edge = np.ones(room.shape, bool)
+    edge[1:-1, 3:-4] = False
+    assert np.isnan(room[edge]).all()
+    return out
+
+
+def meaning(pool: Any, w: Any) -> np.ndarray:
+    """The matrix that products are computed with."""
+    out = np.full((w.rows, w.columns), np.nan, np.float32)
+    w.take(pool, np.arange(w.rows), out)
+    return out.astype(np.float64)
+
+
+def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens as int8 and int4 matrices see them, in float64, and their scales [T, 1]."""
+    peak = np.maximum(np.abs(x).max(1, keepdims=True), np.float32(2.0**-100))
+    scale = (peak / np.float32(127)).astype(np.float64)
+    return np.rint(x * (np.float32(127) / peak)) * scale, scale
+
+
+def gamma(n: int) -> float:
+    """The relative error of n roundings in a row (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)."""
+    return n * UNIT / (1 - n * UNIT)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(
+        np.ascontiguousarray(a).view(np.uint32), np.ascontiguousarray(b).view(np.uint32)
+    )
+
+
+# ---- what is computed ------------------------------------------------------------------------------------------------
+
+
+@by_format
+@pytest.mark.parametrize("n_out", SIZES)
+@pytest.mark.parametrize("n_in", SIZES)
+def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
+    """Roundings: of a sum of floats, one for each term; int8: of the sum, of two scales' product, of that with the sum,
+    of each weight; int4: one for each group, one for the token's scale. And one for the bias.
+    """
+    weight, bias, x = draw(n_out, n_in), draw(n_out, key=1), draw(37, n_in, key=2)
+    w = matrix(pool, form, weight, bias)
+    got, mean = product(pool, w, poisoned(x)), meaning(pool, w)
+    seen, scale = rounded(x) if form.is_rounded else (x.astype(np.float64), np.zeros((len(x), 1)))
+    terms = {"int8": 4, "int4": -(-n_in // (form.group or 1)) + 1}.get(form.name, n_in) + 1
+    size = np.abs(seen) @ np.abs(mean).T + np.abs(bias)
+    assert (np.abs(got - (seen @ mean.T + bias)) <= gamma(terms) * size).all()
+    # Against the tokens as they came: each element is at most half a step away, but for its own two roundings.
+    step = (0.5 + 2.0**-15) * scale * np.abs(mean).sum(1)
+    assert (np.abs(got - (x.astype(np.float64) @ mean.T + bias)) <= step + gamma(terms) * size).all()
+
+
+@by_format
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_what_is_kept_of_a_matrix(pool: Any, form: Format, kind: Any) -> None:
+    """Exactly the stored numbers where the format holds them; within half a step of the scheme otherwise."""
+    stored = draw(70, 300).astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+    wide = stored.astype(np.float32)
+    given = stored if kind == "float32" else stored.view(np.uint16)
+    w = kernels.Matrix(pool, [given], kind, form.name, form.group, [None], False)
+    kept = meaning(pool, w)
+    match form.name:
+        case "fp32":
+            assert np.array_equal(kept, wide)
+        case "bf16" | "fp16":
+            narrow = ml_dtypes.bfloat16 if form.name == "bf16" else np.float16
+            assert np.array_equal(kept, wide.astype(narrow).astype(np.float64))
+        case "int8":
+            scale = np.abs(wide).max(1, keepdims=True) / 127.0
+            assert (np.abs(kept - wide) <= scale * (0.5 + 2.0**-15)).all()
+            assert len(np.unique(np.rint(kept[0] / scale[0]))) > 50
+        case "int4":
+            for begin in range(0, 300, form.group):
+                part = slice(begin, begin + form.group)
+                scale = np.abs(wide[:, part]).max(1, keepdims=True) / 7.5  # kept as a half: that moves 7.5 by 2^-8
+                assert (np.abs(kept[:, part] - wide[:, part]) <= scale * (0.5 + 2.0**-7)).all()
+
+
+def test_every_number_of_16_bits_is_kept(pool: Any) -> None:
+    """All finite halves and bfloat16 numbers, subnormal ones included, through every path of conversion."""
+    bits = np.arange(2**16, dtype=np.uint16)
+    for kind, form, narrow in (("float16", "fp16", np.float16), ("bfloat16", "bf16", ml_dtypes.bfloat16)):
+        finite = bits[np.isfinite(bits.view(narrow).astype(np.float32))].reshape(-1, 2)
+        wanted = finite.view(narrow).astype(np.float64)
+        for given, name in ((finite, kind), (finite.view(narrow).astype(np.float32), "float32")):
+            kept = meaning(pool, kernels.Matrix(pool, [given], name, form, 0, [None], False))
+            assert np.array_equal(kept, wanted)
+            one = product(
+                pool, kernels.Matrix(pool, [given], name, form, 0, [None], False), np.eye(2, dtype=np.float32)
+            )
+            assert np.array_equal(one.T, wanted)
+
+
+@by_format
+def test_parts_and_biases(pool: Any, form: Format) -> None:
+    """Parts of a matrix are products of their own, to the bit."""
+    sizes = (64, 33, 1)
+    weights, biases = [draw(n, 130, key=n) for n in sizes], [draw(64, key=1), None, draw(1, key=2)]
+    x, outs = draw(9, 130, key=3), [np.full((9, n), np.nan, np.float32) for n in sizes]
+    w = kernels.Matrix(pool, weights, "float32", form.name, form.group, biases, False)
+    kernels.Heads(pool, w, None, 1.0, 1, 0, False, False, [], 0)(x, None, None, None, None, outs)
+    for weight, bias, out in zip(weights, biases, outs, strict=True):
+        assert same_bits(out, product(pool, matrix(pool, form, weight, bias), x))
+    assert np.array_equal(meaning(pool, w), np.concatenate([meaning(pool, matrix(pool, form, a)) for a in weights]))
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@by_format
+def test_a_token_is_the_same_in_every_company(pool: Any, form: Format) -> None:
+    """Alone, among 2 to 1,100 others, first or last, in every order, and with each number of threads."""
+    w, x = matrix(pool, form, draw(100, 1300), draw(100, key=1)), draw(1100, 1300, key=2)
+    whole = product(pool, w, x)
+    for tokens in TOKENS:
+        assert same_bits(product(pool, w, x[:tokens]), whole[:tokens])
+        assert same_bits(product(pool, w, x[-tokens:]), whole[-tokens:])
+    order = rng().permutation(33)
+    assert same_bits(product(pool, w, x[:33][order]), whole[:33][order])
+    for threads in (2, 4):
+        crowd = kernels.Pool(threads)
+        for tokens in (1, 7, 33, 130):
+            assert same_bits(product(crowd, w, x[:tokens]), whole[:tokens])
+            assert same_bits(
+                product(crowd, matrix(crowd, form, draw(100, 1300), draw(100, key=1)), x[:tokens]), whole[:tokens]
+            )
+
+
+def digest(form: Format) -> int:
+    """Of products in which every loop and every remainder takes part."""
+    pool, found = kernels.Pool(1), 0
+    for n_out, n_in, tokens in ((100, 1300, 1), (33, 260, 4), (70, 137, 9), (257, 63, 130)):
+        got = product(pool, matrix(pool, form, draw(n_out, n_in)), draw(tokens, n_in, key=1))
+        found = zlib.crc32(np.ascontiguousarray(got).tobytes(), found)
+    return found
+
+
+def run_with(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "RIDGELINE_ISA": isa, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+
+
+def test_instruction_sets_agree_to_the_bit() -> None:
+    """All of them for int8 and int4, whose sums are exact; those with a fused multiply-add for floats too."""
+    code = "import test_kernels_linear as t; print(t.kernels.isa(), *map(t.digest, t.FORMATS))"
+    found = {}
+    for isa in ISAS:
+        run = run_with(isa, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}")
+        if "has no such instructions" in run.stderr:
+            continue
+        name, *digests = run.stdout.split()
+        assert name == isa
+        found[isa] = digests
+    assert len({tuple(d[3:]) for d in found.values()}) == 1
+    assert len({tuple(d) for isa, d in found.items() if isa != "portable"}) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_passes(isa: str) -> None:
+    """The tests of this file and of the stages, once with each."""
+    files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages")]
+    run = run_with(isa, "-m", "pytest", *files, "-k", "not instruction_set", "-p", "no:cacheprovider")
+    if "has no such instructions" in run.stdout + run.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+def test_an_unknown_instruction_set_is_an_error() -> None:
+    run = run_with("mmx", "-c", "import ridgeline._kernels")
+    assert "RIDGELINE_ISA=mmx: known are avx512, avx2, portable" in run.stderr
+
+
+# ---- numbers at the edge ---------------------------------------------------------------------------------------------
+
+
+@by_format
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_bad_token_harms_no_other(pool: Any, form: Format, bad: float) -> None:
+    w, x = matrix(pool, form, draw(100, 130)), draw(13, 130, key=1)
+    before = product(pool, w, x)
+    x[5, 7] = bad
+    after = product(pool, w, x)
+    assert not np.isfinite(after[5]).any()
+    assert same_bits(np.delete(after, 5, 0), np.delete(before, 5, 0))
+
+
+@by_format
+def test_tiny_and_huge_tokens(pool: Any, form: Format) -> None:
+    """Zeros are zeros; subnormal tokens are no more than half a step away; the largest do not overflow on their way."""
+    w = matrix(pool, form, draw(33, 130, spread=0.0))
+    mean = meaning(pool, w)
+    assert np.array_equal(product(pool, w, np.zeros((3, 130), np.float32)), np.zeros((3, 33)))
+    tiny = np.full((2, 130), 1e-42, np.float32)
+    step = 2.0**-100 / 127 if form.is_rounded else 2.0**-149
+    assert (
+        np.abs(product(pool, w, tiny) - tiny.astype(np.float64) @ mean.T) <= step * (np.abs(mean).sum(1) + 130)
+    ).all()
+    huge = np.zeros((2, 130), np.float32)
+    huge[:, 3] = np.finfo(np.float32).max / 256
+    got, wanted = product(pool, w, huge), huge.astype(np.float64) @ mean.T
+    np.testing.assert_allclose(got, wanted, rtol=1e-2 if form.is_rounded else 1e-6)
+
+
+@pytest.mark.parametrize("form", [Format("int8"), Format("int4", 32)], ids=lambda f: f.name)
+def test_rows_of_zeros_and_of_tiny_numbers(pool: Any, form: Format) -> None:
+    weight = np.zeros((3, 64), np.float32)
+    weight[1], weight[2, 0] = 1e-40, 1.0
+    kept = meaning(pool, matrix(pool, form, weight))
+    assert np.array_equal(kept[:2], np.zeros((2, 64)))
+    assert kept[2, 0] == pytest.approx(1.0, rel=0.1)
+
+
+def test_no_tokens(pool: Any) -> None:
+    assert product(pool, matrix(pool, FORMATS[0], draw(5, 7)), np.zeros((0, 7), np.float32)).shape == (0, 5)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "name", "group", "message"),
+    [
+        ([np.ones((2, 3))], "float32", "fp32", 0, "must be a float32 array"),
+        ([np.ones((2, 3), np.float32)], "bfloat16", "bf16", 0, "as a uint16 array"),
+        ([np.ones((2, 3), np.float32).T], "float32", "fp32", 0, "the last one dense"),
+        ([np.ones(3, np.float32)], "float32", "fp32", 0, "two axes"),
+        ([np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)], "float32", "fp32", 0, "one width, not 3 and 4"),
+        ([np.ones((2, 3), np.float32)], "float32", "int3", 0, "format int3 is none of fp32, bf16"),
+        ([np.ones((2, 3), np.float32)], "float32", "int4", 64, "32 or 128 for int4"),
+        ([np.ones((2, 3), np.float32)], "float32", "fp32", 32, "otherwise 0"),
+        ([np.full((2, 3), np.nan, np.float32)], "float32", "int8", 0, "not finite"),
+        ([np.full((2, 3), np.inf, np.float32)], "float32", "int4", 32, "not finite"),
+        ([np.full((2, 3), 1e6, np.float32)], "float32", "fp16", 0, "too large for fp16"),
+        ([np.full((2, 3), 1e6, np.float32)], "float32", "int4", 32, "too large for int4"),
+        ([np.ones((1, 65537), np.float32)], "float32", "int8", 0, "overflow beyond 65536 columns"),
+        ([np.ones((0, 3), np.float32)], "float32", "fp32", 0, "at least one row"),
+        ([], "float32", "fp32", 0, "1 to 4 parts"),
+    ],
+)
+def test_matrices_that_cannot_be(pool: Any, parts: Any, kind: Any, name: Any, group: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernels.Matrix(pool, parts, kind, name, group, [None] * len(parts), False)
+
+
+def test_arrays_that_do_not_fit(pool: Any) -> None:
+    w = matrix(pool, FORMATS[0], draw(5, 8))
+    run = kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)
+    x, out = draw(3, 8), np.zeros((3, 5), np.float32)
+    offset = np.frombuffer(b"\0" * 97, np.uint8)[1:].view(np.float32).reshape(3, 8)
+    for bad_x, bad_out, error, message in (
+        (x.astype(np.float64), out, TypeError, "incompatible"),
+        (x, out.astype(np.float64), TypeError, "incompatible"),  # a conversion would be written to, and thrown away
+        (x[:, :7], out, ValueError, r"x is \[3, 7\], but \[3, 8\]"),
+        (x, out[:2], ValueError, r"out is \[2, 5\], but \[3, 5\]"),
+        (np.ones((8, 3), np.float32).T, out, ValueError, "must be dense behind its first axis"),
+        (x, np.zeros((3, 10), np.float32)[:, ::2], ValueError, "must be dense behind its first axis"),
+        (offset, out, ValueError, "begins inside a number"),
+    ):
+        with pytest.raises(error, match=message):
+            run(bad_x, None, None, None, bad_out)
+    with pytest.raises(IndexError, match="row 3 of 3"):
+        run(x, None, np.array([0, 3]), None, out[:2])
+    with pytest.raises(IndexError, match="row -1 of 5"):
+        w.take(pool, np.array([-1]), np.zeros((1, 8), np.float32))
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError):
+        run(x, None, None, None, read_only)
+
+
+def test_a_matrix_of_rows_apart_is_packed_alike(pool: Any) -> None:
+    """Weights may be a slice of a larger array, such as a part of a fused matrix in a file."""
+    room = np.full((80, 200), np.nan, np.float32)
+    room[3:70:2, 10:140] = draw(34, 130)
+    assert np.array_equal(meaning(pool, matrix(pool, FORMATS[0], room[3:70:2, 10:140])), draw(34, 130))

@@ -1,0 +1,138 @@
+"""The threads of the kernels: in every number, from several callers, after a fork, on one core."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+X = np.random.default_rng(0).normal(size=(9, 130)).astype(np.float32)
+WEIGHT = np.random.default_rng(1).normal(size=(200, 130)).astype(np.float32)
+
+
+def product(pool: Any) -> np.ndarray:
+    out = np.full((9, 200), np.nan, np.float32)
+    w = kernels.Matrix(pool, [WEIGHT], "float32", "fp32", 0, [None], False)
+    for tokens in (9, 1):
+        kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)(X[:tokens], None, None, None, out[:tokens])
+    return out
+
+
+@pytest.fixture(scope="module")
+def wanted() -> np.ndarray:
+    return product(kernels.Pool(1))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 17])
+def test_more_threads_than_cores_are_right(threads: int, wanted: np.ndarray) -> None:
+    pool = kernels.Pool(threads)
+    assert pool.size == threads
+    for _ in range(20):
+        assert np.array_equal(product(pool), wanted)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_numbers_of_threads_that_cannot_be(threads: int) -> None:
+    with pytest.raises(ValueError, match=f"threads must be 1..1024, not {threads}"):
+        kernels.Pool(threads)
+
+
+def test_pools_come_and_go() -> None:
+    for _ in range(30):
+        kernels.Pool(3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_several_callers(shared: bool, wanted: np.ndarray) -> None:
+    """Two engines in one process share a pool, or have one each."""
+    pools = [kernels.Pool(3)] * 4 if shared else [kernels.Pool(3) for _ in range(4)]
+    right: list[bool] = []
+
+    def work(pool: Any) -> None:
+        right.extend(np.array_equal(product(pool), wanted) for _ in range(25))
+
+    threads = [threading.Thread(target=work, args=(pool,)) for pool in pools]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert right == [True] * 100
+
+
+def in_child(work: Any) -> int:
+    """The exit code of a forked process that runs `work`; it is killed where it hangs."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if work() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_makes_threads_of_its_own(wanted: np.ndarray) -> None:
+    """At rest, a second time, while another thread works; the parent goes on as before; a pool may also just end."""
+    pool = kernels.Pool(3)
+    product(pool)
+    assert in_child(lambda: np.array_equal(product(pool), wanted)) == 0
+    assert in_child(lambda: in_child(lambda: np.array_equal(product(pool), wanted)) == 0) == 0
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            product(pool)
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    codes = [in_child(lambda: np.array_equal(product(pool), wanted)) for _ in range(5)]
+    stop.set()
+    busy.join()
+    assert codes == [0] * 5
+    assert np.array_equal(product(pool), wanted)
+    dropped = [kernels.Pool(3)]
+    product(dropped[0])
+    assert in_child(lambda: dropped.clear() is None) == 0
+
+
+def test_a_caller_keeps_its_cores() -> None:
+    """Threads that others start from this one inherit its mask: a pool must not change it."""
+    before = os.sched_getaffinity(0)
+    for threads in (1, 2, kernels.usable_cores()):
+        product(kernels.Pool(threads))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_idle_threads_sleep() -> None:
+    pool = kernels.Pool(4)
+    product(pool)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def test_one_core_is_enough() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from ridgeline import _kernels as k\n"
+        "import test_kernels_pool as t\n"
+        "assert k.usable_cores() == 1\n"
+        "print(abs(t.product(k.Pool(4)) - t.product(k.Pool(1))).max())"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "0.0", (run.returncode, run.stdout, run.stderr)
+
+
+def test_usable_cores() -> None:
+    assert 1 <= kernels.usable_cores() <= min(len(os.sched_getaffinity(0)), multiprocessing.cpu_count())

@@ -1,0 +1,217 @@
+"""Recurrent kernels: right against float64, and the same bits in whatever chunks, batches and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.ops import api
+from ridgeline.ops.reference import recurrent as r
+from ridgeline.spec import Mamba, Mamba2, RMSNorm, TaylorAttention
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+from ridgeline.ops.cpu import recurrent as ours  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+SIZES = (1, 63, 100, 257)
+POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
+
+
+class Problem(NamedTuple):
+    """An op over sequences: widths of its inputs, weights, the shape of a state, and whether it is kept turned."""
+
+    op: Any
+    case: Any
+    widths: tuple[int, ...]
+    weights: tuple[Array, ...]
+    state: tuple[int, ...]
+    swap: bool
+    arrange: Callable[..., tuple[Any, ...]]  # (inputs, weights, state, lengths) -> the op's arguments
+
+
+def grid(low: float, high: float, *shape: int) -> Array:
+    return np.linspace(low, high, int(np.prod(shape))).reshape(shape).astype(np.float32)
+
+
+def conv(channels: int, k: int, bias: bool) -> Problem:
+    weights = (grid(-1, 1.2, channels, 1, k), grid(-0.5, 0.5, channels))
+    return Problem(api.SHORT_CONV, None, (channels,), weights, (k - 1, channels), False,
+                   lambda x, w, h, n: (*x, h, w[0], w[1] if bias else None, n))  # fmt: skip
+
+
+def mamba(channels: int, states: int) -> Problem:
+    case = Mamba(inner_size=channels, state_size=states, conv_size=4, dt_rank=2)
+    weights = (grid(-2, 1.5, channels, states), grid(-1, 1, channels))
+    return Problem(api.SELECTIVE_SCAN, case, (channels, channels, states, states), weights, (channels, states), True,
+                   lambda x, w, h, n: (x[0], x[1], w[0], x[2], x[3], w[1], h, n))  # fmt: skip
+
+
+def mamba2(heads: int, dim: int, states: int, groups: int, limits: tuple[float, float | None] = (0.0, None)) -> Problem:
+    case = Mamba2(heads, dim, states, groups, 4, RMSNorm(1e-5), dt_least=limits[0], dt_most=limits[1])
+    weights = (grid(-0.5, 0.5, heads), grid(-2, 1.5, heads), grid(-1, 1, heads))
+    widths = (heads * dim, heads, groups * states, groups * states)
+    return Problem(api.SSD, case, widths, weights, (heads, dim, states), True,
+                   lambda x, w, h, n: (x[0], x[1], w[0], w[1], x[2], x[3], w[2], h, n))  # fmt: skip
+
+
+def based(heads: int, dim: int, features: int) -> Problem:
+    case = TaylorAttention(heads, dim, features)
+    return Problem(api.TAYLOR_ATTENTION, case, (heads * features, heads * features, heads * dim), (),
+                   (heads, dim + 1, case.num_features), True, lambda x, w, h, n: (*x, h, n))  # fmt: skip
+
+
+PROBLEMS = {
+    "conv": conv(37, 4, True), "conv 2": conv(16, 2, False),
+    "mamba": mamba(50, 16), "mamba 5": mamba(6, 5),
+    "mamba2": mamba2(4, 64, 32, 2), "mamba2 odd": mamba2(6, 3, 5, 1, (0.05, 2.0)), "mamba2 33": mamba2(2, 33, 17, 2),
+    "based": based(2, 64, 8), "based odd": based(3, 5, 3), "based 31": based(1, 31, 4),
+}  # fmt: skip
+by_problem = pytest.mark.parametrize("name", PROBLEMS)
+
+
+def draw(p: Problem, n: int, m: int, seed: int = 0) -> tuple[list[Array], Array]:
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal((n, m, w), dtype=np.float32) for w in p.widths]
+    h = rng.standard_normal((n, *p.state), dtype=np.float32)
+    if p.op is api.TAYLOR_ATTENTION:
+        h = np.zeros_like(h) + (h**2 if seed < 0 else 0)
+    return inputs, h
+
+
+def theirs(p: Problem, inputs: list[Array], h: Array, lengths: Array) -> tuple[Array, Array]:
+    functions = {
+        api.SHORT_CONV: r.short_conv, api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd,
+        api.TAYLOR_ATTENTION: r.taylor_attention,
+    }  # fmt: skip
+    run = functions[p.op] if p.case is None else functions[p.op](p.case)
+    x, w = [torch.from_numpy(a).double() for a in inputs], [torch.from_numpy(a).double() for a in p.weights]
+    y, left = run(*p.arrange(x, w, torch.from_numpy(h).double(), torch.from_numpy(lengths)))
+    return y.numpy(), left.numpy()
+
+
+def run(p: Problem, inputs: list[Array], h: Array, lengths: Array, pool: int = 1) -> tuple[Array, Array]:
+    """The kernel; states as the spec shapes them."""
+    kernel = ours.KERNELS[p.op].make(p.case, POOLS[pool])
+    given = np.ascontiguousarray(np.swapaxes(h, -1, -2)).reshape(h.shape) if p.swap else h
+    y, left = kernel(*p.arrange(inputs, p.weights, given, lengths))
+    swapped = (*h.shape[:-2], h.shape[-1], h.shape[-2])
+    return y, np.swapaxes(left.reshape(swapped), -1, -2) if p.swap else left
+
+
+@pytest.mark.parametrize("size", SIZES)
+@by_problem
+def test_against_the_definition(name: str, size: int) -> None:
+    p = PROBLEMS[name]
+    inputs, h = draw(p, 2, size)
+    lengths = np.full(2, size)
+    (y, left), (wanted_y, wanted_left) = run(p, inputs, h, lengths), theirs(p, inputs, h, lengths)
+    # A sum of weights of BASED may be small, and its error is then large.
+    scale = 1.0 if p.op is not api.TAYLOR_ATTENTION else np.abs(wanted_y).max()
+    np.testing.assert_allclose(y, wanted_y, rtol=2e-5, atol=2e-5 * scale)
+    np.testing.assert_allclose(left, wanted_left, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@by_problem
+def test_chunks_batches_padding_and_threads_change_no_bit(name: str, pool: int) -> None:
+    p, lengths = PROBLEMS[name], np.array([1, 64, 150, 97])
+    inputs, h = draw(p, 4, 150)
+    for x in inputs:
+        for i, n in enumerate(lengths):
+            x[i, n:] = x[i, n - 1]  # as a bucket repeats the last token
+    y, left = run(p, inputs, h, lengths, pool)
+    for i, n in enumerate(lengths):
+        state, ys, at = h[i : i + 1], [], 0
+        for count in (1, 5, 70, 1, 200):
+            part = [x[i : i + 1, at : min(at + count, n)] for x in inputs]
+            if part[0].shape[1]:
+                one, state = run(p, part, state, np.array([part[0].shape[1]]))
+                ys.append(one[0])
+                at += count
+        assert np.array_equal(np.concatenate(ys), y[i, :n]), i
+        assert np.array_equal(state[0], left[i]), i
+
+
+@by_problem
+def test_views(name: str) -> None:
+    """Inputs that are columns of one matrix, as a projection leaves them."""
+    p = PROBLEMS[name]
+    inputs, h = draw(p, 2, 30)
+    lengths = np.full(2, 30)
+    whole = np.full((2, 30, sum(p.widths) + 1), np.nan, np.float32)
+    views, at = [], 1
+    for x in inputs:
+        whole[..., at : at + x.shape[-1]] = x
+        views.append(whole[..., at : at + x.shape[-1]])
+        at += x.shape[-1]
+    for a, b in zip(run(p, inputs, h, lengths), run(p, views, h, lengths), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_fast_decays_neither_overflow_nor_divide(name: str) -> None:
+    p = PROBLEMS[name]
+    inputs, h = draw(p, 1, 200)
+    inputs[1] += 20
+    for x in run(p, inputs, h, np.array([200])):
+        assert np.isfinite(x).all()
+
+
+@by_problem
+def test_what_one_sequence_holds_harms_no_other(name: str) -> None:
+    p = PROBLEMS[name]
+    inputs, h = draw(p, 3, 20)
+    lengths = np.full(3, 20)
+    y, left = run(p, inputs, h, lengths)
+    for bad in (np.inf, np.nan):
+        inputs[0][1, 7] = bad
+        dirty_y, dirty_left = run(p, inputs, h, lengths)
+        assert np.array_equal(dirty_y[[0, 2]], y[[0, 2]]) and np.array_equal(dirty_left[[0, 2]], left[[0, 2]])
+        assert np.array_equal(dirty_y[1, :7], y[1, :7])
+        assert not np.isfinite(dirty_y[1, 7]).all()
+
+
+def test_bad_arguments_are_errors() -> None:
+    p = PROBLEMS["mamba"]
+    inputs, h = draw(p, 2, 5)
+    with pytest.raises(ValueError, match="length of 6 is not"):
+        run(p, inputs, h, np.array([5, 6]))
+    with pytest.raises(ValueError, match="asked for"):
+        run(p, inputs, h[:1], np.array([5, 5]))
+    with pytest.raises(TypeError):
+        run(p, [x.astype(np.float64) for x in inputs], h, np.array([5, 5]))
+
+
+def fingerprint() -> bytes:
+    """Results that must not depend on the instruction set."""
+    outputs = []
+    for p in PROBLEMS.values():
+        inputs, h = draw(p, 2, 70)
+        outputs += [x.ravel() for x in run(p, inputs, h, np.array([70, 70]), 2)]
+    return np.concatenate(outputs).tobytes()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_instruction_sets(isa: str) -> None:
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import test_kernels_recurrent as t;"
+        "sys.stdout.buffer.write(t.fingerprint())"
+    )
+    env = {**os.environ, "RIDGELINE_ISA": isa}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
+    if b"this CPU has no such" in found.stderr:
+        pytest.skip(f"no {isa} here")
+    assert found.returncode == 0, found.stderr.decode()
+    theirs, mine = (np.frombuffer(x, np.float32) for x in (found.stdout, fingerprint()))
+    if isa == "portable":  # it may round products before they are added
+        np.testing.assert_allclose(theirs, mine, rtol=2e-4, atol=2e-4)
+    else:
+        assert np.array_equal(theirs, mine)
