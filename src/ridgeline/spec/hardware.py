@@ -14,7 +14,7 @@ WIDER: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins the devices of one machine, or machines: bytes per second, of each device, one way; seconds a message."""
+    """What joins devices. bytes_per_s: of each device, one way. latency_s: of a message."""
 
     name: str
     bytes_per_s: float
@@ -29,8 +29,8 @@ class Link:
 class HardwareSpec:
     """One device.
 
-    flops_per_s: dense operations by type of the operands, a product and its sum are two. memory_bytes: decimal, as its
-    maker states it. read_bytes_per_s: of that memory. op_overhead_s, step_overhead_s: seconds that each kernel, and each
+    flops_per_s: dense operations by type of the operands, a product and its sum are two. memory_bytes: decimal, as the
+    maker states it. read_bytes_per_s: of that memory. op_overhead_s, step_overhead_s: seconds that a kernel, and a
     step, takes besides; 0 is the roof itself. sources: where the figures are from.
     """
 
