@@ -201,7 +201,7 @@ _Part = _Matrix | _Core | _Norm
 def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]:
     if layer.mixer:
         yield _Norm(width, precision)
-        outs = [m for m in _matrices(layer.mixer.weights(width), precision, None, width)]
+        outs = list(_matrices(layer.mixer.weights(width), precision, None, width))
         last = [m for m in outs if m.split == "in" and m.rows == width]
         yield from (m for m in outs if m not in last)
         yield _Core(_alike(layer.mixer), precision)

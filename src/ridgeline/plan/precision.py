@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ridgeline.errors import RequestError
 from ridgeline.plan.facts import nearest
 from ridgeline.spec import Weight
+from ridgeline.spec.hardware import HardwareSpec
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
 
@@ -46,13 +47,23 @@ def storage_type(name: str) -> str:
     return found
 
 
+def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str:
+    """What products with weights of a type are computed in.
+
+    On a CPU our kernels round the activations of each token to int8 where weights are int8 or narrower
+    (docs/kernels.md); elsewhere fp8 weights meet fp8 activations where there is a unit for it; else as activations are.
+    """
+    if hardware.kind == "cpu" and weights in ("int8", "int4", "int3"):
+        return "int8"
+    return "fp8" if weights == "fp8" and hardware.unit("fp8") == "fp8" else activations
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """Types of weight matrices, of rows of state (keys, values, latents) and of activations.
 
-    experts: of the matrices of experts; None: as the others. products: what products with weights are computed in; None
-    is the activations' type, but int8 or fp8 where the activations are in that, too. Raises RequestError for a type
-    that is not known.
+    experts: of the matrices of experts; None: as the others. products: what products with weights are computed in;
+    None: the activations' type. Raises RequestError for a type that is not known.
     """
 
     weights: str = "bfloat16"
@@ -90,3 +101,20 @@ class Precision:
 
     def activation_bytes(self, elements: float) -> float:
         return elements * STORAGE[self.activations].bits / 8
+
+
+def default_precision(
+    hardware: HardwareSpec, weights: str, experts: str, *, state: str | None = None, activations: str | None = None
+) -> Precision:
+    """Of a model that is published with such weights and experts, where a user leaves the rest open.
+
+    Activations: float32 on a CPU, as our kernels have them, elsewhere 16 bits, or as the weights are. State: as the
+    activations.
+    """
+    if activations is None:
+        wide = weights if weights in ("float32", "bfloat16", "float16") else "bfloat16"
+        activations = "float32" if hardware.kind == "cpu" else wide
+    if state is None:
+        state = activations if STORAGE[activations].bits >= 16 else "bfloat16"
+    products = products_type(hardware, weights, activations)
+    return Precision(weights, state, activations, None if experts == weights else experts, products)
