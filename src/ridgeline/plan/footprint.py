@@ -7,6 +7,7 @@ with what a page holds beyond the sequence, a window's page more and a recurrent
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -77,6 +78,12 @@ class Memory:
         # The workspace is the engine's own count, with the pages that the engine itself has: float32.
         own = state_groups(spec, page_tokens=page_tokens, element_bytes=FLOAT_BYTES)
         self._workspace = Workspace(spec, own, on_cpu=self._on_host, drafts=drafts)
+
+    def with_chunk(self, chunk: int) -> Memory:
+        """The same with so many tokens of prompts in a step."""
+        other = copy(self)
+        other._chunk = chunk
+        return other
 
     def footprint(self, batch: int, context: int) -> Footprint:
         """Of `batch` sequences of `context` tokens on each replica."""
