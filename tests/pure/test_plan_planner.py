@@ -33,7 +33,7 @@ def planner(spec: ModelSpec, machine: HardwareSpec = H100, **more: Any) -> Plann
 
 
 @given(specs(), MACHINES, COUNT, COUNT, st.integers(1, 40), st.floats(1, 10))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_better_hardware_is_never_slower(
     spec: ModelSpec, machine: HardwareSpec, batch: int, past: int, tokens: int, better: float
 ) -> None:
@@ -50,7 +50,7 @@ def test_better_hardware_is_never_slower(
 
 
 @given(specs(), MACHINES, COUNT, COUNT, COUNT)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_a_larger_batch_never_gives_fewer_tokens(
     spec: ModelSpec, machine: HardwareSpec, batch: int, more: int, context: int
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_larger_batch_never_gives_fewer_tokens(
 
 
 @given(specs(), COUNT, COUNT, COUNT)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_a_longer_context_never_takes_less(spec: ModelSpec, batch: int, context: int, more: int) -> None:
     """Time, but for latents, whose cheaper form by operations may move more bytes; and memory."""
     plan = planner(spec)
@@ -75,7 +75,7 @@ def test_a_longer_context_never_takes_less(spec: ModelSpec, batch: int, context:
 
 
 @given(specs(), COUNT, st.integers(1, 64), st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_pages_hold_what_the_formula_says(spec: ModelSpec, context: int, page_tokens: int, kind: str) -> None:
     """What is allocated is never less, and of a sequence that fills its pages no more than a window's page and one."""
     precision = Precision(state=kind)
@@ -175,6 +175,7 @@ def test_drafts_stop_paying_as_the_batch_grows() -> None:
 
 
 @given(st.integers(0, 2000), st.integers(1, 1500))
+@settings(deadline=None, derandomize=True, database=None)
 def test_largest(limit: int, most: int) -> None:
     assert largest(lambda n: n <= limit, most) == min(limit, most)
 
