@@ -12,6 +12,7 @@ from test_spec import specs
 
 from ridgeline.archs import spec_from_config
 from ridgeline.plan.attended import attended
+from ridgeline.plan.footprint import held_weights
 from ridgeline.plan.models import find_model
 from ridgeline.plan.operations import Forward, Operation, Slice, operations, visited_experts
 from ridgeline.plan.precision import Precision
@@ -27,6 +28,7 @@ from ridgeline.spec import (
     MoE,
     RMSNorm,
     Strided,
+    Weight,
 )
 from ridgeline.spec.mixers import TokenMixer
 
@@ -197,3 +199,16 @@ def test_narrow_weights_carry_their_scales() -> None:
     wide, narrow = (named(operations(spec, [Slice(1, 1, 9)], Precision(t)), "down") for t in ("bfloat16", "int4"))
     assert narrow.weight_bytes / wide.weight_bytes == pytest.approx(4.125 / 16)
     assert narrow.flops == wide.flops
+
+
+def test_what_is_not_rounded_stays_wide() -> None:
+    """Tables, routers, filters and matrices per head, as the engine keeps them; a tied head is rounded on its own."""
+    int4 = Precision("int4")
+    for name, wide in (("embed.weight", True), ("layers.0.mlp.router.weight", True), ("head.weight", False)):
+        assert int4.weight_bytes(Weight(name, (256, 128))) == (256 * 128 * 2 if wide else 256 * (64 + 2))
+    assert int4.weight_bytes(Weight("kv_b.weight", (2, 8, 128))) == 2 * 8 * 128 * 2
+    assert int4.weight_bytes(Weight("experts.up.weight", (2, 8, 128))) == 16 * 66
+    tied = find_model("smollm2-135m").spec
+    held = [w.name for w in held_weights(tied, int4)]
+    assert held.count("head.weight") == 1
+    assert "head.weight" not in [w.name for w in held_weights(tied, BF16)]
