@@ -101,6 +101,7 @@ def test_explain_shows_every_formula_with_its_numbers(run: Run) -> None:
     (("mistal-7b",), "did you mean mistral-7b"), (("mistral-7b", "--hardware", "h10"), "did you mean"),
     (("mistral-7b", "--batch", "0"), "--batch is 0; it must be at least 1"),
     (("mistral-7b", "--context", "-5"), "--context is -5"),
+    (("mistral-7b", "--output", "40000"), "lower it to 32,767 at most"),
     (("mistral-7b", "--context", "99999"), "the model's positions allow 32,768"),
     (("mistral-7b", "--context", "100", "--prompt", "60", "--output", "60"), "leave one of the three out"),
     (("mistral-7b", "--context", "100", "--prompt", "100"), "do not make a context of 100"),
