@@ -113,7 +113,8 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Li
             f"(kv_heads={heads})",
             size(often),
             (
-                f"the state if each query head had keys of its own, as is often quoted; grouped ones take {size(own)}{everywhere}"
+                "the state if each query head had keys of its own, as is often quoted; grouped ones take "
+                f"{size(own)}{everywhere}"
             ),
         )
 
