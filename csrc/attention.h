@@ -44,8 +44,8 @@ struct AttentionCase {
 //   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighbouring keys are neighbours
 //   keys + p * key_page + h * key_head + s * key_row + d * size          if not
 // and that of its value at values + p * value_page + h * value_head + s * value_row + d * size. Integers (int8) are
-// multiples of a float32 for each head and token, at keys + p * key_page + h * key_head + key_scale + s * key_scale_row,
-// of any alignment, and at the like of values.
+// multiples of a float32 for each head and token, at keys + p * key_page + h * key_head + key_scale + s *
+// key_scale_row, of any alignment, and at the like of values.
 struct KeyValues {
     Stored stored;
     const char *keys, *values;

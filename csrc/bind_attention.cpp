@@ -22,8 +22,8 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
     return {heads, kv_heads, key_dim, value_dim, scale, softcap, window, kind, number};
 }
 
-// Numbers as they are stored: float32, bfloat16 as uint16, float16, or int8, of which each row of numbers has four bytes
-// more, its scale.
+// Numbers as they are stored: float32, bfloat16 as uint16, float16, or int8, of which each row of numbers has four
+// bytes more, its scale.
 using Anything = nb::ndarray<nb::device::cpu>;
 
 Stored stored_of(const Anything& a, const char* name) {
@@ -114,7 +114,7 @@ Part rows_part(const Anything& a, const char* name, int64_t tokens) {
 void check_parts(const AttentionCase& c, const Part& k, const Part& v) {
     if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim ||
         k.count != v.count || k.stored != v.stored)
-        refuse("keys or values do not have the shape or the type that the case asks for");
+        refuse("keys or values are not of the shape and the type that is asked for");
 }
 
 void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
@@ -163,7 +163,7 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
 // counted as groups, so that not all of them need room at once, and every group reads the same rows.
 void check_latents(const AttentionCase& c, const Part& p) {
     if (p.heads != 1 || p.numbers != c.key_dim || c.value_dim > c.key_dim)
-        refuse("latents do not have the shape that the case asks for");
+        refuse("latents are not of the shape that is asked for");
 }
 
 void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& starts,

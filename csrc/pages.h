@@ -1,8 +1,8 @@
 // State in pages: in which types numbers are stored, and how they are written.
 //
 // int8: each head of a token has a float32 scale, the largest magnitude over 127, and its numbers are stored as the
-// nearest multiples of it, ties to even. Magnitudes below 2^-121 or so, of whose scale there is no reciprocal, become 0;
-// a head that holds an infinity or a NaN gets the scale NaN.
+// nearest multiples of it, ties to even. Magnitudes below 2^-121 or so, of whose scale there is no reciprocal, become
+// 0; a head that holds an infinity or a NaN gets the scale NaN.
 #pragma once
 #include <cstdint>
 

@@ -107,7 +107,8 @@ inline void find_scales(const AttentionStep& a, const AttentionWork& w, int head
     t.key_scales = keys, t.value_scales = values;
 }
 
-// The memory of the keys that come next, a key's worth at a time; `t`'s values, which are there already, where none do.
+// The memory of the keys that come next, a key's worth at a time; `t`'s values, which are there already, where none
+// do.
 template <class T> void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_t at,
                                    const Tile<T>& t, const T** lines) {
     const KeyValues& kv = a.kv;
@@ -118,8 +119,8 @@ template <class T> void keys_ahead(const AttentionStep& a, const AttentionWork& 
     find(kv, *w.sequence, at, 0, TILE - 1, kv.keys + head * kv.key_head, kv.key_page, slot, lines);
 }
 
-// The same tile in float32, in rooms of [numbers][TILE] and [TILE][numbers]: for many rows, which would convert it again
-// and again.
+// The same tile in float32, in rooms of [numbers][TILE] and [TILE][numbers]: for many rows, which would convert it
+// again and again.
 template <class T> Tile<float> widened(const AttentionStep& a, const Tile<T>& t, float* keys, float* values) {
     Tile<float> out;
     out.in_place = false, out.step = TILE, out.first = t.first, out.last = t.last;

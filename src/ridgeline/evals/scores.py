@@ -12,7 +12,6 @@ from ridgeline.evals.windows import Batch
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, Ints, log_softmax
 from ridgeline.runtime.sampler import BLOCK
-from ridgeline.runtime.step import DenseStep
 
 HEAD_BLOCK = 2**24  # logits that the device computes at once: 64 MiB; the head is read once for all their rows
 
@@ -25,7 +24,7 @@ def logprob_blocks(
     Raises RequestError if the model's logits are not numbers.
     """
     memory, vocabulary = loaded.table.memory, loaded.spec.vocab_size
-    stream = loaded.model.forward(DenseStep.build(batch.sequences, memory))
+    stream = loaded.model.forward(loaded.dense_step(batch.sequences))
     many, few = (max(1, size // vocabulary) for size in (head_block, block))
     for start in range(0, len(batch.rows), many):
         logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + many])))

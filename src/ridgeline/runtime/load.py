@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,9 +12,11 @@ from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.weights import load_weights, random_weights
 from ridgeline.nn import Model
-from ridgeline.ops import OpsTable, open_table, resolve_device
+from ridgeline.ops import OpsTable, api, open_table, resolve_device
+from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType, config_dtype
+from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -40,7 +42,9 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. notes: what a user should know of how it was loaded."""
+    """A model that is ready to run. storage: of the rows that attention keeps. notes: what a user should know of how it
+    was loaded.
+    """
 
     model: Model
     checkpoint: Checkpoint
@@ -49,10 +53,16 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     mapped_bytes: int = 0  # of weights that are views of files, and become resident as they are used
     notes: tuple[str, ...] = ()
+    storage: Storage = EXACT
 
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
+        """A pass over whole sequences without pages, which sees what pages would hold. `sequences`: none empty."""
+        store = None if self.storage.is_exact else self.table.primitive(api.STORE_ROWS, self.storage)
+        return DenseStep.build(sequences, self.table.memory, store)
 
 
 def no_progress(total: int) -> Callable[[int], None]:
