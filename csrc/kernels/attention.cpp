@@ -125,18 +125,14 @@ float weigh(const AttentionCase& c, const float* key_scales, const float* value_
     return rescale;
 }
 
-template <int R, class T, class A> void tile_rows(const AttentionStep& a, const Tile<T>& t, const A* const* ahead,
-                                                  const uint64_t* masks, int64_t own, const float* q, int64_t row,
-                                                  Room& m) {
+template <int R, class T>
+void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, int64_t offset, const uint64_t* masks,
+               int64_t own, const float* q, int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
     const int begin = t.first / W, end = t.last / W + 1;
-    const auto score = [&](const auto* keys) {
-        int v = begin;
-        for (; v + WIDE <= end; v += WIDE)
-            scores<T, R, WIDE>(keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
-        for (; v < end; ++v) scores<T, R, 1>(keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
-    };
-    t.in_place ? score(t.keys) : score(t.turned);
+    int v = begin;
+    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
+    for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
     bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
         const uint64_t mask = masks[(own + r) / a.c.group()];
@@ -151,16 +147,16 @@ template <int R, class T, class A> void tile_rows(const AttentionStep& a, const 
     float* to = m.values + row * m.width;
     int64_t d = 0;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<T, R, WIDE, true, A> : add_values<T, R, WIDE, false, A>)(t, ahead, d, numbers, m.scores,
-                                                                                   m.rescale, to, m.width);
+        (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, ahead, offset, d, numbers, m.scores,
+                                                                             m.rescale, to, m.width);
     for (; d < numbers; d += W)
-        (some ? add_values<T, R, 1, true, A> : add_values<T, R, 1, false, A>)(t, ahead, d, numbers, m.scores, m.rescale,
-                                                                             to, m.width);
+        (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, ahead, offset, d, numbers, m.scores,
+                                                                       m.rescale, to, m.width);
 }
 
 template <class T, int... R>
-constexpr std::array<decltype(&tile_rows<1, T, T>), sizeof...(R)> all_rows(std::integer_sequence<int, R...>) {
-    return {tile_rows<R + 1, T, T>...};
+constexpr std::array<decltype(&tile_rows<1, T>), sizeof...(R)> all_rows(std::integer_sequence<int, R...>) {
+    return {tile_rows<R + 1, T>...};
 }
 template <class T>
 constexpr auto TILE_ROWS = all_rows<T>(std::make_integer_sequence<int, std::is_same_v<T, float> ? BLOCK : FEW>());
@@ -168,39 +164,48 @@ constexpr auto TILE_ROWS = all_rows<T>(std::make_integer_sequence<int, std::is_s
 // ---- segments --------------------------------------------------------------------------------------------------
 
 template <class T>
-void run_rows(const AttentionStep& a, const AttentionWork& w, const Tile<T>& t, const T* const* ahead,
+void run_rows(const AttentionStep& a, const AttentionWork& w, const Tile<T>& t, const T* const* ahead, int64_t offset,
               const uint64_t* masks, int head, Room& m) {
     const int64_t rows = (w.last - w.first) * a.c.group();
     const Blocks blocks(rows);
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own, row = (head - w.head) * rows + own;
-        TILE_ROWS<T>[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, masks, own, m.q + row * a.c.key_dim, row, m);
+        TILE_ROWS<T>[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, b == 0 ? offset : t.value, masks, own,
+                                    m.q + row * a.c.key_dim, row, m);
     }
 }
 
 template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& m) {
-    const int64_t queries = w.last - w.first, group = a.c.group();
+    const KeyValues& kv = a.kv;
+    const int64_t queries = w.last - w.first, size = sizeof(T);
     uint64_t masks[QUERIES], any = 0;
     for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->start + w.first + i, at);
     if (!any) return;
+    const bool many = !std::is_same_v<T, float> && queries * a.c.group() > FEW;
+    Tile<T> t;
+    float scales[2][TILE] = {};
+    const T *lines[TILE], *next[TILE];  // of this tile and of the one that follows
+    t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
+    t.key_scales = t.value_scales = nullptr;
+    find_keys(a.c, kv, *w.sequence, at, t);
+    if (!many) find_lines(a, w, at + TILE, t, next);
+    if (!many && w.head_end - w.head > 1) find_lines(a, w, at, t, lines);
     // Head after head, and then the next keys: pages are read as they lie.
     for (int head = w.head; head < w.head_end; ++head) {
-        Tile<T> t;
-        float scales[2][TILE] = {};
-        t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-        t.key_scales = t.value_scales = nullptr;
-        find_keys(a, w, head, at, t, m.keys);
-        find_values(a, w, head, at, t);
-        if constexpr (std::is_same_v<T, int8_t>) find_scales(a, w, head, at, t, scales[0], scales[1]);
+        t.key = head * kv.key_head / size, t.value = head * kv.value_head / size;
+        turn_keys(a.c, kv, t, m.keys);
+        if constexpr (std::is_same_v<T, int8_t>) {
+            find_scales(kv, *w.sequence, at, t.first, t.last, head, scales[0], scales[1]);
+            t.key_scales = scales[0], t.value_scales = scales[1];
+        }
         if constexpr (!std::is_same_v<T, float>)
-            if (queries * group > FEW) {
-                const Tile<float> wide = widened(a, t, m.keys, m.wide);
-                run_rows(a, w, wide, wide.values, masks, head, m);
+            if (many) {
+                const Tile<float> wide = widened(a.c, t, m.keys, m.wide);
+                run_rows(a, w, wide, wide.values, 0, masks, head, m);
                 continue;
             }
-        const T* ahead[TILE];
-        keys_ahead(a, w, head, at, t, ahead);
-        run_rows(a, w, t, ahead, masks, head, m);
+        const bool last = head + 1 == w.head_end;
+        run_rows(a, w, t, last ? next : lines, (last ? w.head : head + 1) * kv.key_head / size, masks, head, m);
     }
 }
 
