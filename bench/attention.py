@@ -5,7 +5,7 @@
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
     decode   a token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192; `read_share`: bytes of state over
-             time, over what all threads read of memory; as many layers in turn as make the states larger than the caches
+             time, over what all threads read of memory; as many layers in turn as make the states larger than caches
     chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share`: multiply-adds that a causal mask
              leaves, over the peak
     scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio`: the reference's time on one

@@ -21,7 +21,9 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.sched.stats import Stats
+from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
+from ridgeline.spec.storage import Storage, has_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +43,9 @@ class LLM:
     engine (paged state), "off" naive sampling; batching: "continuous", or "static": whole batches, room for the
     longest context reserved. "off" and "static" are baselines to measure against. kv_cache_dtype: in which type the
     keys, values and latents of attention are kept, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off"
-    they are rounded in the same way. The other options have vLLM's names:
-    see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`.
+    they are rounded in the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`; what
+    is left open is chosen, and explained by `config.reasons`. What rounded weights or a rounded state cost is in
+    `loaded.notes`; it is measured once, and on_wait is told when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -62,15 +65,17 @@ class LLM:
         revision: str | None = None,
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
+        weights: str = "auto",
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
+        on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
-        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
+        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights)
         self._kv_cache_dtype = kv_cache_dtype
         storage, _ = choose_storage(kv_cache_dtype)
-        self.loaded: LoadedModel = replace(load_model(model, self.options, progress_bar), storage=storage)
+        self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
         no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
         if not skip_tokenizer_init:
@@ -84,6 +89,35 @@ class LLM:
                 source = StaticGenerator(source)
         self.session = Session(source, self.tokenizer)
         self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
+
+    def _load(
+        self,
+        model: str,
+        tokenizer: str | None,
+        storage: Storage,
+        progress_bar: ProgressBar,
+        on_wait: Callable[[str], None],
+    ) -> LoadedModel:
+        """The model; where its weights or its state are rounded, the price of each is among its notes."""
+        loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
+        loaded = replace(loaded, storage=storage)
+        if not storage.is_exact and has_rows(loaded.spec):
+            from ridgeline.evals.price import describe_state
+
+            notes = (*notes, describe_state(model, self.options, tokenizer, loaded, on_wait))
+        return replace(loaded, notes=(*loaded.notes, *notes))
+
+    def _load_weights(
+        self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
+    ) -> tuple[LoadedModel, tuple[str, ...]]:
+        """The model, its state exact, and what rounding its weights costs."""
+        if not format_of(self.options.weights).is_lossy:
+            return load_model(model, self.options, progress_bar), ()
+        from ridgeline.evals.price import Appraisal
+
+        appraisal = Appraisal(model, self.options, tokenizer, on_wait)
+        loaded = load_model(model, self.options, progress_bar)
+        return loaded, (appraisal.describe(loaded),)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory = self.loaded.table.memory

@@ -22,8 +22,9 @@ from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Strided
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
-from ridgeline.ops.cpu import attention as ours  # noqa: E402
 from tests.oracle import attention_bounds as bounds  # noqa: E402
+
+from ridgeline.ops.cpu import attention as ours  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 NAN = float("nan")

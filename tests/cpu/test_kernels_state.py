@@ -26,9 +26,10 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import STORAGES, Storage
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
+from tests.oracle import attention_bounds as bounds  # noqa: E402
+
 from ridgeline.ops.cpu import attention as ours  # noqa: E402
 from ridgeline.ops.cpu import latent as our_latent  # noqa: E402
-from tests.oracle import attention_bounds as bounds  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 NORM, MEMORY = RMSNorm(), NumpyMemory()
@@ -308,8 +309,7 @@ def fingerprint() -> bytes:
     """Results that must not depend on the instruction set."""
     outputs = []
     for storage in STORAGES.values():
-        for case in CASES:
-            outputs.append(dense(case, storage, draw(case, 150, 1), [110, 40]))
+        outputs += [dense(case, storage, draw(case, 150, 1), [110, 40]) for case in CASES]
         pages = pages_of(CASES[1], storage, 16, 11)
         x = draw(CASES[1], 160, 2)[1]
         ours.write_pages(CASES[1], POOLS[1])(pages, (x, x), 1 + np.arange(160) // 16, np.arange(160) % 16)

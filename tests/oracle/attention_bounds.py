@@ -6,10 +6,10 @@ Accuracy and Stability of Numerical Algorithms, 3.1):
     out = sum of w v.  If each weight is wrong by a factor in [1 - e, 1 + e] before it is divided by their sum, out is
     wrong by at most 2 e / (1 - e) times sum of w |v|; the same of scores that are wrong by up to log(1 + e).
 
-float32    a score is a chain of D, then three products: gamma(D + 3) sum of |q k| times its scale. A cap keeps that, and
-           adds tanh's 4 u and three products, of the cap. A weight: exp2's 1.3 u, and u of the score's distance to the
-           largest; the same once more wherever a later tile has a larger score. Sums and values: a chain through a
-           segment, its tiles, and two operations for each segment.
+float32    a score is a chain of D, then three products: gamma(D + 3) sum of |q k| times its scale. A cap keeps that,
+           and adds tanh's 4 u and three products, of the cap. A weight: exp2's 1.3 u, and u of the score's distance to
+           the largest; the same once more wherever a later tile has a larger score. Sums and values: a chain through
+           a segment, its tiles, and two operations for each segment.
 narrower   the element of a key is wrong by r: a score by scale times sum of |q| r, the same e for all keys; the element
            of a value by r.
 """

@@ -38,7 +38,7 @@ class Costs:
     matrix_bytes: of an element of a matrix. storage: of the rows of attention. longest: sequence to come, in tokens.
     """
 
-    def __init__(self, spec: ModelSpec, *, matrix_bytes: int, storage: Storage = EXACT, longest: int) -> None:
+    def __init__(self, spec: ModelSpec, *, matrix_bytes: float, storage: Storage = EXACT, longest: int) -> None:
         self._spec, self._matrix_bytes = spec, matrix_bytes
         weights = {w.name: w for w in spec.weights()}
         tables = sum(weights[name].num_params for name in ("embed.weight", "position_embed.weight") if name in weights)

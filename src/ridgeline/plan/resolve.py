@@ -10,7 +10,7 @@ from ridgeline.plan.config import EngineConfig, EngineOptions
 from ridgeline.plan.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.plan.memory import PAGE_BOOK_BYTES
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.storage import EXACT, STORAGES, Storage
+from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
 NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
@@ -80,7 +80,7 @@ def resolve(
         free_bytes=free_bytes,
         reasons=_reasons(problem, found)
         | dict.fromkeys(given, "as given")
-        | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if _has_rows(spec) else NO_ROWS},
+        | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=num_speculative_tokens,
     )
 
@@ -97,10 +97,6 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
         known = ", ".join(("auto", *STORAGES))
         raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
     return STORAGES[kv_cache_dtype], "as given"
-
-
-def _has_rows(spec: ModelSpec) -> bool:
-    return any(s.elements and not s.snapshot for s in (layer.mixer.state() for layer in spec.layers if layer.mixer))
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal, get_args
 
+from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import State
 
 StateDType = Literal["float32", "bfloat16", "float16", "int8"]
@@ -51,6 +52,11 @@ STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_ar
 def storage_of(state: State, storage: Storage) -> Storage:
     """How a layer's state is stored where rows are stored so."""
     return EXACT if state.snapshot else storage
+
+
+def has_rows(spec: ModelSpec) -> bool:
+    """Does any layer keep a row for each token?"""
+    return any(s.elements and not s.snapshot for s in (layer.mixer.state() for layer in spec.layers if layer.mixer))
 
 
 def state_bytes(state: State, storage: Storage, num_tokens: int) -> int:
