@@ -213,8 +213,8 @@ class Filled:
         memory = self._llm.loaded.table.memory
         for pages, table in zip(engine._runner._arena._pages, choice.sequence.tables, strict=True):
             for page in sorted({page for page in table if page}):
-                noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1])).astype(np.float32)
-                memory.pages_in(pages, [page], noise)
+                noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1] // 4)).astype(np.float32)
+                memory.pages_in(pages, [page], noise.view(np.uint8))
 
 
 if __name__ == "__main__":

@@ -291,7 +291,7 @@ def test_inspect_as_json(place: str, run: Run, config_only: Path) -> None:
     assert from_json(report.pop("spec")) == spec
     params = sum(math.prod(w.shape) for w in spec.weights())
     vectors = sum(math.prod(w.shape) for w in spec.weights() if not w.is_matrix)
-    state = 4 * 2 * 2 * 16 * 2  # layers, keys and values, heads, head_dim, bytes
+    state = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head_dim, bytes
     expected = {
         "family": "llama", "layers": 4, "hidden_size": 96, "vocab_size": 259, "max_model_len": CONTEXT,
         "tie_word_embeddings": False, "num_params": params, "num_active_params": params, "weight_dtype": "float32",

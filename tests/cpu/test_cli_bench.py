@@ -182,7 +182,7 @@ def test_floors_count_every_weight_and_every_token(name: str) -> None:
         name
     ]
     spec = spec_from_config(config)
-    costs = Costs(spec, matrix_bytes=2, state_bytes=4, longest=60)
+    costs = Costs(spec, matrix_bytes=2, longest=60)
 
     def same(cost: Cost, expected: Cost) -> None:
         assert asdict(cost) == pytest.approx(asdict(expected), rel=1e-9)

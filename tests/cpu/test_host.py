@@ -15,6 +15,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Bucket, DenseKeyValues, DenseRows, PagedKeyValues, PagedRows
 from ridgeline.ops.host import attention
 from ridgeline.ops.host.memory import ALIGNMENT, NumpyMemory, widen
+from ridgeline.ops.host.stored import keys_of, values_of
 from ridgeline.ops.reference.backend import TorchMemory
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import (
@@ -280,8 +281,8 @@ def test_pages_are_written_where_tokens_stand(page_tokens: int) -> None:
     keys, values = (whole[:, i].reshape(5, page_tokens, 2, 4) for i in (1, 2))
     k, v, slots, where = normal(3, 2, 4), normal(3, 2, 4), np.array([0, page_tokens - 1, 0]), np.array([4, 2, 1])
     NUMPY.primitive(api.WRITE_PAGES, Attention(2, 2, 4, 1.0))((keys, values), (k, v), where, slots)
-    np.testing.assert_array_equal(attention.keys_of(keys)[where, :, :, slots], k)
-    np.testing.assert_array_equal(attention.values_of(values)[where, :, slots], v)
+    np.testing.assert_array_equal(keys_of(keys).numbers[where, :, :, slots], k)
+    np.testing.assert_array_equal(values_of(values).numbers[where, :, slots], v)
     assert np.isfinite(whole).sum() == k.size + v.size
 
 
@@ -317,12 +318,15 @@ def test_put(stored: str, to: str) -> None:
 
 @pytest.mark.parametrize("pages", [1, 7, 1000])
 def test_pages_are_aligned_and_views_share_them(pages: int) -> None:
-    room = MEMORY.pages(pages, 24)
-    assert room.shape == (pages, 24) and room.ctypes.data % ALIGNMENT == 0
-    view = MEMORY.page_view(room, 6, (3, 2))
-    view[...] = 1.0
-    room[:, :6] = room[:, 12:] = 0.0
-    assert view.shape == (pages, 3, 2) and room.sum() == 6 * pages
+    room = MEMORY.pages(pages, 48)
+    assert room.shape == (pages, 48) and room.ctypes.data % ALIGNMENT == 0
+    for dtype, offset, size in (("float32", 12, 4), ("bfloat16", 12, 2), ("float16", 4, 2), ("int8", 8, 1)):
+        room[:] = 0
+        view = MEMORY.page_view(room, offset, (3, 2), dtype)
+        view[...] = 1
+        assert view.shape == (pages, 3, 2) and view.dtype.itemsize == size
+        assert room[:, offset : offset + 6 * size].any() and (view == 1).all()
+        assert not room[:, :offset].any() and not room[:, offset + 6 * size :].any()
 
 
 def test_whole_pages_move() -> None:

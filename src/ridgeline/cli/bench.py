@@ -44,7 +44,7 @@ def latency(
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
@@ -81,7 +81,7 @@ def throughput(
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
@@ -121,10 +121,9 @@ def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LL
 
 def _costs(llm: LLM, longest: int) -> Costs:
     from ridgeline.measure import Costs
-    from ridgeline.runtime.arena import ELEMENT_BYTES
 
     matrix_bytes = llm.loaded.model.format.number_bytes(_dtype(llm))
-    return Costs(llm.loaded.spec, matrix_bytes=matrix_bytes, state_bytes=ELEMENT_BYTES, longest=longest)
+    return Costs(llm.loaded.spec, matrix_bytes=matrix_bytes, storage=llm.loaded.storage, longest=longest)
 
 
 def _dtype(llm: LLM) -> DType:

@@ -33,7 +33,7 @@ def chat(
     revision: o.Revision = None,
     ops: o.Ops = None, max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     max_tokens: o.MaxTokensChat = None, temperature: o.Temperature = None, top_p: o.TopP = None,
     top_k: o.TopK = None, min_p: o.MinP = None, repetition_penalty: o.RepetitionPenalty = None,

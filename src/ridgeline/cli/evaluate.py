@@ -41,9 +41,8 @@ def evaluate(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
-    weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None,
-    ops: o.Ops = None,
+    weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
     """How well a model predicts texts: perplexity, bits per byte. With --against, how far it is from its original."""
     from ridgeline.cli.report import say
@@ -59,6 +58,7 @@ def evaluate(
         "tokenizer": tokenizer,
         "dtype": dtype,
         "weights": weights,
+        "kv_cache_dtype": kv_cache_dtype,
         "load_format": load_format,
         "revision": revision,
     }

@@ -43,7 +43,7 @@ def generate(
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     max_tokens: o.MaxTokens = None, min_tokens: o.MinTokens = 0,
     temperature: o.Temperature = None, top_p: o.TopP = None, top_k: o.TopK = None, min_p: o.MinP = None,
@@ -210,6 +210,8 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
     bearing = {
         name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
     }
+    if options["kv_cache_dtype"] not in ("auto", "float32"):  # which are one
+        bearing["kv_cache_dtype"] = options["kv_cache_dtype"]
     if options["load_format"] == "dummy":
         bearing["seed"] = seed
     if options["tokenizer"]:

@@ -70,6 +70,12 @@ MaxNumBatchedTokens = Annotated[
     int | None,
     _engine("--max-num-batched-tokens", help="Tokens of one step; default: chosen."),
 ]
+KVCacheDType = Annotated[
+    str,
+    _engine(
+        "--kv-cache-dtype", help="Of attention's keys, values and latents: auto, float32, bfloat16, float16, int8."
+    ),
+]
 BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page; default: 16.")]
 CheckpointTokens = Annotated[
     int | None,
@@ -127,8 +133,8 @@ KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show s
 
 # Parameters of commands that are arguments of LLM by the same name.
 _OF_LLM = (
-    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "max_model_len", "load_format",
-    "revision", "seed", "weights",
+    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "kv_cache_dtype", "max_model_len",
+    "load_format", "revision", "seed", "weights",
 )  # fmt: skip
 
 

@@ -25,8 +25,6 @@ from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import Result, StepPlan, Work
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
-STATE_PRECISION = "float32"
-
 
 @dataclass(slots=True)
 class _Choice:
@@ -141,7 +139,7 @@ class Engine:
         self._requests[request_id] = _Request(prompt, ids, set(ids), params.prompt_logprobs)
 
     def _root(self, salt: str, alone: str = "") -> bytes:
-        return hash_root(cache_salt=salt, state_precision=STATE_PRECISION, alone=alone)
+        return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
 
     def propose(self, request_id: int, choice: int, drafts: Seq[int]) -> None:
         """Tokens that may follow those of an answer so far, to be verified together in its next step, as many as

@@ -1,7 +1,7 @@
-"""What rounding a model's weights costs, on a short text of ours: measured when a model is first loaded in a format,
-and kept in the user's cache folder.
+"""What rounding a model's weights or its state costs, on a short text of ours: measured when a model is first loaded in
+a format, and kept in the user's cache folder.
 
-The two models are never in memory together: the original's answers come first, layer by layer.
+Of weights, the two models are never in memory together: the original's answers come first, layer by layer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from ridgeline.errors import RidgelineError
-from ridgeline.evals.divergence import Recorded
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.evals.divergence import Recorded, measure_divergence
 from ridgeline.evals.documents import encode_text
 from ridgeline.load.fingerprint import model_fingerprint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.quant import format_of
+from ridgeline.spec.storage import EXACT
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 MAX_TOKENS = 257  # of the sample; one less is scored
@@ -96,6 +97,44 @@ class Appraisal:
         return price
 
 
+def describe_state(
+    model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
+) -> str:
+    """A line on what rounding a model's state costs, beside float32 over the same weights, however they are stored."""
+    name = loaded.storage.dtype
+    try:
+        price = _state_price(model, options, tokenizer, loaded, on_start)
+    except RidgelineError as e:
+        return f"state in {name}: its price is not known: {e}"
+    return (
+        f"state in {name}: KL to float32 {price.kl:.2g} nats a token, the same likeliest token for "
+        f"{price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
+    )
+
+
+def _state_price(
+    model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
+) -> Price:
+    """Both passes are over the model that is there. Raises RidgelineError where there is nothing to measure."""
+    if options.load_format == "dummy":
+        raise RequestError("the weights are random")
+    folder = find_model(model, revision=options.revision, files=MODEL_FILES)
+    with_tokenizer = find_model(tokenizer, files=SMALL_FILES) if tokenizer else folder
+    if not any(with_tokenizer.glob("tokenizer*")):
+        raise RequestError("there is no tokenizer for the sample text")
+    name = loaded.storage.dtype
+    path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, state=name)}.json"
+    if (known := _read(path)) is not None:
+        return known
+    on_start(f"state in {name} on {model}: measuring its price on a sample text, once")
+    text = SAMPLE.read_text(encoding="utf-8")
+    document = encode_text(text, Tokenizer.from_folder(with_tokenizer), MAX_TOKENS, "the sample text")
+    found = measure_divergence(replace(loaded, storage=EXACT), loaded, [document])
+    price = Price(found.kl.value, found.top1_agreement.value, found.original.num_tokens)
+    _write(path, price)
+    return price
+
+
 def cache_folder() -> Path:
     """Where this program may keep what it can work out again, by the platform's convention."""
     home = Path.home()
@@ -117,14 +156,14 @@ def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
     return Recorded.of(original, [document])
 
 
-def _key(folder: Path, with_tokenizer: Path, options: LoadOptions) -> str:
+def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) -> str:
     """What the price depends on."""
     sample = blake2b(SAMPLE.read_bytes(), digest_size=8).hexdigest()
     bearing = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": options.device}
     other = "" if with_tokenizer == folder else model_fingerprint(with_tokenizer, SMALL_FILES, size=16)
     format = asdict(format_of(options.weights))
     return model_fingerprint(
-        folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **bearing
+        folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **bearing, **more
     )
 
 

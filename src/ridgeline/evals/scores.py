@@ -12,7 +12,6 @@ from ridgeline.evals.windows import Batch
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, Ints, log_softmax
 from ridgeline.runtime.sampler import BLOCK
-from ridgeline.runtime.step import DenseStep
 
 HEAD_BLOCK = 2**24  # logits that the device computes at once: 64 MiB; the head is read once for all their rows
 
@@ -23,7 +22,7 @@ def logit_blocks(loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK
     Raises RequestError if they are not numbers.
     """
     memory, rows = loaded.table.memory, max(1, head_block // loaded.spec.vocab_size)
-    stream = loaded.model.forward(DenseStep.build(batch.sequences, memory))
+    stream = loaded.model.forward(loaded.dense_step(batch.sequences))
     for start in range(0, len(batch.rows), rows):
         logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + rows])))
         if not np.isfinite(logits).all():

@@ -21,6 +21,7 @@ import numpy as np
 
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
+from ridgeline.spec.storage import StateDType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,6 +65,10 @@ class Rotary(NamedTuple):
 
     cos: Array
     sin: Array
+
+
+# Keys, values and latents below are as they are stored: float32, or bfloat16, float16 or int8, the last one with the
+# four bytes of its scale behind each row of numbers. Kernels read them as float32. See spec.storage.
 
 
 class DenseKeyValues(NamedTuple):
@@ -217,6 +222,9 @@ PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("pag
 # (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None, in
 # place [Attention, LatentAttention]
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
+# (rows of a part [T, heads, numbers]) -> as they are stored: what a page would hold of them, in the order of
+# spec.storage.Storage.stored [Storage]
+STORE_ROWS: Op[Callable[[Array], Array]] = Op("store_rows", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
@@ -329,7 +337,7 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    WRITE_PAGES, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS, QUANTISE, DEQUANTISE, QUANTISED_LINEAR,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
@@ -392,12 +400,15 @@ class Memory(Protocol):
         """The array in float32, on the device."""
         ...
 
-    def pages(self, num_pages: int, elements: int) -> Array:
-        """A new float32 array [num_pages, elements] for state; its contents are undefined."""
+    def pages(self, num_pages: int, num_bytes: int) -> Array:
+        """A new array of bytes [num_pages, num_bytes] for state; its contents are undefined."""
         ...
 
-    def page_view(self, pages: Array, offset: int, shape: tuple[int, ...]) -> Array:
-        """The elements from `offset` of every page as [num_pages, *shape], sharing memory."""
+    def page_view(self, pages: Array, offset: int, shape: tuple[int, ...], dtype: StateDType) -> Array:
+        """What lies from byte `offset` of every page on, as [num_pages, *shape] of `dtype`, sharing memory.
+
+        offset and the bytes of a page: multiples of 4.
+        """
         ...
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
@@ -409,7 +420,7 @@ class Memory(Protocol):
         ...
 
     def pages_out(self, pages: Array, index: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Host copies of some pages, [len(index), elements]."""
+        """Host copies of some pages, [len(index), num_bytes]."""
         ...
 
     def pages_in(self, pages: Array, index: Sequence[int], host: np.ndarray[Any, Any]) -> None:

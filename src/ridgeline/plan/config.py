@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
 
 
@@ -33,11 +34,11 @@ class EngineOptions:
 class EngineConfig:
     """The settings of an engine, frozen.
 
-    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. num_pages: per
-    group, the null page included. num_host_pages: the same, for swapping; 0 where there is none. workspace_bytes: what
-    a step and the books of the pages take at their peak. free_bytes: what the device had free for all of it. reasons:
-    one line for each option, by its name, whether it was given, chosen or cut. num_speculative_tokens: drafts that a
-    sequence may have in a step.
+    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. kv_cache_dtype: of
+    rows; the states of recurrent layers are float32. num_pages: per group, the null page included. num_host_pages: the
+    same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
+    peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
+    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step.
     """
 
     max_model_len: int
@@ -45,6 +46,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     block_size: int
     checkpoint_tokens: int
+    kv_cache_dtype: StateDType
     steps_in_flight: int
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
@@ -83,6 +85,7 @@ class EngineConfig:
             "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
             "block_size": f"{self.block_size}",
             "checkpoint_tokens": f"{self.checkpoint_tokens}",
+            "kv_cache_dtype": self.kv_cache_dtype,
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),

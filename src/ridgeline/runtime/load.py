@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -15,10 +15,12 @@ from ridgeline.nn import Model, PassingModel
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.api import Array
 from ridgeline.ops.table import COMPOSED
+from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.quant import PLAIN, Format, format_of
+from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -49,6 +51,7 @@ class LoadedModel:
     """A model that is ready to run. notes: what a user should know of how it was loaded.
 
     mapped_bytes: of weights that are views of files, and become resident as they are used. weight_bytes: of all.
+    storage: of the rows that attention keeps.
     """
 
     model: Model
@@ -59,10 +62,16 @@ class LoadedModel:
     mapped_bytes: int = 0
     weight_bytes: int = 0
     notes: tuple[str, ...] = ()
+    storage: Storage = EXACT
 
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
+        """A pass over whole sequences without pages, which sees what pages would hold. `sequences`: none empty."""
+        store = None if self.storage.is_exact else self.table.primitive(api.STORE_ROWS, self.storage)
+        return DenseStep.build(sequences, self.table.memory, store)
 
 
 def no_progress(total: int) -> Callable[[int], None]:

@@ -57,7 +57,7 @@ class Runner:
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
-        self._arena = Arena(loaded.spec, groups, num_pages, num_host_pages, self._memory)
+        self._arena = Arena(groups, num_pages, num_host_pages, self._memory)
         self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]

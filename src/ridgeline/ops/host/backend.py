@@ -12,7 +12,7 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.host import attention as a
-from ridgeline.ops.host import delta, latent, quant, s4
+from ridgeline.ops.host import delta, latent, quant, s4, stored
 from ridgeline.ops.host import experts as e
 from ridgeline.ops.host import primitives as p
 from ridgeline.ops.host import recurrent as r
@@ -26,7 +26,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
-    api.WRITE_PAGES: a.write_pages,
+    api.WRITE_PAGES: a.write_pages, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: e.route, api.EXPERTS: e.experts,

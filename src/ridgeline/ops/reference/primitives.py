@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import DenseKeyValues, Expert, Rotary
+from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import (
     Attention,
     ClampedSwiGLU,
@@ -84,7 +85,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def attention(case: Attention):
     def attend(q: Tensor, kv: DenseKeyValues, sinks: Tensor | None = None) -> Tensor:
-        sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
+        rows = q, as_floats(kv.keys, q.dtype), as_floats(kv.values, q.dtype)
+        sequences = zip(*(x.split(list(kv.lengths)) for x in rows), strict=True)
         return torch.cat([_attend_sequence(case, *sequence, sinks) for sequence in sequences]).flatten(1)
 
     return attend
