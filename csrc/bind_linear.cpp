@@ -6,8 +6,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "bind.h"
-#include "stages.h"
+#include "bind_mlp.h"
 
 namespace ridgeline {
 namespace {
@@ -133,15 +132,9 @@ struct BoundMlp {
     Projection up;
     const Matrix& down;
 };
-struct BoundExperts {
-    Pool& pool;
-    Experts stage;
-};
 
 Projection projection(const Matrix& m, const Norm* norm, float scale) {
-    if (norm && int64_t(norm->weight.size()) != m.k)
-        refuse("a norm of " + std::to_string(norm->weight.size()) + " elements before a matrix of " +
-               std::to_string(m.k) + " columns");
+    check_norm(m, norm);
     return {m, norm ? *norm : Norm{}, scale, {}};
 }
 
@@ -220,55 +213,6 @@ void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& d
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.down.parts[0].rows);
     Work work(self.pool);
     run_mlp(work.hold, self.up, self.down, s, to);
-}
-
-void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input& weights, const Output& out) {
-    const Experts& e = self.stage;
-    const int64_t tokens = x.ndim() ? int64_t(x.shape(0)) : 0;
-    const Rows<const float> from = rows_of(x, "x", tokens, e.up[0]->k);
-    const Rows<const int64_t> chosen = rows_of(ids, "ids");
-    const Rows<const float> scores = rows_of(weights, "weights", tokens, chosen.columns);
-    const bool dense =
-        chosen.rows == tokens && (tokens < 2 || (chosen.stride == chosen.columns && scores.stride == chosen.columns));
-    if (!dense) refuse("ids and weights must be dense, a row for each token");
-    for (int64_t i = 0; i < tokens * chosen.columns; ++i)
-        if (chosen.data[i] < 0 || chosen.data[i] >= int64_t(e.up.size()))
-            throw nb::index_error(
-                ("expert " + std::to_string(chosen.data[i]) + " of " + std::to_string(e.up.size())).c_str());
-    const Epilogue::Out to = out_of(out, "out", tokens, e.down[0]->parts[0].rows);
-    Work work(self.pool);
-    e.run(work.hold, from.data, from.stride, tokens, chosen.columns, chosen.data, scores.data, to);
-}
-
-Epilogue gated_by(const Matrix& up, const std::string& name, float alpha, float limit) {
-    Epilogue e;
-    e.kind = up.interleaved ? Epilogue::gated : Epilogue::unary;
-    e.gate = {activation_of(name), alpha, limit};
-    if (!up.interleaved && e.gate.activation == Activation::clamped_swiglu) refuse("a clamped SwiGLU needs a gate");
-    return e;
-}
-
-void check_mlp(const Matrix& up, const Matrix& down) {
-    if (up.parts[0].rows != down.k) refuse("an MLP's second matrix must have as many columns as its first has rows");
-    if (down.parts.size() != 1 || (up.parts.size() != 1 && !up.interleaved))
-        refuse("an MLP's matrices have one part, or two interleaved");
-}
-
-void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& up, const std::vector<Matrix*>& down,
-                   const std::string& activation, float alpha, float limit) {
-    if (up.empty() || up.size() != down.size())
-        refuse("as many first as second matrices of experts, and at least one, are asked for");
-    Experts e;
-    e.gate = {activation_of(activation), alpha, limit};
-    for (size_t i = 0; i < up.size(); ++i) {
-        check_mlp(*up[i], *down[i]);
-        if (!up[i]->interleaved || up[i]->k != up[0]->k || up[i]->parts[0].rows != up[0]->parts[0].rows)
-            refuse("experts are gated, and of one shape");
-        if (down[i]->parts[0].rows != down[0]->parts[0].rows) refuse("experts are gated, and of one shape");
-        e.up.push_back(up[i]);
-        e.down.push_back(down[i]);
-    }
-    new (self) BoundExperts{pool, std::move(e)};
 }
 
 void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm, float scale, int64_t head_dim,
@@ -372,10 +316,6 @@ void bind_linear(nb::module_& m) {
             nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("norm").none(), nb::arg("residual_scale"),
             nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
         .def("__call__", run_bound_mlp, array("x"), array("delta").none(), array("residual").none(), array("out"));
-    nb::class_<BoundExperts>(m, "Experts")
-        .def("__init__", build_experts, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("activation"),
-             nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
-        .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("out"));
 }
 
 }  // namespace ridgeline

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ridgeline._kernels import Experts, Pool, Projection, turn
+from ridgeline._kernels import Pool, Projection, turn
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_matrix, build_norm
-from ridgeline.spec import ClampedSwiGLU, LayerNorm, MoE, RMSNorm, Rope, Ungated
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_norm
+from ridgeline.spec import ClampedSwiGLU, LayerNorm, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
 
 
@@ -48,39 +48,6 @@ def rope(case: Rope, pool: Pool) -> Callable[[Floats, Rotary], Floats]:
     return run
 
 
-def experts(case: MoE, pool: Pool) -> Callable[..., Floats]:
-    """The experts of one layer: they are packed at the first call."""
-    built: list[Experts] = []
-
-    def run(
-        x: Floats, ids: Ndarray, scores: Floats, gate: Ndarray, up: Ndarray, down: Ndarray,
-        biases: tuple[Floats, Floats, Floats] | None = None,
-    ) -> Floats:  # fmt: skip
-        if not built:
-            built.append(build_experts(case, pool, gate, up, down, biases))
-        out = np.empty(x.shape, np.float32)
-        built[0](rows_of(x), np.ascontiguousarray(ids), np.ascontiguousarray(scores), out)
-        return out
-
-    return run
-
-
-def build_experts(
-    case: MoE, pool: Pool, gate: Ndarray, up: Ndarray, down: Ndarray, biases: tuple[Floats, Floats, Floats] | None
-) -> Experts:
-    """gate and up [experts, inner, width], down [experts, width, inner]."""
-    firsts, seconds = [], []
-    for e in range(case.num_experts):
-        b_gate, b_up, b_down = (b[e] for b in biases) if biases else (None, None, None)
-        firsts.append(build_matrix(pool, [gate[e], up[e]], [b_gate, b_up], interleave=True))
-        seconds.append(build_matrix(pool, [down[e]], [b_down]))
-    return Experts(pool, firsts, seconds, *activation_of(case.activation))
-
-
-def _gated_only(case: MoE) -> str | None:
-    return None if case.gated else "its experts are gated"
-
-
 def activation_of(activation: Activation | ClampedSwiGLU | Ungated) -> tuple[str, float, float]:
     """An activation as the kernels name it, with its parameters."""
     if isinstance(activation, Ungated):
@@ -100,5 +67,4 @@ KERNELS: Kernels = {
     api.LINEAR: Kernel(never, linear),
     api.NORM: Kernel(never, norm),
     api.ROPE: Kernel(never, rope),
-    api.EXPERTS: Kernel(_gated_only, experts),
 }

@@ -10,13 +10,15 @@ import numpy as np
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.cpu.elementwise import sigmoid_gate
+from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
+from ridgeline.ops.cpu.experts import build_experts, route
 from ridgeline.ops.cpu.kernel import never
 from ridgeline.ops.cpu.linear import activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
 
+PANEL = 32  # a head of so many rows needs nothing beyond the product
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -108,13 +110,9 @@ def attention_output(
 
 
 def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any]:
-    mlp = case.mlp
-    gated = isinstance(mlp, GatedMLP)
-    up = _matrix(weights, ("gate", "up") if gated else ("up",), pool, interleave=gated)
-    activation = activation_of(mlp.activation)
-    kernel = Mlp(
-        pool, up, _matrix(weights, ("down",), pool), _norm(case.norm, "norm", weights), case.residual_scale, *activation
-    )
+    if isinstance(case.mlp, MoE):
+        return _moe_block(case, case.mlp, weights, pool)
+    kernel = _mlp(case.mlp, weights, _norm(case.norm, "norm", weights), case.residual_scale, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
         total, out = _sum_of(residual, delta), np.empty(residual.shape, np.float32)
@@ -122,6 +120,64 @@ def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any
         return residual if total is None else total, out
 
     return stage
+
+
+def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float, pool: Pool) -> Mlp:
+    gated = isinstance(case, GatedMLP)
+    up = _matrix(weights, ("gate", "up") if gated else ("up",), pool, interleave=gated)
+    return Mlp(pool, up, _matrix(weights, ("down",), pool), norm, scale, *activation_of(case.activation))
+
+
+def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
+    """The router (and the gate of what every token visits) with the residual sum; the choice; the experts."""
+    norm = _norm(case.norm, "norm", weights)
+    scores = Parts(
+        weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
+    )
+    choose, choice_bias = route(moe, pool), weights.vector("choice.bias")
+    shared = _mlp(moe.shared, weights.under("shared."), norm, 1.0, pool) if moe.shared else None
+    routed = (_latent_experts if moe.latent_size else _experts)(moe, weights, norm, pool)
+
+    def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
+        total, (logits, *gate) = scores(residual, delta)
+        ids, shares = choose(logits, choice_bias)
+        also = None
+        if shared:
+            also = np.empty(total.shape, np.float32)
+            shared(total, None, None, also)
+        return total, routed(total, ids, shares, also, gate[0] if gate else None)
+
+    return stage
+
+
+Routed = Callable[[Floats, Ints, Floats, Floats | None, Floats | None], Floats]  # (x, ids, weights, added, its gate)
+
+
+def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
+    found: list[Any] = [weights.vector(f"experts.{n}.weight") for n in ("gate", "up", "down")]
+    biases: Any = tuple(weights.vector(f"experts.{n}.bias") for n in ("gate", "up", "down")) if moe.bias else None
+    kernel = build_experts(moe, pool, (found[0], found[1], found[2]), biases, norm)
+
+    def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
+        out = np.empty((len(x), found[2].shape[1]), np.float32)
+        kernel(x, ids, shares, also, gate, out)
+        return out
+
+    return run
+
+
+def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
+    """Between a matrix into their space and one out of it."""
+    into, out_of = Parts(weights, ("latent_in",), norm, 1.0, pool), Parts(weights, ("latent_out",), None, 1.0, pool)
+    inside, plus, gated = _experts(moe, weights, None, pool), add(None, pool), sigmoid_gate(None, pool)
+
+    def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
+        out = out_of(inside(into(x)[1][0], ids, shares, None, None))[1][0]
+        if also is None:
+            return out
+        return plus(out, also if gate is None else gated(also, gate), 1.0)
+
+    return run
 
 
 def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
@@ -137,8 +193,19 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     return stage
 
 
-def _no_experts(case: MLPBlock) -> str | None:
-    return "its experts, its router and its choice are ops of their own" if isinstance(case.mlp, MoE) else None
+class Parts:
+    """A residual sum and a norm before several matrices of one width, in one pass."""
+
+    def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
+        linears: list[Any] = [weights.linears[name] for name in names]
+        self._rows = [len(x.weight) for x in linears]
+        self._kernel = Heads(pool, _matrix(weights, names, pool), norm, scale, PANEL, 0, False, False, [], 0)
+
+    def __call__(self, residual: Floats, delta: Floats | None = None) -> tuple[Floats, list[Floats]]:
+        """The sum, and what each matrix makes of it."""
+        total, outs = _sum_of(residual, delta), [np.empty((len(residual), n), np.float32) for n in self._rows]
+        self._kernel(residual, delta, total, None, None, outs)
+        return residual if total is None else total, outs
 
 
 def _matrix(weights: Weights, names: str | tuple[str, ...], pool: Pool, *, interleave: bool = False) -> Matrix:
@@ -163,6 +230,6 @@ STAGES: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(never, attention_input),
     api.QUERY_INPUT: Stage(never, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
-    api.MLP_BLOCK: Stage(_no_experts, mlp_block),
+    api.MLP_BLOCK: Stage(never, mlp_block),
     api.HEAD: Stage(never, head),
 }
