@@ -2,9 +2,9 @@
 
 Twelve layers, 512 wide, float32, random weights, one mixer a model and nothing else in its layers (experts stand
 beside small attention). Through the whole engine: a prompt of `--prompt` tokens in one step, then decoding for one
-sequence and for eight. The floor of a decode step is the bytes of the weights that it reads and of its states, over the
-machine's measured reading; `share` is the floor over the time. Of a prompt the floor is operations over measured float32
-products. `--threads` takes so many cores. The gate: each greedy token is the dense pass's best, to 1e-3.
+sequence and for eight. The floor of a decode step is the bytes of the weights that it reads and of its states, over
+the machine's measured reading; `share` is the floor over the time. Of a prompt the floor is operations over measured
+float32 products. `--threads` takes so many cores. The gate: each greedy token is the dense pass's best, to 1e-3.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
                   bool interleave) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});
     const Format format = format_of(format_name);
-    if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 4 parts");
+    if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
     if (parts[0].ndim() != 2) refuse("a part must have two axes");
     const int64_t k = int64_t(parts[0].shape(1));
     if (format == Format::int4 ? group != 32 && group != 128 : group != 0)
@@ -220,7 +220,7 @@ void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm
     if (m.interleaved) refuse("heads need a matrix whose parts are not interleaved");
     if (turned < 0 || size_t(turned) > m.parts.size() || norms.size() > size_t(turned))
         refuse("more parts are turned than there are");
-    HeadsProjection h{projection(m, norm, scale), {head_dim, rope_dim, interleaved, over_all}, {}};
+    HeadsProjection h{projection(m, norm, scale), {head_dim, rope_dim, interleaved, over_all, 0}, {}};
     for (int i = 0; i < turned; ++i) {
         if (m.parts[size_t(i)].rows % head_dim) refuse("a part's rows are not whole heads");
         h.norms.push_back(size_t(i) < norms.size() ? *norms[size_t(i)] : Norm{});
@@ -245,14 +245,15 @@ void run_norm(const Norm& norm, Pool& pool, const Input& x, const Output& out) {
     });
 }
 
-void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t rope_dim, bool interleaved, const Input& cos,
-          const Input& sin) {
+void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t rope_dim, bool interleaved,
+          const Input& cos, const Input& sin) {
     const Rows<float> rows = rows_of(x, "x");
-    if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || rope_dim > head_dim)
+    if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || first < 0 ||
+        rope_dim > head_dim - first)
         refuse("x is not whole heads of which rope_dim elements turn");
     const Rows<const float> c = rows_of(cos, "cos", rows.rows, rope_dim / 2),
                             s = rows_of(sin, "sin", rows.rows, rope_dim / 2);
-    const HeadsCase heads{head_dim, rope_dim, interleaved, false};
+    const HeadsCase heads{head_dim, rope_dim, interleaved, false, first};
     Work work(pool);
     work.hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t)
@@ -272,8 +273,8 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Norm>(m, "Norm")
         .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), array("weight"), array("bias").none())
         .def("__call__", run_norm, nb::arg("pool"), array("x"), array("out"));
-    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("rope_dim"), nb::arg("interleaved"),
-          array("cos"), array("sin"));
+    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("first"), nb::arg("rope_dim"),
+          nb::arg("interleaved"), array("cos"), array("sin"));
 }
 
 }  // namespace

@@ -69,8 +69,10 @@ class Norm:
     def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
     def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
 
-def turn(pool: Pool, x: Floats, head_dim: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats) -> None:
-    """Rotate the heads of x [T, heads * head_dim] in place. cos, sin: [T, rope_dim / 2]."""
+def turn(
+    pool: Pool, x: Floats, head_dim: int, first: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats
+) -> None:
+    """Rotate the heads of x [T, heads * head_dim] in place, elements from `first` on. cos, sin: [T, rope_dim / 2]."""
 
 # Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
 # written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round

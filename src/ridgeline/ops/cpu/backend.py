@@ -8,16 +8,11 @@ from typing import Any
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Weights
-from ridgeline.ops.cpu import attention, elementwise, experts, latent, linear, recurrent, state_space
-from ridgeline.ops.cpu.kernel import Kernels
-from ridgeline.ops.cpu.stages import STAGES
+from ridgeline.ops.cpu.blocks import BLOCKS
+from ridgeline.ops.cpu.primitives import KERNELS
+from ridgeline.ops.cpu.stages import FUSED
 
-KERNELS: Kernels = {
-    **linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **recurrent.KERNELS, **elementwise.KERNELS,
-    **experts.KERNELS, **state_space.KERNELS,
-}  # fmt: skip
-
-
+STAGES = {**FUSED, **BLOCKS}
 _MOVES = (
     api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.READ_STATE, api.WRITE_STATE, api.GATHER, api.SPLIT,
 )  # fmt: skip

@@ -10,18 +10,18 @@ from ridgeline._kernels import Pool, Projection, turn
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_norm
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_matrix, build_norm
 from ridgeline.spec import ClampedSwiGLU, LayerNorm, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
 
 
 def linear(case: None, pool: Pool) -> Callable[[Floats, Ndarray, Floats | None], Floats]:
-    packed = PackedOnce(pool)
+    packed = PackedOnce(lambda weight: Projection(pool, build_matrix(pool, [weight], [None]), None, 1.0, 1.0, 0.0))
 
     def run(x: Floats, weight: Ndarray, bias: Floats | None) -> Floats:
         rows = rows_of(x)
         out = np.empty((len(rows), len(weight)), np.float32)
-        Projection(pool, packed(weight), None, 1.0, 1.0, 0.0)(rows, None, None, None, out)
+        packed(weight)(rows, None, None, None, out)
         if bias is not None:
             out += bias
         return out.reshape(*x.shape[:-1], len(weight))
@@ -42,7 +42,7 @@ def norm(case: RMSNorm | LayerNorm, pool: Pool) -> Callable[[Floats, Floats, Flo
 def rope(case: Rope, pool: Pool) -> Callable[[Floats, Rotary], Floats]:
     def run(x: Floats, rotary: Rotary) -> Floats:
         out = x.copy(order="C")
-        turn(pool, out, x.shape[-1], case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
+        turn(pool, out, x.shape[-1], 0, case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
         return out
 
     return run

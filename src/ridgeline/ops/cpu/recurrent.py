@@ -7,7 +7,6 @@ in arrays of the shape that the spec says.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -17,27 +16,17 @@ from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
 from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
 
-class Once:
-    """A function of arrays that live long, each worked out when it is first asked for."""
-
-    def __init__(self, function: Callable[[Ndarray], Floats]) -> None:
-        self._function = function
-        self._found: dict[int, Floats] = {}
-
-    def __call__(self, array: Ndarray) -> Floats:
-        found = self._found.get(id(array))
-        if found is None:
-            found = self._found[id(array)] = np.ascontiguousarray(self._function(array), np.float32)
-            weakref.finalize(array, self._found.pop, id(array), None)
-        return found
+def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
+    """A function of arrays that live long."""
+    return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
 
 
 def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    by_token = Once(lambda weight: weight[:, 0].T)  # [k, C]
+    by_token = once(lambda weight: weight[:, 0].T)  # [k, C]
 
     def run(x: Floats, before: Floats, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, Floats]:
         y, left = np.empty(x.shape, np.float32), np.empty(before.shape, np.float32)
@@ -48,7 +37,7 @@ def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
 
 
 def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    negative = Once(lambda a_log: -np.exp(a_log.T.astype(np.float32)))  # [S, D]
+    negative = once(lambda a_log: -np.exp(a_log.T.astype(np.float32)))  # [S, D]
 
     def run(
         x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: Floats, lengths: Ndarray
@@ -62,7 +51,7 @@ def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, Float
 
 
 def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    negative = Once(lambda a_log: -np.exp(a_log.astype(np.float32)))
+    negative = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
     limits = case.dt_least, float("inf") if case.dt_most is None else case.dt_most
 
     def run(
@@ -100,7 +89,7 @@ def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., t
 
 
 def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    rate = Once(lambda a_log: -np.exp(a_log.astype(np.float32)))
+    rate = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
 
     def run(
         q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: Floats,

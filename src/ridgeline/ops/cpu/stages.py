@@ -60,7 +60,7 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
     if not case.mixer.out_gate:
         return lambda residual, delta: None
     matrix = _matrix(weights, ("out_gate",), pool)
-    kernel = Projection(pool, matrix, _norm(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
+    kernel = Projection(pool, matrix, norm_of(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
 
     def gate(residual: Floats, delta: Floats | None) -> Floats:
         out = np.empty((len(residual), matrix.rows), np.float32)
@@ -76,10 +76,10 @@ def _heads(
     """Projections `names` into outputs; gives the residual."""
     m = case.mixer
     turned = names.replace("v", "")
-    norms = [_norm(m.qk_norm, f"{name}_norm", weights) for name in turned] if m.qk_norm else []
+    norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in turned] if m.qk_norm else []
     rope_dim, pairs = (m.rope.dim, m.rope.interleaved) if m.rope else (0, False)
     kernel = Heads(
-        pool, _matrix(weights, names, pool), _norm(case.norm, "norm", weights), case.residual_scale,
+        pool, _matrix(weights, names, pool), norm_of(case.norm, "norm", weights), case.residual_scale,
         m.head_dim, rope_dim, pairs, m.qk_norm_over == "all_heads", [n for n in norms if n], len(turned),
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def attention_output(
 def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any]:
     if isinstance(case.mlp, MoE):
         return _moe_block(case, case.mlp, weights, pool)
-    kernel = _mlp(case.mlp, weights, _norm(case.norm, "norm", weights), case.residual_scale, pool)
+    kernel = _mlp(case.mlp, weights, norm_of(case.norm, "norm", weights), case.residual_scale, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
         total, out = _sum_of(residual, delta), np.empty(residual.shape, np.float32)
@@ -130,7 +130,7 @@ def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float
 
 def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
     """The router (and the gate of what every token visits) with the residual sum; the choice; the experts."""
-    norm = _norm(case.norm, "norm", weights)
+    norm = norm_of(case.norm, "norm", weights)
     scores = Parts(
         weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
     )
@@ -182,7 +182,7 @@ def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -
 
 def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     matrix = _matrix(weights, ("head",), pool)
-    norm = _norm(case.norm, "norm", weights)
+    norm = norm_of(case.norm, "norm", weights)
     kernel = Projection(pool, matrix, norm, case.residual_scale, case.logit_scale, case.logit_softcap or 0.0)
 
     def stage(residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
@@ -213,7 +213,8 @@ def _matrix(weights: Weights, names: str | tuple[str, ...], pool: Pool, *, inter
     return build_matrix(pool, [x.weight for x in linears], [x.bias for x in linears], interleave=interleave)
 
 
-def _norm(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
+def norm_of(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
+    """A norm with its weights, where there is one."""
     if case is None:
         return None
     weight: Any = weights.arrays[f"{name}.weight"]
@@ -226,7 +227,7 @@ def _sum_of(residual: Floats, delta: Floats | None) -> Floats | None:
     return None if delta is None else np.empty(residual.shape, np.float32)
 
 
-STAGES: Mapping[Op[Any], Stage] = {
+FUSED: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(never, attention_input),
     api.QUERY_INPUT: Stage(never, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
