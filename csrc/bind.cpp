@@ -13,6 +13,7 @@ NB_MODULE(_kernels, m) {
     bind_pool(m);
     bind_attention(m);
     bind_linear(m);
+    bind_experts(m);
     bind_latent(m);
     bind_recurrent(m);
     bind_elementwise(m);

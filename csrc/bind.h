@@ -28,9 +28,26 @@ inline Activation activation_of(const std::string& name) {
     return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"});
 }
 
+// [tokens, heads, columns], the last axis dense.
+template <class T> struct Heads3 {
+    T* data;
+    int64_t stride, head;
+};
+template <class T>
+Heads3<T> heads_of(const Given<T>& a, const char* name, int64_t tokens, int64_t heads, int64_t columns) {
+    const bool shaped = a.ndim() == 3 && int64_t(a.shape(0)) == tokens && int64_t(a.shape(1)) == heads &&
+                        int64_t(a.shape(2)) == columns;
+    if (!shaped || (columns > 1 && a.stride(2) != 1))
+        refuse(std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but " + std::to_string(tokens) +
+               " tokens of " + std::to_string(heads) + " heads of " + std::to_string(columns) +
+               " numbers side by side are asked for");
+    return {a.data(), int64_t(a.stride(0)), int64_t(a.stride(1))};
+}
+
 void bind_pool(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_latent(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_elementwise(nb::module_& m);

@@ -55,7 +55,7 @@ struct Epilogue {
         float* data;
         int64_t stride;
     };
-    static constexpr int PARTS = 4;
+    static constexpr int PARTS = 6;
     Out out[PARTS];  // of each part of the matrix; of a gated one, the first
 };
 

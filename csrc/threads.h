@@ -85,6 +85,7 @@ public:
         }
         // f(begin, end, thread) on one stretch of [0, n) for each thread; which thread has which element is fixed.
         template <class Work> void split(int64_t n, Work&& f) {
+            if (n == 1) return f(0, 1, 0);  // to wake the others costs more than most single elements do
             run([&](int thread) {
                 int64_t begin = n * thread / pool_.size_, end = n * (thread + 1) / pool_.size_;
                 if (begin < end) f(begin, end, thread);
@@ -93,6 +94,7 @@ public:
         // f(i, thread) for every i of [0, n): threads draw the next one when they are done. Who computes an element
         // changes, how it is computed does not.
         template <class Work> void draw(int64_t n, Work&& f) {
+            if (n == 1) return f(0, 0);
             std::atomic<int64_t> next{0};
             run([&](int thread) {
                 for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) f(i, thread);

@@ -69,8 +69,10 @@ class Norm:
     def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
     def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
 
-def turn(pool: Pool, x: Floats, head_dim: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats) -> None:
-    """Rotate the heads of x [T, heads * head_dim] in place. cos, sin: [T, rope_dim / 2]."""
+def turn(
+    pool: Pool, x: Floats, head_dim: int, first: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats
+) -> None:
+    """Rotate the heads of x [T, heads * head_dim] in place, elements from `first` on. cos, sin: [T, rope_dim / 2]."""
 
 # Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
 # written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round
@@ -133,12 +135,38 @@ class Mlp:
     def __call__(self, x: Floats, delta: Floats | None, residual: Floats | None, out: Floats) -> None: ...
 
 class Experts:
-    """out[t] = the sum over c of weights[t, c] * expert ids[t, c] of x[t], in this order."""
+    """out[t] = sum over c of weights[t, c] * expert ids[t, c] of norm(x[t]), in this order, + plus * sigmoid(gate)."""
 
     def __init__(
-        self, pool: Pool, up: Sequence[Matrix], down: Sequence[Matrix], activation: str, alpha: float, limit: float
-    ) -> None: ...
-    def __call__(self, x: Floats, ids: Ints, weights: Floats, out: Floats) -> None: ...
+        self,
+        pool: Pool,
+        up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        norm: Norm | None,
+        activation: str,
+        alpha: float,
+        limit: float,
+    ) -> None:
+        """up: interleaved where experts are gated."""
+    def __call__(
+        self, x: Floats, ids: Ints, weights: Floats, plus: Floats | None, gate: Floats | None, out: Floats
+    ) -> None:
+        """plus [T, columns of out]; gate [T, 1], of plus."""
+
+def route(
+    pool: Pool,
+    groups: int,
+    open: int,
+    best_two: bool,
+    sigmoid: bool,
+    normalise: bool,
+    scale: float,
+    logits: Floats,
+    bias: Floats | None,
+    ids: Ints,
+    weights: Floats,
+) -> None:
+    """Each token's best experts, ids and weights [T, k], from logits [T, experts]: see spec.MoE. groups: 0 is none."""
 
 # ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
 
@@ -250,6 +278,37 @@ def taylor_scan(
     pool: Pool, heads: int, q: Floats, k: Floats, v: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
 ) -> None:
     """BASED. before, h [n, H, features, P + 1]."""
+
+def lightning_scan(
+    pool: Pool, q: Floats, k: Floats, v: Floats, decay: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """Lightning attention. q, k, v [n * m, H, D], decay [H]. before, h [n, H, D, D], values last."""
+
+def delta_scan(
+    pool: Pool,
+    key_heads: int,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    beta: Floats,
+    rate: Floats,
+    dt_bias: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """The gated delta rule: see spec.GatedDelta. q, k as they are projected; decay [n * m, H] or [n * m, H * K], beta
+    [n * m, H]; rate [H], negative. before, h [n, H, K, P]."""
+
+def norm_gate(pool: Pool, silu: bool, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
+    """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: of a head."""
+
+def state_space_scan(
+    pool: Pool, u: Floats, terms: Floats, d: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """S4 and S4D. terms [blocks, N / 2, 6 or 14, 16]: see state_space.h. before, h [n, N / 2, 2, C]."""
 
 # ---- functions of elements, in rows --------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from oracle.problems import expert_weights
+from ridgeline.nn.model import bind
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.quant import store
 from ridgeline.spec import MLP, Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
 from ridgeline.spec.quant import FORMATS, Format
 
@@ -45,28 +45,21 @@ class Cpu:
 
     def __init__(self, threads: int = 1) -> None:
         self.backend = CpuBackend(kernels.Pool(threads))
+        self.table = OpsTable(NumpyMemory(), (self.backend,))
 
     def stage(self, op: Op[Any], case: Any, arrays: dict[str, np.ndarray]) -> Any:
-        return self.backend.stage(op, case, weights(arrays, self))
+        return self.backend.stage(op, case, weights(arrays, self.table))
 
     def primitive(self, op: Op[Any], case: Any = None) -> Any:
         return self.backend.primitive(op, case)
 
     def experts(self, case: MoE, matrices: Any, biases: Any, format: Format = AS_STORED) -> Any:
-        table = OpsTable(NumpyMemory(), (self.backend,))
-        return table.stage(api.EXPERT_BLOCK, case, expert_weights(matrices, biases, table, format))
+        return self.table.stage(api.EXPERT_BLOCK, case, expert_weights(matrices, biases, self.table, format))
 
 
 def weights(arrays: dict[str, np.ndarray], table: Any) -> Weights:
-    """Matrices as Linear, the rest as arrays."""
-    linears, rest = {}, {}
-    for name, array in arrays.items():
-        module, _, kind = name.rpartition(".")
-        if kind == "weight" and array.ndim == 2:
-            linears[module] = store(array, arrays.get(f"{module}.bias"), table, AS_STORED)
-        else:
-            rest[name] = array
-    return Weights(linears, rest)
+    """As a model binds them."""
+    return bind({n if n.startswith("norm.") else f"part.{n}": a for n, a in arrays.items()}, table, "part", "norm")
 
 
 def wide(x: Any) -> Any:
@@ -352,5 +345,4 @@ def test_a_product_of_any_axes() -> None:
 def test_what_has_no_kernel_is_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
-    assert "ops of their own" in str(backend.refuses(api.MLP_BLOCK, MLPBlock(MoE(8, 2, 8), RMS, 1.0)))
-    assert backend.refuses(api.ROUTE, MoE(8, 2, 8)) == "has no kernel yet"
+    assert backend.refuses(api.EMBEDDING, None) == "moves numbers only, as numpy does"

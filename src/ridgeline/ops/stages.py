@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
-from ridgeline.ops.recurrent import Primitives, bind_mixer
+from ridgeline.ops.recurrent import Ops, bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 from ridgeline.spec.quant import Format
 
@@ -62,7 +62,7 @@ class Head:
     logit_softcap: float | None
 
 
-def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def compose(op: Op[Any], case: object, weights: Weights, table: Ops) -> Callable[..., Any]:
     """The definition of a stage."""
     if op is not api.PRODUCT:  # it is what they are made ready with
         for linear in weights.linears.values():
@@ -70,7 +70,7 @@ def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> C
     return _COMPOSITIONS[op.name](case, weights, table)
 
 
-def _norm(norm: Norm | None, name: str, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _norm(norm: Norm | None, name: str, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     if norm is None:
         return lambda x: x
     kernel = table.primitive(api.NORM, norm)
@@ -78,12 +78,12 @@ def _norm(norm: Norm | None, name: str, weights: Weights, table: Primitives) -> 
     return lambda x: kernel(x, weight, bias)
 
 
-def _accumulate(scale: float, table: Primitives) -> Callable[[Array, Array | None], Array]:
+def _accumulate(scale: float, table: Ops) -> Callable[[Array, Array | None], Array]:
     add = table.primitive(api.ADD)
     return lambda residual, delta: residual if delta is None else add(residual, delta, scale)
 
 
-def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -102,9 +102,7 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     return run
 
 
-def _heads(
-    m: Attention, num: int, name: str, weights: Weights, table: Primitives
-) -> Callable[[Array, Rotary | None], Array]:
+def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
     """x [T, width] -> the queries or keys [T, num, D]: projected, normalised, turned."""
     linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
     normalise = _norm(m.qk_norm, f"{name}_norm", weights, table)
@@ -122,7 +120,7 @@ def _gate(m: Attention, weights: Weights) -> Callable[[Array], Array | None]:
     return weights.linears["out_gate"].apply if m.out_gate else lambda x: None
 
 
-def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _query_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -136,7 +134,7 @@ def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> C
     return run
 
 
-def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -159,7 +157,7 @@ def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Cal
     return run
 
 
-def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _latent_queries(m: LatentAttention, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     if m.q_lora_rank is None:
         return weights.linears["q"].apply
     norm = _norm(m.latent_norm, "q_a_norm", weights, table)
@@ -167,12 +165,12 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> 
     return lambda x: q_b.apply(norm(q_a.apply(x)))
 
 
-def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Ops) -> Callable[..., Any]:
     sigmoid_gate, o = table.primitive(api.SIGMOID_GATE), weights.linears["o"]
     return lambda attended, gate: o.apply(attended if gate is None else sigmoid_gate(attended, gate))
 
 
-def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     take, gather = table.primitive(api.TAKE), table.primitive(api.GATHER)
@@ -200,7 +198,7 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) 
     return run
 
 
-def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _mlp_block(case: MLPBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     mlp = _moe(case.mlp, weights, table) if isinstance(case.mlp, MoE) else _mlp(case.mlp, weights, table)
@@ -212,7 +210,7 @@ def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[
     return run
 
 
-def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _mlp(case: ChannelMixer, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     act = table.primitive(api.ACTIVATION, case)
     up, down = weights.linears["up"], weights.linears["down"]
     if isinstance(case, GatedMLP):
@@ -221,7 +219,7 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
     return lambda x: down.apply(act(up.apply(x)))
 
 
-def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _moe(case: MoE, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     route, router = table.primitive(api.ROUTE, case), weights.linears["router"].apply
     experts = table.stage(api.EXPERT_BLOCK, case, Weights({}, {}, weights.experts))
     choice_bias = weights.vector("choice.bias")
@@ -243,7 +241,7 @@ def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Ar
     return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
 
 
-def _expert_block(case: MoE, weights: Weights, table: Primitives) -> Callable[..., Array]:
+def _expert_block(case: MoE, weights: Weights, table: Ops) -> Callable[..., Array]:
     for linear in chain.from_iterable(weights.experts.values()):
         linear.prepare()
     experts, act = table.primitive(api.EXPERTS, case), table.primitive(api.ACTIVATION, case)
@@ -260,7 +258,7 @@ def _expert_block(case: MoE, weights: Weights, table: Primitives) -> Callable[..
 class _PlainProduct:
     """A matrix in the type that it came in."""
 
-    def __init__(self, case: Format, weights: Weights, table: Primitives) -> None:
+    def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
         self._weight, self._bias, self._memory = matrix.weight, matrix.bias, table.memory
         self._linear = table.primitive(api.LINEAR)
@@ -275,7 +273,7 @@ class _PlainProduct:
 class _RoundedProduct:
     """A matrix as codes and scales."""
 
-    def __init__(self, case: Format, weights: Weights, table: Primitives) -> None:
+    def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
         self._codes, self._bias = table.primitive(api.QUANTISE, case)(matrix.weight), matrix.bias
         self._linear = table.primitive(api.QUANTISED_LINEAR, case)
@@ -288,11 +286,11 @@ class _RoundedProduct:
         return self._widen(*self._codes)
 
 
-def _product(case: Format, weights: Weights, table: Primitives) -> api.Product:
+def _product(case: Format, weights: Weights, table: Ops) -> api.Product:
     return (_RoundedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
 
 
-def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _head(case: Head, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     take, scale = table.primitive(api.TAKE), table.primitive(api.SCALE)
@@ -310,7 +308,7 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
     return run
 
 
-_COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
+_COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Ops], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
     api.QUERY_INPUT.name: _query_input,
     api.LATENT_INPUT.name: _latent_input,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ridgeline._kernels import Experts, Pool, Projection, turn
+from ridgeline._kernels import Pool, Projection, turn
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary, Weights
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_matrix, build_norm
-from ridgeline.spec import ClampedSwiGLU, LayerNorm, MoE, RMSNorm, Rope, Ungated
+from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
+from ridgeline.spec import ClampedSwiGLU, LayerNorm, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import Format
 
@@ -49,24 +49,7 @@ def norm(case: RMSNorm | LayerNorm, pool: Pool) -> Callable[[Floats, Floats, Flo
 def rope(case: Rope, pool: Pool) -> Callable[[Floats, Rotary], Floats]:
     def run(x: Floats, rotary: Rotary) -> Floats:
         out = x.copy(order="C")
-        turn(pool, out, x.shape[-1], case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
-        return out
-
-    return run
-
-
-def experts(case: MoE, weights: Weights, pool: Pool) -> Callable[[Floats, Ndarray, Floats], Floats]:
-    down = [build_matrix(pool, [matrix]) for matrix in weights.experts["down"]]
-    if case.gated:
-        pairs = zip(weights.experts["gate"], weights.experts["up"], strict=True)
-        up = [build_matrix(pool, pair, interleave=True) for pair in pairs]
-    else:
-        up = [build_matrix(pool, [matrix]) for matrix in weights.experts["up"]]
-    kernel = Experts(pool, up, down, *activation_of(case.activation))
-
-    def run(x: Floats, ids: Ndarray, scores: Floats) -> Floats:
-        out = np.empty(x.shape, np.float32)
-        kernel(rows_of(x), np.ascontiguousarray(ids), np.ascontiguousarray(scores), out)
+        turn(pool, out, x.shape[-1], 0, case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
         return out
 
     return run

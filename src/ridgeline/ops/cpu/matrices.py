@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ridgeline.spec import LayerNorm, RMSNorm
 
 Ndarray = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+T = TypeVar("T")
 Kind = Literal["float32", "bfloat16", "float16"]
 Name = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
@@ -59,6 +61,21 @@ def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -
     if isinstance(case, LayerNorm):
         return Norm("layer", case.eps, weight, bias)
     return Norm("rms", case.eps, np.float32(case.offset) + weight, None)
+
+
+class PackedOnce(Generic[T]):
+    """What is made of single arrays, each when it is first asked for, and kept as long as the array lives."""
+
+    def __init__(self, make: Callable[[Ndarray], T]) -> None:
+        self._make = make
+        self._found: dict[int, T] = {}
+
+    def __call__(self, array: Ndarray) -> T:
+        found = self._found.get(id(array))
+        if found is None:
+            found = self._found[id(array)] = self._make(array)
+            weakref.finalize(array, self._found.pop, id(array), None)
+        return found
 
 
 def as_given(part: Ndarray) -> Ndarray:
