@@ -37,7 +37,7 @@ def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, 
 def _attention(
     layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float, is_shared: bool
 ) -> Mixer:
-    before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), weights)
+    before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), weights.without("o"))
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
@@ -51,7 +51,7 @@ def _attention(
 def _shared_attention(
     mixer: SharedAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
 ) -> Mixer:
-    before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), weights)
+    before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), weights.without("o"))
     attend = _attend(mixer.attention, weights, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
@@ -79,7 +79,7 @@ def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable
 def _latent_attention(
     layer: int, mixer: LatentAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
 ) -> Mixer:
-    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), weights)
+    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), weights.without("o"))
     dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
     write = table.primitive(api.WRITE_PAGES, mixer)
     after = table.stage(api.ATTENTION_OUTPUT, mixer, weights)

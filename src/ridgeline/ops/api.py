@@ -361,6 +361,10 @@ class Weights(NamedTuple):
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
 
+    def without(self, name: str) -> Weights:
+        """All but a matrix, which is another stage's."""
+        return Weights({n: w for n, w in self.linears.items() if n != name}, self.arrays)
+
     def under(self, prefix: str) -> Weights:
         """Those of a part, whose names begin with `prefix`, by the rest of the name."""
         linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}

@@ -158,7 +158,7 @@ def _latent_attention(size: StepSize, mixer: LatentAttention, group: StateGroup)
     heads, key = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim
     one, every = _keys_read(size, group)
     several = max(one, min(every, size.block // max(heads, mixer.row)))
-    gathered = several * (2 * FLOAT * mixer.row + 32)
+    gathered = several * ((3 if _is_narrow(group) else 2) * FLOAT * mixer.row + 32)
     # Of a head: its keys and values, or queries and results as long as latents; as many heads as a block holds.
     of_head = max(several * key, size.queries * (mixer.row + mixer.kv_lora_rank))
     up = (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
@@ -175,11 +175,17 @@ def _attention(size: StepSize, mixer: Attention | SharedAttention, group: StateG
     # Keys and values; of more than one sequence a product makes a third copy, [n, K, D, S] in one piece.
     key = FLOAT * kv_heads * mixer.head_dim
     several = min(every, size.block // (kv_heads * mixer.head_dim))
-    gathered = max(one * (2 * key + 32), several * (3 * key + 32) if size.seqs > 1 else 0)
+    narrow = key if _is_narrow(group) else 0  # what is gathered of a part, before it is widened
+    gathered = max(one * (2 * key + narrow + 32), several * (3 * key + narrow + 32) if size.seqs > 1 else 0)
     # The scores, masked, and their softmax; the masks of a query are bytes, one more for each query of a key head.
     pairs = min(size.queries * one, max(size.block // heads, one))
     scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6 + (2 * INT if _measures_distances(mixer) else 0))
     return gathered + scores + 4 * FLOAT * size.queries * heads * mixer.head_dim
+
+
+def _is_narrow(group: StateGroup) -> bool:
+    """Are rows stored in another type than that in which they are computed with?"""
+    return any(part.dtype != "float32" for slot in group.slots for part in slot.parts)
 
 
 def _measures_distances(mixer: Attention | SharedAttention) -> bool:
