@@ -5,9 +5,9 @@
 namespace ridgeline {
 
 // Of each channel, with `modes` complex numbers of state: h = a h + b u, y = Re(c h) + d u; of S4 (`low_rank`) there
-// are added to h also e Re(p h) + g Re(q h), of the h before. Coefficients come in blocks of 16 channels, filled up with
-// zeros: [blocks, modes, terms, 16] with the terms a, b, c (6), of S4 also e, g, p, q (14), each real and imaginary, the
-// imaginary parts of c, p and q negated.
+// are added to h also e Re(p h) + g Re(q h), of the h before. Coefficients come in blocks of 16 channels, filled up
+// with zeros: [blocks, modes, terms, 16] with the terms a, b, c (6), of S4 also e, g, p, q (14), each real and
+// imaginary, the imaginary parts of c, p and q negated.
 struct StateSpace {
     Sequences s;
     int64_t channels, modes;
