@@ -24,8 +24,8 @@ import numpy as np
 from common import emit
 
 from ridgeline import LLM, SamplingParams
+from ridgeline._kernels import Pool, usable_cores
 from ridgeline.engine import Engine
-from ridgeline.measure import measure_roof
 from ridgeline.plan import EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
@@ -54,6 +54,7 @@ from ridgeline.spec import (
 )
 
 WIDTH, LAYERS, VOCAB, STEPS = 512, 12, 256, 24
+READ_BYTES = 1 << 28
 NORM = RMSNorm(1e-5)
 BESIDE = Attention(4, 1, 64, 0.125, Rope(64))
 MODELS: Mapping[str, Layer] = {
@@ -109,13 +110,14 @@ class Bench:
         self._prompts = np.random.default_rng(0).integers(0, VOCAB, (8, prompt)).tolist()
 
     def measure(self, rounds: int) -> None:
-        roof, prompt = measure_roof(self._llm.loaded.table), len(self._prompts[0])
+        pool, prompt = Pool(usable_cores()), len(self._prompts[0])
+        read_rate, fma_rate = pool.read_rate(READ_BYTES), pool.fma_rate()
         self.run(8, STEPS), self.run(1, STEPS)  # matrices are packed, pages touched
         found = {n: [self.run(n, STEPS) for _ in range(rounds)] for n in (1, 8)}
         values = {}
         for n, runs in found.items():
             decode = statistics.median(seconds for _, steps, _ in runs for seconds in steps[1:])
-            floor = self._bytes(n, prompt) / roof.read_bytes_per_s
+            floor = self._bytes(n, prompt) / read_rate
             values |= {
                 f"decode_{n}_ms": round(1e3 * decode, 3), f"floor_{n}_ms": round(1e3 * floor, 3),
                 f"share_{n}": round(floor / decode, 2),
@@ -123,7 +125,7 @@ class Bench:
         prefill = statistics.median(first for first, _, _ in found[1])
         mixing = sum(layer.mixer.work(prompt, prompt // 2) for layer in self._spec.layers if layer.mixer)
         work = prompt * (self._spec.num_active_params() - 2 * VOCAB * WIDTH) + mixing
-        floor = 2 * work / roof.flops_per_s
+        floor = 2 * work / fma_rate
         emit(
             f"mixers: {self._name}", self._is_right(found[1][0][2]), threads=len(os.sched_getaffinity(0)), **values,
             prompt=prompt, prefill_ms=round(1e3 * prefill, 1), prefill_floor_ms=round(1e3 * floor, 1),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from common import emit
+from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
@@ -63,6 +64,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = {"model_type": "ridgeline", "spec": to_json(spec)}
             (Path(folder) / "config.json").write_text(json.dumps(config))
+            rng = np.random.default_rng(0)  # files, for devices differ in what they draw
+            weights = {w.name: rng.normal(0, 0.05, w.shape).astype(np.float32) for w in spec.weights()}
+            save_file(weights, Path(folder) / "model.safetensors")
             devices = options.beside or options.device, options.device
             run(name, spec, folder, prompt, options.rounds, devices)
 
@@ -71,7 +75,7 @@ def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int,
     seconds, tokens = {}, {}
     for chunk, device in zip((1, len(prompt)), devices, strict=True):
         engine = EngineOptions(max_num_batched_tokens=chunk, max_num_seqs=1)
-        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, engine=engine, device=device)
+        llm = LLM(folder, skip_tokenizer_init=True, engine=engine, device=device)
         times = []
         for salt in range(rounds):
             request = {

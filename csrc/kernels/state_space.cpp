@@ -21,8 +21,7 @@ RL_INLINE void add(Real& r, const float* x, F re, F im) {
     r.imaginary = fma(load(x + B), im, r.imaginary);
 }
 
-// W channels through T tokens. state: [modes, 2, 16]. What is low in rank is summed over a whole state before the next
-// one is known; without it several tokens go by while a number of the state is in registers.
+// W channels through T tokens, which go by while a number of the state, [modes, 2, 16], is in registers.
 template <int T>
 RL_INLINE void diagonal(const float* terms, int64_t modes, const F (&u)[T], float* state, F (&out)[T]) {
     Real y[T];
@@ -40,7 +39,7 @@ RL_INLINE void diagonal(const float* terms, int64_t modes, const F (&u)[T], floa
     RL_FOR(t, T) out[t] = sum(y[t]);
 }
 
-// p, q: Re(p h) and Re(q h), of the h before and of the one after.
+// One token: the next needs sums over the whole state. p, q: Re(p h) and Re(q h), of the h before and of the one after.
 RL_INLINE F low_rank(const float* terms, int64_t modes, F u, float* state, Real& p, Real& q) {
     const F ps = sum(p), qs = sum(q);
     Real y{set(0.f), set(0.f)};
