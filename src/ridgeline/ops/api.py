@@ -353,6 +353,11 @@ class Weights(NamedTuple):
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
 
+    def parted(self, name: str) -> tuple[Weights, Weights]:
+        """Those but one matrix, and that matrix: of the stages before and after what has none."""
+        others = {n: w for n, w in self.linears.items() if n != name}
+        return self._replace(linears=others), Weights({name: self.linears[name]}, {})
+
     def under(self, prefix: str) -> Weights:
         """Those of a part, whose names begin with `prefix`, by the rest of the name."""
         linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}
