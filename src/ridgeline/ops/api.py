@@ -361,9 +361,10 @@ class Weights(NamedTuple):
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
 
-    def without(self, name: str) -> Weights:
-        """All but a matrix, which is another stage's."""
-        return Weights({n: w for n, w in self.linears.items() if n != name}, self.arrays)
+    def parted(self, name: str) -> tuple[Weights, Weights]:
+        """Those but one matrix, and that matrix: of the stages before and after what has none."""
+        others = {n: w for n, w in self.linears.items() if n != name}
+        return self._replace(linears=others), Weights({name: self.linears[name]}, {})
 
     def under(self, prefix: str) -> Weights:
         """Those of a part, whose names begin with `prefix`, by the rest of the name."""
