@@ -11,6 +11,7 @@
 // matters too: an idle process must not burn its cores.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,6 +43,8 @@ private:
     size_t bytes_ = 0;
 };
 
+class Program;
+
 class Pool {
 public:
     // threads: the caller's own included, at least 1. Workers are pinned to cores of their own, unless there are more
@@ -51,12 +54,15 @@ public:
     Pool(const Pool&) = delete;
 
     int size() const { return size_; }
+    double busy_seconds() const;  // that calls have held the pool, so far
+    Program* program = nullptr;   // that writes down the calls of a thread (record.h); changed under Python's lock
 
     // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
     // the first hold makes new workers.
     class Hold {
     public:
         explicit Hold(Pool& pool);
+        ~Hold();
         Hold(const Hold&) = delete;
         int threads() const { return pool_.size_; }
 
@@ -86,6 +92,7 @@ public:
     private:
         Pool& pool_;
         std::unique_lock<std::mutex> lock_;
+        std::chrono::steady_clock::time_point since_;
     };
     static constexpr int SLOTS = 8;
 
@@ -94,6 +101,7 @@ private:
     void run(void (*work)(void*, int), void* context);
 
     const int size_;
+    std::atomic<int64_t> busy_ns_{0};
     std::unique_ptr<Team> team_;
 };
 

@@ -399,3 +399,46 @@ class Backend(Protocol):
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]: ...
 
     def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]: ...
+
+
+class Recorded(NamedTuple):
+    """Work that can be run again without Python. results: where it leaves them, until anything recorded runs again."""
+
+    results: Sequence[Array]
+    run: Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Writes down the kernels' calls of some work. For one engine: what it has recorded shares memory."""
+
+    def input(self, shape: tuple[int, ...], *, integers: bool = False) -> Array:
+        """A new array that recorded work may read: float32, or as Memory.integers."""
+        ...
+
+    def first(self, array: Array, n: int) -> Array:
+        """The first n rows of an input, sharing memory."""
+        ...
+
+    def assign(self, array: Array, values: Array) -> None:
+        """Write values into an input; where it has more columns, into the first ones."""
+        ...
+
+    def record(self, work: Callable[[], Sequence[Array]], known: Sequence[Array]) -> Recorded | str:
+        """Run `work` as often as that takes, and write it down; or say why that cannot be.
+
+        known: besides inputs, what it works on; these arrays stay where they are. Of the same contents it must make
+        the same, however often it runs.
+        """
+        ...
+
+
+class Driver(Protocol):
+    """What runs the kernels of a device."""
+
+    def kernel_seconds(self) -> float:
+        """How long kernels have run so far."""
+        ...
+
+    def recorder(self) -> Recorder:
+        """A new one."""
+        ...

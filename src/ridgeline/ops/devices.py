@@ -64,12 +64,11 @@ def open_table(device: str, overrides: Mapping[str, str] | None = None) -> OpsTa
     if device == CPU:
         from ridgeline.ops.host.backend import open_host
 
-        memory, backends = open_host()
-    else:
-        from ridgeline.ops.reference.backend import open_reference
+        memory, backends, driver = open_host()
+        return OpsTable(memory, backends, overrides, driver)
+    from ridgeline.ops.reference.backend import open_reference
 
-        memory, backends = open_reference(device)
-    return OpsTable(memory, backends, overrides)
+    return OpsTable(*open_reference(device), overrides)
 
 
 def has_torch() -> bool:

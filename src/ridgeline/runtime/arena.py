@@ -43,6 +43,11 @@ class Arena:
                 assert mixer is not None  # a layer without one keeps nothing
                 self._views[slot.layer] = g, tuple(self._views_of(g, group, slot, mixer.state()))
 
+    @property
+    def pages(self) -> Sequence[Array]:
+        """The buffers of all groups."""
+        return self._pages
+
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
         return self._views[index]

@@ -14,6 +14,7 @@ from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.graphs import DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep, PagedStep
@@ -63,6 +64,7 @@ class Runner:
         self._num_host_pages = num_host_pages[0]
         self._last = np.zeros(max_seqs, np.int64)
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
+        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self._arena, self._inputs, self._tables)
 
     def submit(self, plan: StepPlan) -> Forward | None:
         """Run a step; None if it only moves pages."""
@@ -72,7 +74,14 @@ class Runner:
                 self._tables[group][row, first : first + len(pages)] = pages
         if not plan.works:
             return None
-        return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
+        return Forward(self._model, self._forward(plan.works), self._memory)
+
+    def _forward(self, works: Sequence[Work]) -> Stream:
+        slices, tokens = self._slices(works)
+        stream = None
+        if tokens.size == len(works) and not slices.drafts.any():
+            stream = self.graphs.run(slices, tokens)
+        return self._model.forward(self._step(slices, tokens)) if stream is None else stream
 
     def sampled(self, row: int, token: int) -> None:
         """What a row of the tables sampled in its last step."""
@@ -98,7 +107,8 @@ class Runner:
         moved = _seconds(move)
         return computed / count, moved / (2 * len(pages) * page_bytes)
 
-    def _step(self, works: Sequence[Work]) -> PagedStep:
+    def _slices(self, works: Sequence[Work]) -> tuple[Slices, Ints]:
+        """What the works run, and its tokens [T]."""
         slices = Slices(
             np.array([w.row for w in works]),
             np.array([w.start for w in works]),
@@ -107,7 +117,9 @@ class Runner:
             np.array([w.start - w.replay_from for w in works]),
         )
         tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
-        tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
+        return slices, np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
+
+    def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
         return PagedStep(
             self._memory.integers(tokens),
             self._memory.integers(slices.positions()),

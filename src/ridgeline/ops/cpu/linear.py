@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline._kernels import Experts, Pool, Projection, turn
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_matrix, build_norm
 from ridgeline.spec import ClampedSwiGLU, LayerNorm, MoE, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
@@ -32,7 +32,7 @@ def linear(case: None, pool: Pool) -> Callable[[Floats, Ndarray, Floats | None],
 def norm(case: RMSNorm | LayerNorm, pool: Pool) -> Callable[[Floats, Floats, Floats | None], Floats]:
     def run(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
         rows = rows_of(x)
-        out = np.empty(rows.shape, np.float32)
+        out = empty(pool, *rows.shape)
         build_norm(case, weight, bias)(pool, rows, out)
         return out.reshape(x.shape)
 

@@ -11,7 +11,7 @@ from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.cpu.elementwise import sigmoid_gate
-from ridgeline.ops.cpu.kernel import never
+from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
@@ -35,7 +35,7 @@ def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Calla
     def stage(
         residual: Floats, delta: Floats | None, rotary: Rotary | None
     ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
-        outs: list[Floats] = [np.empty((len(residual), *shape), np.float32) for shape in (q, kv, kv)]
+        outs: list[Floats] = [empty(pool, len(residual), *shape) for shape in (q, kv, kv)]
         total = run(residual, delta, rotary, outs)
         return total, outs[0], gate(residual, delta), outs[1], outs[2]
 
@@ -47,7 +47,7 @@ def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[
     run, gate = _heads(case, weights, pool, "q"), _gate(case, weights, pool)
 
     def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats, Floats | None]:
-        q = np.empty((len(residual), m.num_heads, m.head_dim), np.float32)
+        q = empty(pool, len(residual), m.num_heads, m.head_dim)
         return run(residual, delta, rotary, [q]), q, gate(residual, delta)
 
     return stage
@@ -61,7 +61,7 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
     kernel = Projection(pool, matrix, _norm(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
 
     def gate(residual: Floats, delta: Floats | None) -> Floats:
-        out = np.empty((len(residual), matrix.rows), np.float32)
+        out = empty(pool, len(residual), matrix.rows)
         kernel(residual, delta, None, None, out)
         return out
 
@@ -82,7 +82,7 @@ def _heads(
     )  # fmt: skip
 
     def run(residual: Floats, delta: Floats | None, rotary: Rotary | None, outs: list[Floats]) -> Floats:
-        total = _sum_of(residual, delta)
+        total = _sum_of(pool, residual, delta)
         cos: Any = rotary.cos if rotary and rope_dim else None
         sin: Any = rotary.sin if rotary and rope_dim else None
         kernel(residual, delta, total, cos, sin, outs)
@@ -100,7 +100,7 @@ def attention_output(
     def stage(attended: Floats, gate: Floats | None) -> Floats:
         if gate is not None:
             attended = gated(attended, gate)
-        out = np.empty((len(attended), matrix.rows), np.float32)
+        out = empty(pool, len(attended), matrix.rows)
         kernel(attended, None, None, None, out)
         return out
 
@@ -117,7 +117,7 @@ def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any
     )
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
-        total, out = _sum_of(residual, delta), np.empty(residual.shape, np.float32)
+        total, out = _sum_of(pool, residual, delta), empty(pool, *residual.shape)
         kernel(residual, delta, total, out)
         return residual if total is None else total, out
 
@@ -154,9 +154,9 @@ def _norm(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm
     return build_norm(case, weight, bias)
 
 
-def _sum_of(residual: Floats, delta: Floats | None) -> Floats | None:
+def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None:
     """Room for the residual sum, where there is one."""
-    return None if delta is None else np.empty(residual.shape, np.float32)
+    return None if delta is None else empty(pool, *residual.shape)
 
 
 STAGES: Mapping[Op[Any], Stage] = {

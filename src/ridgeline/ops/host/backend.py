@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
-from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.api import Backend, Driver, Memory, Op, Weights
 from ridgeline.ops.host import attention as a
 from ridgeline.ops.host import delta, latent, s4
 from ridgeline.ops.host import experts as e
@@ -58,11 +58,16 @@ class NumpyBackend:
         raise DeviceError(f"the numpy backend has no fused {op.name}")
 
 
-def open_host() -> tuple[Memory, tuple[Backend, ...]]:
-    """numpy's memory, and the backends that work on it, best first."""
+def open_host(threads: int | None = None) -> tuple[Memory, tuple[Backend, ...], Driver | None]:
+    """numpy's memory, the backends that work on it, best first, and what runs their kernels.
+
+    threads: of the kernels; None for as many as there are physical cores to use.
+    """
     if find_spec("ridgeline._kernels") is None:
-        return NumpyMemory(), (NumpyBackend(),)
+        return NumpyMemory(), (NumpyBackend(),), None
     from ridgeline._kernels import Pool, usable_cores
     from ridgeline.ops.cpu.backend import CpuBackend
+    from ridgeline.ops.cpu.record import CpuDriver
 
-    return NumpyMemory(), (CpuBackend(Pool(usable_cores())), NumpyBackend())
+    pool = Pool(threads or usable_cores())
+    return NumpyMemory(), (CpuBackend(pool), NumpyBackend()), CpuDriver(pool)

@@ -1,0 +1,69 @@
+"""Steps that are run again without Python: what the kernels were called with, written down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ridgeline._kernels import Pool, Program, Rooms
+from ridgeline.ops.api import Recorded
+
+Ndarray = np.ndarray[Any, Any]
+
+
+class CpuDriver:
+    """A pool of threads."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._lock = pool, threading.Lock()
+
+    def kernel_seconds(self) -> float:
+        return self._pool.busy_seconds
+
+    def recorder(self) -> CpuRecorder:
+        return CpuRecorder(self._pool, self._lock)
+
+
+class CpuRecorder:
+    """lock: held while something is written down of the pool's calls."""
+
+    def __init__(self, pool: Pool, lock: threading.Lock) -> None:
+        self._pool, self._lock, self._rooms = pool, lock, Rooms()
+        self._inputs: list[Ndarray] = []
+        self._is_right = False  # a program of these rooms was seen to do what the work itself does
+
+    def input(self, shape: tuple[int, ...], *, integers: bool = False) -> Ndarray:
+        self._inputs.append(np.zeros(shape, np.int64 if integers else np.float32))
+        return self._inputs[-1]
+
+    def first(self, array: Any, n: int) -> Ndarray:
+        rows: Ndarray = array[:n]
+        return rows
+
+    def assign(self, array: Any, values: Any) -> None:
+        if array.shape == values.shape:
+            array[...] = values
+        else:
+            array[:, : values.shape[1]] = values
+
+    def record(self, work: Callable[[], Sequence[Any]], known: Sequence[Any]) -> Recorded | str:
+        program = Program(self._pool, self._rooms)
+        for array in (*self._inputs, *known):
+            program.know(array.view(np.uint8))
+        with self._lock:
+            results = [program.borrow(x) for x in program.record(work)]
+        reason = program.refusal or self._check(program, results)
+        return Recorded(results, program) if reason is None else reason
+
+    def _check(self, program: Program, results: Sequence[Ndarray]) -> str | None:
+        """Does the program make what the work made, out of its inputs alone? Asked of the first one."""
+        if self._is_right:
+            return None
+        wanted = [x.tobytes() for x in results]
+        self._rooms.poison()
+        program()
+        self._is_right = [x.tobytes() for x in results] == wanted
+        return None if self._is_right else "something between its kernels is not written down"
