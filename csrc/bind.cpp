@@ -17,4 +17,5 @@ NB_MODULE(_kernels, m) {
     bind_latent(m);
     bind_recurrent(m);
     bind_elementwise(m);
+    bind_tokens(m);
 }

@@ -56,6 +56,7 @@ inline Activation activation_of(const std::string& name) {
 
 void bind_pool(nb::module_& m);
 void bind_record(nb::module_& m);
+void bind_tokens(nb::module_& m);
 void bind_room(nb::class_<Pool>& pool);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);

@@ -190,8 +190,8 @@ void run_projection(BoundProjection& self, const Input& x, const std::optional<I
                     const std::optional<Ids>& rows, const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.stage, x, delta, rows, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.stage.matrix.parts[0].rows);
-    perform(self.pool, self, [&self, s, to](Pool::Hold& hold) { self.stage.run(hold, s, &to); }, x, delta, rows,
-            residual, out);
+    auto job = [&self, s, to](Pool::Hold& hold) { self.stage.run(hold, s, &to); };
+    perform(self.pool, self, job, x, delta, rows, residual, out);
 }
 
 void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& delta,
@@ -210,17 +210,16 @@ void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& del
         n = b.data;
         stride = a.stride;
     }
-    perform(
-        self.pool, self, [&self, s, to, c, n, stride](Pool::Hold& hold) { self.stage.run(hold, s, to.data(), c, n, stride); },
-        x, delta, residual, cos, sin, outs);
+    auto job = [&self, s, to, c, n, stride](Pool::Hold& hold) { self.stage.run(hold, s, to.data(), c, n, stride); };
+    perform(self.pool, self, job, x, delta, residual, cos, sin, outs);
 }
 
 void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& delta,
                    const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.up, x, delta, std::nullopt, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.down.parts[0].rows);
-    perform(self.pool, self, [&self, s, to](Pool::Hold& hold) { run_mlp(hold, self.up, self.down, s, to); }, x, delta,
-            residual, out);
+    auto job = [&self, s, to](Pool::Hold& hold) { run_mlp(hold, self.up, self.down, s, to); };
+    perform(self.pool, self, job, x, delta, residual, out);
 }
 
 void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input& weights, const Output& out) {

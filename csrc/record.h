@@ -56,7 +56,7 @@ public:
         auto [begin, end] = extent(a);
         known_.push_back({begin, end});
     }
-    template <class T> void see(const Given<T>& a) {
+    template <class... T> void see(const nb::ndarray<T...>& a) {
         auto [begin, end] = extent(a);
         if (begin != end && !knows(begin, end)) refuse("a kernel was given an array that no other one has made");
     }

@@ -307,3 +307,20 @@ def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats,
 
 def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
     """RMS norm of y silu(z), by groups of columns."""
+
+# ---- the two ends of a step ------------------------------------------------------------------------------------------
+
+def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
+    """Rows of a table, widened to float32. IndexError: an id that it does not have."""
+
+def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
+    """factor times cosines and sines [n, pairs] of position * frequency."""
+
+def places(
+    pool: Pool, table: Ints, rows: Ints, positions: Ints, page_tokens: int, pages: Ints, slots: Ints, tables: Ints
+) -> None:
+    """Of one token for each sequence: its page and its place there, and the row of the page table up to that page.
+    IndexError: the table ends before."""
+
+def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
+    """The first place of each row's largest number, or of its first NaN, and what stands there."""

@@ -42,18 +42,15 @@ class Model:
 
     def forward(self, step: Step) -> Stream:
         """What the layers make of the step's T tokens; the state is written."""
-        return self.run_blocks(self.embed(step), self.rotaries(step.positions), step)
-
-    def rotaries(self, positions: Array) -> dict[Rope, Rotary]:
-        """The rotations of tokens at positions [T], for each kind of rotation that the model has."""
-        return {rope: self._rotary(positions, *f) for rope, f in self._frequencies.items()}
-
-    def run_blocks(self, x: Array, rotaries: Mapping[Rope, Rotary], step: Step) -> Stream:
-        """All layers, one after the other. x: the residual stream before the first."""
-        stream = Stream(x, None)
+        stream = Stream(self.embed(step), None)
+        rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
         return Stream(stream.residual, stream.delta)
+
+    def constants(self) -> list[Array]:
+        """All arrays that a forward pass reads besides its step."""
+        return [*self.weights.values(), *(inverse for inverse, _ in self._frequencies.values())]
 
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]

@@ -30,7 +30,8 @@ class OpsTable:
     """The kernels of one device.
 
     backends: candidates in order of preference; the last is complete. overrides: op name -> backend name, for
-    diagnosis. driver: None where nothing but the kernels themselves is known of what runs them. Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
+    diagnosis. driver: what runs them, None where nothing can be asked of it.
+    Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
     """
 
     def __init__(

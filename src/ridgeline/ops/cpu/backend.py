@@ -7,11 +7,14 @@ from typing import Any
 
 from ridgeline._kernels import Pool
 from ridgeline.ops.api import Op, Weights
-from ridgeline.ops.cpu import attention, elementwise, latent, linear, recurrent
+from ridgeline.ops.cpu import attention, elementwise, latent, linear, recurrent, tokens
 from ridgeline.ops.cpu.kernel import Kernels
 from ridgeline.ops.cpu.stages import STAGES
 
-KERNELS: Kernels = {**linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **recurrent.KERNELS, **elementwise.KERNELS}
+KERNELS: Kernels = {
+    **linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **recurrent.KERNELS, **elementwise.KERNELS,
+    **tokens.KERNELS,
+}  # fmt: skip
 
 
 class CpuBackend:

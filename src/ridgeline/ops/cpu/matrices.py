@@ -35,7 +35,7 @@ def build_matrix(
     if len(kinds) > 1:
         return build_matrix(pool, [part.astype(np.float32) for part in parts], biases, interleave=interleave)
     kind = kinds.pop()
-    return Matrix(pool, [_given(part) for part in parts], kind, FORMATS[kind], 0, biases, interleave)
+    return Matrix(pool, [dense(part) for part in parts], kind, FORMATS[kind], 0, biases, interleave)
 
 
 def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -> Norm:
@@ -60,7 +60,7 @@ class PackedOnce:
         return found
 
 
-def _given(part: Ndarray) -> Ndarray:
-    """As the kernels take it: rows in one piece, 16-bit numbers as integers."""
-    dense = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)
-    return dense if dense.dtype == np.float32 else dense.view(np.uint16)
+def dense(part: Ndarray) -> Ndarray:
+    """A matrix as the kernels take it: rows in one piece, 16-bit numbers as integers."""
+    rows = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)
+    return rows if rows.dtype == np.float32 else rows.view(np.uint16)

@@ -35,26 +35,24 @@ class CpuRecorder:
         self._inputs: list[Ndarray] = []
         self._is_right = False  # a program of these rooms was seen to do what the work itself does
 
-    def input(self, shape: tuple[int, ...], *, integers: bool = False) -> Ndarray:
-        self._inputs.append(np.zeros(shape, np.int64 if integers else np.float32))
+    def input(self, n: int) -> Ndarray:
+        self._inputs.append(np.zeros(n, np.int64))
         return self._inputs[-1]
 
     def first(self, array: Any, n: int) -> Ndarray:
-        rows: Ndarray = array[:n]
-        return rows
+        numbers: Ndarray = array[:n]
+        return numbers
 
-    def assign(self, array: Any, values: Any) -> None:
-        if array.shape == values.shape:
-            array[...] = values
-        else:
-            array[:, : values.shape[1]] = values
+    def assign(self, array: Any, values: Sequence[int]) -> None:
+        array[:] = values
 
     def record(self, work: Callable[[], Sequence[Any]], known: Sequence[Any]) -> Recorded | str:
         program = Program(self._pool, self._rooms)
         for array in (*self._inputs, *known):
-            program.know(array.view(np.uint8))
+            if array.strides[-1] == array.itemsize:  # what is not dense is copied before a kernel sees it
+                program.know(array.view(np.uint8))
         with self._lock:
-            results = [program.borrow(x) for x in program.record(work)]
+            results = [_borrow(program, x) for x in program.record(work)]
         reason = program.refusal or self._check(program, results)
         return Recorded(results, program) if reason is None else reason
 
@@ -67,3 +65,7 @@ class CpuRecorder:
         program()
         self._is_right = [x.tobytes() for x in results] == wanted
         return None if self._is_right else "something between its kernels is not written down"
+
+
+def _borrow(program: Program, array: Ndarray) -> Ndarray:
+    return program.borrow(array.view(np.float32)).view(array.dtype)

@@ -130,7 +130,7 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     kernel = Projection(pool, matrix, norm, case.residual_scale, case.logit_scale, case.logit_softcap or 0.0)
 
     def stage(residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
-        out = np.empty((len(residual if rows is None else rows), matrix.rows), np.float32)
+        out = empty(pool, len(residual if rows is None else rows), matrix.rows)
         kernel(residual, delta, rows, None, out)
         return out
 

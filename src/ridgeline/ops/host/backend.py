@@ -23,6 +23,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
+    api.PLACES: p.places, api.BEST: p.best,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
@@ -38,7 +39,7 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
 # Nothing in them can overflow or meet a NaN in arithmetic: they need no guard against warnings.
 _MOVES = (
     api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.WRITE_PAGES, api.READ_STATE, api.WRITE_STATE,
-    api.GATHER, api.SPLIT,
+    api.GATHER, api.SPLIT, api.PLACES, api.BEST,
 )  # fmt: skip
 
 
