@@ -38,7 +38,7 @@ def generate(
     verbose: o.Verbose = False,
     tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
     device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,

@@ -52,6 +52,7 @@ Model = Annotated[
 TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
 Device = Annotated[str, _model("--device", help="auto, cpu, reference, cuda or cuda:N.")]
+Threads = Annotated[int | None, _model("--threads", help="Of the CPU's kernels; default: one on each physical core.")]
 DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
 MaxModelLen = Annotated[int | None, _model("--max-model-len", help="Longest context in tokens; default: the model's.")]
 LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or dummy: random weights.")]
@@ -121,7 +122,7 @@ KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show s
 # Parameters of commands that are arguments of LLM by the same name.
 _OF_LLM = (
     "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "max_model_len", "load_format",
-    "revision", "seed",
+    "revision", "seed", "threads",
 )  # fmt: skip
 
 

@@ -442,6 +442,9 @@ class Recorder(Protocol):
 class Driver(Protocol):
     """What runs the kernels of a device."""
 
+    @property
+    def threads(self) -> int: ...
+
     def kernel_seconds(self) -> float:
         """How long kernels have run so far."""
         ...

@@ -26,7 +26,8 @@ class LoadOptions:
     """How to load a model; names as in vLLM.
 
     dtype: the type of weight matrices, `auto` keeps the checkpoint's. max_model_len: the longest context to serve,
-    in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`.
+    in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`. threads: of the kernels
+    of device cpu; None for one on each physical core.
     """
 
     device: str = "auto"
@@ -36,6 +37,7 @@ class LoadOptions:
     revision: str | None = None
     seed: int = 0
     ops: Mapping[str, str] | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
-    table = open_table(resolve_device(options.device), options.ops)
+    table = open_table(resolve_device(options.device), options.ops, options.threads)
     if dummy:
         drawn = dtype or config_dtype(checkpoint.config)
         total = sum(w.num_params * (DTYPE_BYTES[drawn] if w.is_matrix else 4) for w in spec.weights())

@@ -20,6 +20,10 @@ class CpuDriver:
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()
 
+    @property
+    def threads(self) -> int:
+        return self._pool.size
+
     def kernel_seconds(self) -> float:
         return self._pool.busy_seconds
 
