@@ -2,6 +2,7 @@
 #pragma once
 #include "activation.h"
 #include "arrays.h"
+#include "record.h"
 #include "threads.h"
 
 namespace ridgeline {
@@ -9,11 +10,36 @@ namespace ridgeline {
 using Ids = Given<const int64_t>;
 
 // While a kernel works other threads of Python run, and other callers of the pool wait.
-struct Work {
+struct Held {
     nb::gil_scoped_release release;
     Pool::Hold hold;
-    explicit Work(Pool& pool) : hold(pool) {}
+    explicit Held(Pool& pool) : hold(pool) {}
 };
+
+// The work of a kernel that no program may contain.
+struct Work {
+    struct Unrecorded {
+        explicit Unrecorded(const Pool& pool) {
+            if (Program* program = Program::of(pool)) program->refuse("a kernel in it cannot be written down");
+        }
+    } unrecorded;
+    Held held;
+    Pool::Hold& hold = held.hold;
+    explicit Work(Pool& pool) : unrecorded(pool), held(pool) {}
+};
+
+// The work of one that a program may contain: job(hold), by value all that it needs but what `bound`, an object of
+// Python's, and the arrays hold.
+template <class Bound, class Job, class... Arrays>
+void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
+    if (Program* program = Program::of(pool)) {
+        (program->see(arrays), ...);
+        program->keep(nb::find(bound));
+        program->add(job);
+    }
+    Held held(pool);
+    job(held.hold);
+}
 
 [[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
 
@@ -45,6 +71,9 @@ Heads3<T> heads_of(const Given<T>& a, const char* name, int64_t tokens, int64_t 
 }
 
 void bind_pool(nb::module_& m);
+void bind_record(nb::module_& m);
+void bind_tokens(nb::module_& m);
+void bind_room(nb::class_<Pool>& pool);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_experts(nb::module_& m);

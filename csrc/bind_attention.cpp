@@ -65,10 +65,10 @@ void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, c
     const Paged p = pages_of(pages, "pages");
     const int64_t tokens = int64_t(page.size());
     const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
-    Work work(pool);
-    write_pages(work.hold, {from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
-                            vector_of(slot, "write slots", tokens), p.stored, p.data, p.count, p.stride, p.page_tokens,
-                            turned});
+    const PageWrite job{from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
+                        vector_of(slot, "write slots", tokens), p.stored, p.data, p.count, p.stride, p.page_tokens,
+                        turned};
+    perform(pool, pool, [job](Pool::Hold& hold) { write_pages(hold, job); }, pages, x, page, slot);
 }
 
 AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& q, const std::optional<Input>& sinks,
@@ -128,10 +128,15 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                        k.head(),  0,        v.stride, v.head(),          c.value_dim * size, true,
                        c.key_dim * size * tokens, 4,  c.value_dim * size * tokens, 4};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
-    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
-                                           vector_of(lengths, "lengths", n), rows_of(tables, "tables"), n);
-    Work work(pool);
-    attend(work.hold, step, sequences);
+    const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
+                  *count = vector_of(lengths, "lengths", n);
+    const Rows<const int64_t> table = rows_of(tables, "tables");
+    // Where the sequences stand is read anew each time that the call is run.
+    auto job = [kv, step, rows, first, count, table, n](Pool::Hold& hold) {
+        const AttentionStep own{step.c, kv, step.q, step.q_stride, step.sinks, step.out, step.out_stride};
+        attend(hold, own, paged_sequences(kv, rows, first, count, table, n));
+    };
+    perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out);
 }
 
 std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {

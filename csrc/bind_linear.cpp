@@ -183,8 +183,8 @@ void run_projection(BoundProjection& self, const Input& x, const std::optional<I
                     const std::optional<Ids>& rows, const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.stage, x, delta, rows, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.stage.matrix.parts[0].rows);
-    Work work(self.pool);
-    self.stage.run(work.hold, s, &to);
+    auto job = [&self, s, to](Pool::Hold& hold) { self.stage.run(hold, s, &to); };
+    perform(self.pool, self, job, x, delta, rows, residual, out);
 }
 
 void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& delta,
@@ -203,16 +203,16 @@ void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& del
         n = b.data;
         stride = a.stride;
     }
-    Work work(self.pool);
-    self.stage.run(work.hold, s, to.data(), c, n, stride);
+    auto job = [&self, s, to, c, n, stride](Pool::Hold& hold) { self.stage.run(hold, s, to.data(), c, n, stride); };
+    perform(self.pool, self, job, x, delta, residual, cos, sin, outs);
 }
 
 void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& delta,
                    const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.up, x, delta, std::nullopt, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.down.parts[0].rows);
-    Work work(self.pool);
-    run_mlp(work.hold, self.up, self.down, s, to);
+    auto job = [&self, s, to](Pool::Hold& hold) { run_mlp(hold, self.up, self.down, s, to); };
+    perform(self.pool, self, job, x, delta, residual, out);
 }
 
 void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm, float scale, int64_t head_dim,
@@ -238,11 +238,13 @@ void run_norm(const Norm& norm, Pool& pool, const Input& x, const Output& out) {
     const Rows<const float> from = rows_of(x, "x", tokens, n);
     const Rows<float> to = rows_of(out, "out", tokens, n);
     const NormWeights weights = norm.view();
-    Work work(pool);
-    work.hold.split(tokens, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t)
-            source_kernels().norm(weights, from.data + t * from.stride, n, to.data + t * to.stride);
-    });
+    auto job = [weights, tokens, from, to, n](Pool::Hold& hold) {
+        hold.split(tokens, [&](int64_t begin, int64_t end, int) {
+            for (int64_t t = begin; t < end; ++t)
+                source_kernels().norm(weights, from.data + t * from.stride, n, to.data + t * to.stride);
+        });
+    };
+    perform(pool, norm, job, x, out);
 }
 
 void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t rope_dim, bool interleaved,

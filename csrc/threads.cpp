@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -236,7 +235,15 @@ Pool::Hold::Hold(Pool& pool) : pool_(pool) {
     }
     lock_ = std::unique_lock(pool.team_->mutex);
     pool.team_->step_aside();
+    since_ = std::chrono::steady_clock::now();
 }
+
+Pool::Hold::~Hold() {
+    const auto held = std::chrono::steady_clock::now() - since_;
+    pool_.busy_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(held).count();
+}
+
+double Pool::busy_seconds() const { return double(busy_ns_) * 1e-9; }
 
 void Pool::run(void (*work)(void*, int), void* context) {
     Team& team = *team_;

@@ -11,6 +11,7 @@
 // matters too: an idle process must not burn its cores.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,6 +59,7 @@ private:
     std::shared_ptr<Pages> open_;
     size_t used_ = 0;
 };
+class Program;
 
 class Pool {
 public:
@@ -69,12 +71,15 @@ public:
 
     int size() const { return size_; }
     Share take(size_t bytes) { return room_.take(bytes); }
+    double busy_seconds() const;  // that calls have held the pool, so far
+    Program* program = nullptr;   // that writes down the calls of a thread (record.h); changed under Python's lock
 
     // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
     // the first hold makes new workers.
     class Hold {
     public:
         explicit Hold(Pool& pool);
+        ~Hold();
         Hold(const Hold&) = delete;
         int threads() const { return pool_.size_; }
 
@@ -106,6 +111,7 @@ public:
     private:
         Pool& pool_;
         std::unique_lock<std::mutex> lock_;
+        std::chrono::steady_clock::time_point since_;
     };
     static constexpr int SLOTS = 8;
 
@@ -114,6 +120,7 @@ private:
     void run(void (*work)(void*, int), void* context);
 
     const int size_;
+    std::atomic<int64_t> busy_ns_{0};
     std::unique_ptr<Team> team_;
     Room room_;
 };

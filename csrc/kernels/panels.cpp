@@ -173,6 +173,6 @@ void unpack(const Matrix& m, int64_t panel, int row, float* out) {
 
 }  // namespace
 
-extern const PanelKernels panel_kernels = {pack, unpack};
+extern const PanelKernels panel_kernels = {pack, unpack, widen};
 
 }  // namespace ridgeline::RL_ISA

@@ -4,14 +4,15 @@ Arrays are numpy's, float32 unless it says otherwise; an argument of the wrong t
 ValueError. Every call lets other threads of Python run while it works.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+T = TypeVar("T")
 
 def isa() -> str:
     """The instruction set in use: avx512, avx2 or portable."""
@@ -26,12 +27,46 @@ class Pool:
         """threads: the caller's included. More than there are cores is slow, and right."""
     @property
     def size(self) -> int: ...
+    @property
+    def busy_seconds(self) -> float:
+        """How long calls have held the pool, so far."""
+    @property
+    def recording(self) -> bool:
+        """Are the calls of this thread written down?"""
+    def room(self, shape: tuple[int, ...]) -> Floats:
+        """Room of the program that is being written down, free again when the array is gone. ValueError: there is no
+        such program."""
     def read_rate(self, bytes: int) -> float:
         """Bytes per second that all threads read of so much memory, which is taken for that: the best of three."""
     def fma_rate(self) -> float:
         """float32 operations per second in registers; a product and its sum are two."""
     def dot_rate(self) -> float:
         """The same of bytes."""
+
+class Rooms:
+    """Memory of programs: what one leaves there is there until another one runs."""
+
+    def __init__(self) -> None: ...
+    def poison(self) -> None:
+        """NaN everywhere, to see that a program makes all that it reads."""
+
+class Program:
+    """Calls of kernels that can be made again at once, over the arrays that they were made with."""
+
+    def __init__(self, pool: Pool, rooms: Rooms) -> None: ...
+    def know(self, array: Array) -> None:
+        """An array that calls may work on, and that stays where it is as long as the program does."""
+    def record(self, work: Callable[[], T]) -> T:
+        """Run `work`, and write down what this thread calls of the pool's kernels. RuntimeError: another program of
+        the pool is being written."""
+    def borrow(self, array: Floats) -> Floats:
+        """The same array, whose room counts as free: to be read before another program of these rooms runs."""
+    @property
+    def refusal(self) -> str | None:
+        """Why the program must not be run."""
+    def __len__(self) -> int: ...
+    def __call__(self) -> None:
+        """Make all calls again. ValueError: it must not be run."""
 
 # ---- matrices and what is computed with them -------------------------------------------------------------------------
 
@@ -331,3 +366,20 @@ def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats,
 
 def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
     """RMS norm of y silu(z), by groups of columns."""
+
+# ---- the two ends of a step ------------------------------------------------------------------------------------------
+
+def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
+    """Rows of a table, widened to float32. IndexError: an id that it does not have."""
+
+def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
+    """factor times cosines and sines [n, pairs] of position * frequency."""
+
+def places(
+    pool: Pool, table: Ints, rows: Ints, positions: Ints, page_tokens: int, pages: Ints, slots: Ints, tables: Ints
+) -> None:
+    """Of one token for each sequence: its page and its place there, and the row of the page table up to that page.
+    IndexError: the table ends before."""
+
+def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
+    """The first place of each row's largest number, or of its first NaN, and what stands there."""

@@ -14,7 +14,7 @@ from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.ops.devices import host_free_bytes
+from ridgeline.ops.devices import host_free_bytes, num_cores
 from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
@@ -66,13 +66,14 @@ class LLM:
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
         weights: str = "auto",
+        threads: int | None = None,
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
-        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights)
+        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights, threads)
         self._kv_cache_dtype = kv_cache_dtype
         storage, _ = choose_storage(kv_cache_dtype)
         self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
@@ -122,7 +123,7 @@ class LLM:
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory = self.loaded.table.memory
         free = memory.free_bytes()
-        return resolve(
+        config = resolve(
             self.loaded.spec,
             self.loaded.max_model_len,
             options,
@@ -133,6 +134,11 @@ class LLM:
             device_is_host=memory.on_host,
             host_free_bytes=host_free_bytes(),
         )
+        if (driver := self.loaded.table.driver) is None:
+            return config
+        why = f"one on each physical core that this process may use, of {num_cores()} CPUs"
+        reasons = {**config.reasons, "threads": why if self.options.threads is None else "as given"}
+        return replace(config, threads=driver.threads, reasons=reasons)
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -39,7 +39,7 @@ def generate(
     tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
     device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
     max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None, ops: o.Ops = None,
+    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,

@@ -52,6 +52,7 @@ Model = Annotated[
 TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
 Device = Annotated[str, _model("--device", help="auto, cpu, reference, cuda or cuda:N.")]
+Threads = Annotated[int | None, _model("--threads", help="Of the CPU's kernels; default: one on each physical core.")]
 DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
 WeightFormat = Annotated[
     str,
@@ -134,7 +135,7 @@ KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show s
 # Parameters of commands that are arguments of LLM by the same name.
 _OF_LLM = (
     "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "kv_cache_dtype", "max_model_len",
-    "load_format", "revision", "seed", "weights",
+    "load_format", "revision", "seed", "weights", "threads",
 )  # fmt: skip
 
 

@@ -63,6 +63,10 @@ class Model:
             stream = self.run_block(block, stream, step, rotaries)
         return Stream(stream.residual, stream.delta)
 
+    def constants(self) -> list[Array]:
+        """All arrays that a forward pass reads besides its step."""
+        return [*self.weights.values(), *(inverse for inverse, _ in self._frequencies.values())]
+
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
     ) -> Stream:

@@ -299,6 +299,13 @@ SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitiv
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
+# (page table [rows, P], rows [n], positions [n], page tokens) -> write pages [n], write slots [n], tables [n, P] up to
+# there: the layout of a step of one token for each of n sequences [no case]
+PLACES: Op[Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]] = Op("places", "primitive")
+# (logits [n, vocabulary]) -> ids [n] of the largest, of equals the first, of NaN the first where there is one; and what
+# stands there [n] [no case]
+BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
+
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
 
@@ -341,7 +348,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTISE, DEQUANTISE, QUANTISED_LINEAR,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE,
+    DELTA_RULE, NORM_GATE, PLACES, BEST,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,
@@ -450,3 +457,49 @@ class Backend(Protocol):
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]: ...
 
     def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]: ...
+
+
+class Recorded(NamedTuple):
+    """Work that can be run again without Python. results: where it leaves them, until anything recorded runs again."""
+
+    results: Sequence[Array]
+    run: Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Writes down the kernels' calls of some work. For one engine: what it has recorded shares memory."""
+
+    def input(self, n: int) -> Array:
+        """A new array of n whole numbers, which recorded work may read."""
+        ...
+
+    def first(self, array: Array, n: int) -> Array:
+        """The first n numbers of an input, sharing memory."""
+        ...
+
+    def assign(self, array: Array, values: Sequence[int]) -> None:
+        """Write all numbers of an input, or of its first ones."""
+        ...
+
+    def record(self, work: Callable[[], Sequence[Array]], known: Sequence[Array]) -> Recorded | str:
+        """Run `work` as often as that takes, and write it down; or say why that cannot be.
+
+        known: besides inputs, what it works on; these arrays stay where they are. Of the same contents it must make
+        the same, however often it runs.
+        """
+        ...
+
+
+class Driver(Protocol):
+    """What runs the kernels of a device."""
+
+    @property
+    def threads(self) -> int: ...
+
+    def kernel_seconds(self) -> float:
+        """How long kernels have run so far."""
+        ...
+
+    def recorder(self) -> Recorder:
+        """A new one."""
+        ...

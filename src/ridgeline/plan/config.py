@@ -38,7 +38,8 @@ class EngineConfig:
     rows; the states of recurrent layers are float32. num_pages: per group, the null page included. num_host_pages: the
     same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
     peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
-    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step.
+    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step. threads: of the
+    device's kernels, None where it has threads of its own.
     """
 
     max_model_len: int
@@ -55,6 +56,7 @@ class EngineConfig:
     free_bytes: int
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
+    threads: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -90,5 +92,7 @@ class EngineConfig:
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),
         }
+        if self.threads is not None:
+            values["threads"] = f"{self.threads}"
         lines = [f"{name:<24}{value:<12}{self.reasons[name]}" for name, value in values.items()]
         return lines + [f"{name:<24}{num_bytes(size)}" for name, size in self.memory(weight_bytes, on_host=on_host)]

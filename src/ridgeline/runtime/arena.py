@@ -39,6 +39,11 @@ class Arena:
                 parts = ((p.offset, (*tokens, *p.shape), p.dtype) for p in slot.parts)
                 self._views[slot.layer] = g, tuple(memory.page_view(self._pages[g], *part) for part in parts)
 
+    @property
+    def pages(self) -> Sequence[Array]:
+        """The buffers of all groups."""
+        return self._pages
+
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
         return self._views[index]

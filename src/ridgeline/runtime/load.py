@@ -34,6 +34,7 @@ class LoadOptions:
     dtype: the type of weight matrices, `auto` keeps the checkpoint's. max_model_len: the longest context to serve,
     in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`. weights: the format of
     the matrices that are multiplied with: `auto` as they are stored, `int8`, `int4` or `int4-128` rounded to nearest.
+    threads: of the kernels of device cpu; None for one on each physical core.
     """
 
     device: str = "auto"
@@ -44,6 +45,7 @@ class LoadOptions:
     seed: int = 0
     ops: Mapping[str, str] | None = None
     weights: str = "auto"
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
-    table = open_table(resolve_device(options.device), options.ops)
+    table = open_table(resolve_device(options.device), options.ops, options.threads)
     files = None if is_dummy else open_tensors(checkpoint)
     found = _weights(checkpoint, files, table, format, dtype)
     if build is not PassingModel:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 PURPOSE_SAMPLE = 0  # other purposes (speculation, beams) will draw from other streams
 # Scores that are worked on at once: bounds the workspace (float64: 2 MiB, a few times), and keeps it in the cache.
 BLOCK = 2**18
+BROKEN = "the model's logits hold NaN or infinity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,10 @@ class SampleRow:
         """Whether the token is simply the most likely one."""
         return self.params.temperature == 0 and self.edits is None
 
+    def wants_best(self) -> bool:
+        """Whether the most likely token is all that is asked for."""
+        return self.is_plain() and self.params.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
@@ -90,6 +97,24 @@ class SampledToken:
 
     token: int
     logprobs: TokenLogprobs | None = None
+
+
+class Best(NamedTuple):
+    """Of each row of logits the first of the best tokens, or the first NaN, and what stands there: [n] each."""
+
+    tokens: Ints
+    logits: Floats
+
+    @classmethod
+    def of(cls, logits: Floats) -> Best:
+        tokens = logits.argmax(axis=1)
+        return cls(tokens, logits[np.arange(len(tokens)), tokens])
+
+
+def take_best(best: Best) -> list[SampledToken | RequestError]:
+    """`sample` of rows that want their best token and nothing more, where that is known already."""
+    pairs = zip(best.tokens.tolist(), best.logits.tolist(), strict=True)
+    return [SampledToken(token) if isfinite(logit) else RequestError(BROKEN) for token, logit in pairs]
 
 
 def sample(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | RequestError]:
@@ -119,33 +144,36 @@ def prompt_logprobs(logits: Floats, next_ids: Sequence[int], count: int) -> list
 
 
 def _sample_block(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | RequestError]:
-    scores, errors = _scores(logits, rows)
-    tokens = _choose(scores, rows)
+    scores, best, errors = _scores(logits, rows)
+    tokens = _choose(scores, best, rows)
     entries = _logprobs(logits, scores, tokens, [i for i in range(len(rows)) if i not in errors], rows)
     return [errors.get(i) or SampledToken(token, entries.get(i)) for i, token in enumerate(tokens.tolist())]
 
 
-def _scores(logits: Floats, rows: Sequence[SampleRow]) -> tuple[Floats, dict[int, RequestError]]:
-    """Edited scores, float64 unless nothing is to be changed; and the rows that cannot be served, zeroed."""
-    broken = np.flatnonzero(~np.isfinite(logits.max(axis=1)))
-    errors = {int(i): RequestError("the model's logits hold NaN or infinity") for i in broken}
+def _scores(logits: Floats, rows: Sequence[SampleRow]) -> tuple[Floats, Ints, dict[int, RequestError]]:
+    """Edited scores, float64 unless nothing is to be changed; the best token of each row; and the rows that cannot be
+    served, zeroed if they are a copy.
+    """
+    best, top = Best.of(logits)
+    broken = np.flatnonzero(~np.isfinite(top))
+    errors = {int(i): RequestError(BROKEN) for i in broken}
     if all(row.is_plain() for row in rows):
-        return logits, errors
+        return logits, best, errors
     scores = np.array(logits, np.float64, order="C")
     scores[broken] = 0
-    for row, row_scores in zip(rows, scores, strict=True):
-        if row.edits is not None:
-            row.edits.apply(row_scores)
-    empty = np.flatnonzero(scores.max(axis=1) == -np.inf)
+    edited = [i for i, row in enumerate(rows) if row.edits is not None]
+    for i in edited:
+        rows[i].edits.apply(scores[i])  # type: ignore[union-attr]
+    best[edited] = scores[edited].argmax(axis=1) if edited else 0
+    empty = np.flatnonzero(scores[np.arange(len(rows)), best] == -np.inf)
     message = "allowed_token_ids, bad_token_ids and min_tokens together leave no token"
     errors = {int(i): RequestError(message) for i in empty} | errors
     scores[empty] = 0
-    return scores, errors
+    return scores, best, errors
 
 
-def _choose(scores: Floats, rows: Sequence[SampleRow]) -> Ints:
+def _choose(scores: Floats, best: Ints, rows: Sequence[SampleRow]) -> Ints:
     """The token of each row [n]; scores become those that were drawn from."""
-    best: Ints = scores.argmax(axis=1)
     temperatures = np.array([row.params.temperature for row in rows])
     if not temperatures.any():
         return best

@@ -17,7 +17,7 @@ from ridgeline._kernels import Pool
 from ridgeline._kernels import write_pages as write
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
 from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
 
@@ -38,7 +38,7 @@ def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     bound, width = bind(case), case.num_heads * case.head_dim
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
-        out = np.empty((q.shape[0], width), np.float32)
+        out = empty(pool, q.shape[0], width)
         bound.paged(pool, q, for_kernels(kv.keys), for_kernels(kv.values), *places(kv.layout), sinks, out)
         return out
 

@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline._kernels import Pool, Projection, turn
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary, Weights
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.spec import ClampedSwiGLU, LayerNorm, RMSNorm, Rope, Ungated
 from ridgeline.spec.activation import Activation
@@ -39,7 +39,7 @@ class Product:
 def norm(case: RMSNorm | LayerNorm, pool: Pool) -> Callable[[Floats, Floats, Floats | None], Floats]:
     def run(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
         rows = rows_of(x)
-        out = np.empty(rows.shape, np.float32)
+        out = empty(pool, *rows.shape)
         build_norm(case, weight, bias)(pool, rows, out)
         return out.reshape(x.shape)
 

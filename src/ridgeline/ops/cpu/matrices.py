@@ -44,7 +44,7 @@ def build_matrix(pool: Pool, linears: Sequence[Linear], *, interleave: bool = Fa
         parts = [part.astype(np.float32) for part in parts]
     kind = kinds.pop() if len(kinds) == 1 else "float32"
     name = ROUNDED[format.bits] if format.is_lossy else PLAIN[kind]
-    matrix = Matrix(pool, [as_given(part) for part in parts], kind, name, format.group, biases, interleave)
+    matrix = Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave)
     for linear in linears:
         release(linear.weight)
     return matrix
@@ -53,7 +53,7 @@ def build_matrix(pool: Pool, linears: Sequence[Linear], *, interleave: bool = Fa
 def build_rows(pool: Pool, rows: Ndarray) -> Matrix:
     """A matrix as it is stored."""
     kind = kind_of(rows)
-    return Matrix(pool, [as_given(rows)], kind, PLAIN[kind], 0, [None], False)
+    return Matrix(pool, [dense(rows)], kind, PLAIN[kind], 0, [None], False)
 
 
 def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -> Norm:
@@ -78,7 +78,7 @@ class PackedOnce(Generic[T]):
         return found
 
 
-def as_given(part: Ndarray) -> Ndarray:
-    """As the kernels take it: rows in one piece, 16-bit numbers as integers."""
-    dense = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)
-    return dense if dense.dtype == np.float32 else dense.view(np.uint16)
+def dense(part: Ndarray) -> Ndarray:
+    """A matrix as the kernels take it: rows in one piece, 16-bit numbers as integers."""
+    rows = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)
+    return rows if rows.dtype == np.float32 else rows.view(np.uint16)

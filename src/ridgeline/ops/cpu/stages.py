@@ -12,7 +12,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
-from ridgeline.ops.cpu.kernel import never
+from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import Product, activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
@@ -38,7 +38,7 @@ def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Calla
     def stage(
         residual: Floats, delta: Floats | None, rotary: Rotary | None
     ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
-        outs: list[Floats] = [np.empty((len(residual), *shape), np.float32) for shape in (q, kv, kv)]
+        outs: list[Floats] = [empty(pool, len(residual), *shape) for shape in (q, kv, kv)]
         total = run(residual, delta, rotary, outs)
         return total, outs[0], gate(residual, delta), outs[1], outs[2]
 
@@ -50,7 +50,7 @@ def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[
     run, gate = _heads(case, weights, pool, "q"), _gate(case, weights, pool)
 
     def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats, Floats | None]:
-        q = np.empty((len(residual), m.num_heads, m.head_dim), np.float32)
+        q = empty(pool, len(residual), m.num_heads, m.head_dim)
         return run(residual, delta, rotary, [q]), q, gate(residual, delta)
 
     return stage
@@ -64,7 +64,7 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
     kernel = Projection(pool, matrix, norm_of(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
 
     def gate(residual: Floats, delta: Floats | None) -> Floats:
-        out = np.empty((len(residual), matrix.rows), np.float32)
+        out = empty(pool, len(residual), matrix.rows)
         kernel(residual, delta, None, None, out)
         return out
 
@@ -85,7 +85,7 @@ def _heads(
     )  # fmt: skip
 
     def run(residual: Floats, delta: Floats | None, rotary: Rotary | None, outs: list[Floats]) -> Floats:
-        total = _sum_of(residual, delta)
+        total = _sum_of(pool, residual, delta)
         cos: Any = rotary.cos if rotary and rope_dim else None
         sin: Any = rotary.sin if rotary and rope_dim else None
         kernel(residual, delta, total, cos, sin, outs)
@@ -103,7 +103,7 @@ def attention_output(
     def stage(attended: Floats, gate: Floats | None) -> Floats:
         if gate is not None:
             attended = gated(attended, gate)
-        out = np.empty((len(attended), matrix.rows), np.float32)
+        out = empty(pool, len(attended), matrix.rows)
         kernel(attended, None, None, None, out)
         return out
 
@@ -116,7 +116,7 @@ def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any
     kernel = _mlp(case.mlp, weights, norm_of(case.norm, "norm", weights), case.residual_scale, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
-        total, out = _sum_of(residual, delta), np.empty(residual.shape, np.float32)
+        total, out = _sum_of(pool, residual, delta), empty(pool, *residual.shape)
         kernel(residual, delta, total, out)
         return residual if total is None else total, out
 
@@ -186,7 +186,7 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     kernel = Projection(pool, matrix, norm, case.residual_scale, case.logit_scale, case.logit_softcap or 0.0)
 
     def stage(residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
-        out = np.empty((len(residual if rows is None else rows), matrix.rows), np.float32)
+        out = empty(pool, len(residual if rows is None else rows), matrix.rows)
         kernel(residual, delta, rows, None, out)
         return out
 
@@ -197,7 +197,7 @@ class Parts:
     """A residual sum and a norm before several matrices of one width; one pass for all that are of one format."""
 
     def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
-        self._rows = [weights.linears[name].weight.shape[0] for name in names]
+        self._rows, self._pool = [weights.linears[name].weight.shape[0] for name in names], pool
         by_format: dict[Format, list[int]] = {}
         for i, name in enumerate(names):
             by_format.setdefault(weights.linears[name].format, []).append(i)
@@ -209,7 +209,8 @@ class Parts:
 
     def __call__(self, residual: Floats, delta: Floats | None = None) -> tuple[Floats, list[Floats]]:
         """The sum, and what each matrix makes of it."""
-        total, outs = _sum_of(residual, delta), [np.empty((len(residual), n), np.float32) for n in self._rows]
+        total = _sum_of(self._pool, residual, delta)
+        outs = [empty(self._pool, len(residual), n) for n in self._rows]
         for places, kernel in self._passes:
             kernel(residual, delta, total, None, None, [outs[i] for i in places])
         return residual if total is None else total, outs
@@ -228,9 +229,9 @@ def norm_of(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> No
     return build_norm(case, weight, bias)
 
 
-def _sum_of(residual: Floats, delta: Floats | None) -> Floats | None:
+def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None:
     """Room for the residual sum, where there is one."""
-    return None if delta is None else np.empty(residual.shape, np.float32)
+    return None if delta is None else empty(pool, *residual.shape)
 
 
 FUSED: Mapping[Op[Any], Stage] = {

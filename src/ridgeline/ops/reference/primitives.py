@@ -167,6 +167,15 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
+def places(page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows]
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    values, ids = logits.max(dim=1)
+    return ids, values
+
+
 def take(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows]
 
