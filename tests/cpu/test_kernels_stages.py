@@ -345,4 +345,4 @@ def test_a_product_of_any_axes() -> None:
 def test_what_has_no_kernel_is_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
-    assert backend.refuses(api.EMBEDDING, None) == "moves numbers only, as numpy does"
+    assert backend.refuses(api.TAKE, None) == "moves numbers only, as numpy does"

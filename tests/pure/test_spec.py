@@ -203,7 +203,7 @@ def test_whole_numbers_count_as_floats() -> None:
 LAYER_0, LAYER_3 = "spec.layers[0]", "spec.layers[3]"
 ONE_LAYER = {"count": 1, "layer": to_json(SMALL)["layers"][0]["layer"]}
 # (path to an object, field, new value or `del`, what the message must say)
-DEL = object()
+DEL = ...  # stands for: take it away
 DAMAGE: list[tuple[str, str, Any, str]] = [
     ("", "vocab", 1, "spec: ModelSpec has no field vocab"),
     ("", "vocab_size", DEL, "spec: ModelSpec needs vocab_size"),
