@@ -205,6 +205,7 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
                 continue;
             }
         const bool last = head + 1 == w.head_end;
+        if (t.key_scales) scales_ahead(kv, *w.sequence, last ? at + TILE : at, last ? w.head : head + 1);
         run_rows(a, w, t, last ? next : lines, (last ? w.head : head + 1) * kv.key_head / size, masks, head, m);
     }
 }

@@ -66,6 +66,17 @@ inline void find_scales(const KeyValues& kv, const Sequence& s, int64_t at, int 
     }
 }
 
+// Asks for the memory of the scales of the tile at a position.
+inline void scales_ahead(const KeyValues& kv, const Sequence& s, int64_t at, int head) {
+    if (!s.table) return;
+    const char* key_scales = kv.keys + head * kv.key_head + kv.key_scale;
+    const char* value_scales = kv.values + head * kv.value_head + kv.value_scale;
+    for (int64_t index = at / kv.page_tokens; index * kv.page_tokens < at + TILE && index < s.table_size; ++index) {
+        prefetch(key_scales + s.table[index] * kv.key_page);
+        prefetch(value_scales + s.table[index] * kv.value_page);
+    }
+}
+
 // W rows of keys, turned. Rows that no query sees are null.
 template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* to) {
     for (int64_t d = 0; d < numbers; d += W) {
