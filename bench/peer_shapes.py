@@ -1,8 +1,8 @@
 """The models that all peers run: published shapes, random weights, written once as a Hugging Face folder.
 
 Matrices are N(0, 1/inputs) in bfloat16 and norms are ones, so activations stay of order one and logits are N(0, 1).
-The tokenizer is a byte-level BPE of invented merges with as many tokens as the model: converters ask for one, and nothing
-here uses it. Llama 3.2's stretched rotary frequencies are left out; they cost nothing and converters differ in them.
+The tokenizer is a byte-level BPE of invented merges with as many tokens as the model: converters ask for one, and
+nothing here uses it. Llama 3.2's stretched rotary frequencies are left out: they cost nothing, and converters differ.
 """
 
 from __future__ import annotations

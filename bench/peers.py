@@ -1,9 +1,9 @@
-"""Side by side with the peers on the same random weights: python bench/peers.py [--shapes SML] [--peers a,b] [--rounds 5]
+"""Side by side with the peers on the same random weights: python bench/peers.py [--shapes S,M] [--peers a,b]
 
 Each peer is installed from the package registry into an environment of its own under --work, pinned; the models are
-converted there; both are kept. One case at a time all contenders are loaded, warmed up and run in turn, A B C A B C, with
-the machine's limits measured in each round through our kernels; figures are medians over rounds. Token ids are given,
-decoding is greedy and never ends early, and no two runs share a prompt. Each contender is a process of its own.
+converted there; both are kept. One case at a time, all contenders are loaded, warmed up and run in turn, A B C A B C,
+with the machine's limits measured in each round through our kernels; figures are medians over rounds. Token ids are
+given, decoding is greedy and never ends early, and no two runs share a prompt. Each contender is a process of its own.
 
 What was measured is appended to --results, and a case that is there is skipped unless --again, so that a run which was
 cut off goes on. `--report` only prints the tables, `--markdown FILE` writes them too.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -199,9 +198,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as elsewhere:  # not beside the sources
             for _ in range(self.args.rounds + 1):  # the first one warms the page cache
                 start = time.perf_counter()
-                done = subprocess.run(
-                    command, cwd=elsewhere, capture_output=True, text=True, check=False, env=os.environ
-                )
+                done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
                 times.append(time.perf_counter() - start)
         error = {"error": done.stderr.strip()[-300:]} if done.returncode else {}
         values = {"seconds": round(median(times[1:]), 3), "limit": limit, **error}
