@@ -259,12 +259,12 @@ void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& u
     if (up.empty() || up.size() != down.size())
         refuse("as many first as second matrices of experts, and at least one, are asked for");
     Experts e;
-    e.gate = {activation_of(activation), alpha, limit};
+    e.gate = gated_by(*up[0], activation, alpha, limit).gate;
     for (size_t i = 0; i < up.size(); ++i) {
         check_mlp(*up[i], *down[i]);
-        if (!up[i]->interleaved || up[i]->k != up[0]->k || up[i]->parts[0].rows != up[0]->parts[0].rows)
-            refuse("experts are gated, and of one shape");
-        if (down[i]->parts[0].rows != down[0]->parts[0].rows) refuse("experts are gated, and of one shape");
+        if (up[i]->interleaved != up[0]->interleaved || up[i]->k != up[0]->k ||
+            up[i]->parts[0].rows != up[0]->parts[0].rows || down[i]->parts[0].rows != down[0]->parts[0].rows)
+            refuse("experts are all gated or all not, and of one shape");
         e.up.push_back(up[i]);
         e.down.push_back(down[i]);
     }

@@ -188,7 +188,7 @@ void Experts::run(Pool::Hold& hold, const float* x, int64_t stride, int64_t toke
         s.stride = stride;
         s.rows = rows.data();
         Projection first{*up[expert], {}, 1, {}};
-        first.epilogue.kind = Epilogue::gated;
+        first.epilogue.kind = up[expert]->interleaved ? Epilogue::gated : Epilogue::unary;
         first.epilogue.gate = gate;
         run_mlp(hold, first, *down[expert], {s, int64_t(rows.size())}, {results + done * width, width});
         done += int64_t(rows.size());

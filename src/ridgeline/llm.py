@@ -60,12 +60,13 @@ class LLM:
         revision: str | None = None,
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
+        weights: str = "auto",
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
-        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
+        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights)
         self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
         self.tokenizer: Tokenizer | None = None
         no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"

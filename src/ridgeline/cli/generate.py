@@ -37,8 +37,9 @@ def generate(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     verbose: o.Verbose = False,
     tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
-    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
+    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
+    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
@@ -205,7 +206,9 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
     from ridgeline.load.hub import SMALL_FILES, find_model
 
     options, seed = run.options, run.options["seed"]
-    bearing = {name: options[name] for name in ("dtype", "max_model_len", "load_format", "skip_tokenizer_init")}
+    bearing = {
+        name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
+    }
     if options["load_format"] == "dummy":
         bearing["seed"] = seed
     if options["tokenizer"]:

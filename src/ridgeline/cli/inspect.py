@@ -18,6 +18,7 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or a Hugging Face hub id.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto",
     max_model_len: o.MaxModelLen = None,
     revision: o.Revision = None,
 ) -> None:

@@ -53,6 +53,13 @@ TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub 
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
 Device = Annotated[str, _model("--device", help="auto, cpu, reference, cuda or cuda:N.")]
 DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
+WeightFormat = Annotated[
+    str,
+    _model(
+        "--weights",
+        help="Matrices rounded to nearest: int8, int4 (groups of 32), int4-128; auto: as stored. The price is printed.",
+    ),
+]
 MaxModelLen = Annotated[int | None, _model("--max-model-len", help="Longest context in tokens; default: the model's.")]
 LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or dummy: random weights.")]
 Revision = Annotated[str | None, _model("--revision", help="Branch, tag or commit on the hub.")]
@@ -121,7 +128,7 @@ KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show s
 # Parameters of commands that are arguments of LLM by the same name.
 _OF_LLM = (
     "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "max_model_len", "load_format",
-    "revision", "seed",
+    "revision", "seed", "weights",
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ START = b'{"index": '  # of every line
 OTHER_FILE = "give another -o, or remove the file"
 # What the parts of a fingerprint stand for, in messages.
 PARTS = (
-    "another model (or --dtype, --max-model-len, --load-format, --tokenizer)",
+    "another model (or --dtype, --weights, --max-model-len, --load-format, --tokenizer)",
     "other sampling parameters (or another --seed)",
     "another prompt",
 )

@@ -34,6 +34,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Of prompts, noise, arrivals, combinations, dummy weights.")] = 0,
     device: o.Device = "auto",
     dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto",
     max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
@@ -46,8 +47,8 @@ def verify(
 
     _spare_threads(model, revision)
     options = {
-        "cache": "off", "device": device, "dtype": dtype, "max_model_len": max_model_len, "load_format": load_format,
-        "revision": revision, "seed": seed,
+        "cache": "off", "device": device, "dtype": dtype, "weights": weights, "max_model_len": max_model_len,
+        "load_format": load_format, "revision": revision, "seed": seed,
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.verify import verify

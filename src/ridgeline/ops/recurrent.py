@@ -40,6 +40,8 @@ class Primitives(Protocol):
 
     def primitive(self, op: api.Op[F], case: object = None) -> F: ...
 
+    def stage(self, op: api.Op[F], case: object, weights: Weights) -> F: ...
+
 
 Parts = tuple[Before, Along, After]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
 from ridgeline.ops.recurrent import Primitives, bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
+from ridgeline.spec.quant import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Head:
 
 def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> Callable[..., Any]:
     """The definition of a stage."""
+    if op is not api.PRODUCT:  # it is what they are made ready with
+        for linear in weights.linears.values():
+            linear.prepare()
     return _COMPOSITIONS[op.name](case, weights, table)
 
 
@@ -216,26 +221,18 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
     return lambda x: down.apply(act(up.apply(x)))
 
 
-_UP_DOWN = ("up", "down")
-
-
 def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
-    route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
-    router = weights.linears["router"]
-    gate, up, down = weights.vector("experts.gate.weight"), *(weights.arrays[f"experts.{n}.weight"] for n in _UP_DOWN)
-    biases: api.ExpertBiases | None = None
-    if case.bias:
-        b_up, b_down = (weights.arrays[f"experts.{n}.bias"] for n in _UP_DOWN)
-        biases = weights.vector("experts.gate.bias"), b_up, b_down
+    route, router = table.primitive(api.ROUTE, case), weights.linears["router"].apply
+    experts = table.stage(api.EXPERT_BLOCK, case, Weights({}, {}, weights.experts))
     choice_bias = weights.vector("choice.bias")
     latent = (weights.linears["latent_in"], weights.linears["latent_out"]) if case.latent_size else None
 
     def run(x: Array) -> Array:
-        ids, scores = route(router.apply(x), choice_bias)
+        ids, scores = route(router(x), choice_bias)
         if latent is None:
-            return experts(x, ids, scores, gate, up, down, biases)
+            return experts(x, ids, scores)
         into, out = latent
-        return out.apply(experts(into.apply(x), ids, scores, gate, up, down, biases))
+        return out.apply(experts(into.apply(x), ids, scores))
 
     if case.shared is None:
         return run
@@ -244,6 +241,55 @@ def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Ar
         return lambda x: add(run(x), shared(x), 1.0)
     shared_gate, sigmoid_gate = weights.linears["shared_gate"], table.primitive(api.SIGMOID_GATE)
     return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
+
+
+def _expert_block(case: MoE, weights: Weights, table: Primitives) -> Callable[..., Array]:
+    for linear in chain.from_iterable(weights.experts.values()):
+        linear.prepare()
+    experts, act = table.primitive(api.EXPERTS, case), table.primitive(api.ACTIVATION, case)
+    gate, up, down = (weights.experts.get(name) for name in ("gate", "up", "down"))
+    assert up is not None and down is not None
+
+    def expert(e: int, x: Array) -> Array:
+        raised = up[e].apply(x)
+        return down[e].apply(act(raised) if gate is None else act(gate[e].apply(x), raised))
+
+    return lambda x, ids, scores: experts(x, ids, scores, expert)
+
+
+class _PlainProduct:
+    """A matrix in the type that it came in."""
+
+    def __init__(self, case: Format, weights: Weights, table: Primitives) -> None:
+        matrix = weights.linears["matrix"]
+        self._weight, self._bias, self._memory = matrix.weight, matrix.bias, table.memory
+        self._linear = table.primitive(api.LINEAR)
+
+    def __call__(self, x: Array) -> Array:
+        return self._linear(x, self._weight, self._bias)
+
+    def dequantize(self) -> Array:
+        return self._memory.widen(self._weight)
+
+
+class _RoundedProduct:
+    """A matrix as codes and scales."""
+
+    def __init__(self, case: Format, weights: Weights, table: Primitives) -> None:
+        matrix = weights.linears["matrix"]
+        self._codes, self._bias = table.primitive(api.QUANTISE, case)(matrix.weight), matrix.bias
+        self._linear = table.primitive(api.QUANTISED_LINEAR, case)
+        self._widen = table.primitive(api.DEQUANTISE, case)
+
+    def __call__(self, x: Array) -> Array:
+        return self._linear(x, *self._codes, self._bias)
+
+    def dequantize(self) -> Array:
+        return self._widen(*self._codes)
+
+
+def _product(case: Format, weights: Weights, table: Primitives) -> api.Product:
+    return (_RoundedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
 
 
 def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:
@@ -270,6 +316,8 @@ _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., A
     api.LATENT_INPUT.name: _latent_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
     api.RECURRENT_BLOCK.name: _recurrent_block,
+    api.PRODUCT.name: _product,
+    api.EXPERT_BLOCK.name: _expert_block,
     api.MLP_BLOCK.name: _mlp_block,
     api.HEAD.name: _head,
 }

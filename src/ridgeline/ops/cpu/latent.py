@@ -16,7 +16,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.cpu.attention import places
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_matrix
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
 from ridgeline.spec import LatentAttention
 
 GROUP = 32  # heads that are computed together at most: their queries and results stay in the cache
@@ -65,8 +65,8 @@ def _absorbed(
     def up(kv_b: Ndarray) -> Up:
         if id(kv_b) not in packed:
             packed[id(kv_b)] = Up(
-                [build_matrix(pool, [np.ascontiguousarray(head[:nope].T)], [None]) for head in kv_b],
-                [build_matrix(pool, [np.ascontiguousarray(head[nope:])], [None]) for head in kv_b],
+                [build_rows(pool, np.ascontiguousarray(head[:nope].T)) for head in kv_b],
+                [build_rows(pool, np.ascontiguousarray(head[nope:])) for head in kv_b],
             )
             weakref.finalize(kv_b, packed.pop, id(kv_b), None)
         return packed[id(kv_b)]

@@ -12,7 +12,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.cpu.elementwise import sigmoid_gate
 from ridgeline.ops.cpu.kernel import never
-from ridgeline.ops.cpu.linear import activation_of
+from ridgeline.ops.cpu.linear import Product, activation_of, experts
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
@@ -142,8 +142,7 @@ def _no_experts(case: MLPBlock) -> str | None:
 
 
 def _matrix(weights: Weights, names: str | tuple[str, ...], pool: Pool, *, interleave: bool = False) -> Matrix:
-    linears: list[Any] = [weights.linears[name] for name in names]
-    return build_matrix(pool, [x.weight for x in linears], [x.bias for x in linears], interleave=interleave)
+    return build_matrix(pool, [weights.linears[name] for name in names], interleave=interleave)
 
 
 def _norm(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
@@ -163,6 +162,8 @@ STAGES: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(never, attention_input),
     api.QUERY_INPUT: Stage(never, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
+    api.PRODUCT: Stage(never, Product),
+    api.EXPERT_BLOCK: Stage(never, experts),
     api.MLP_BLOCK: Stage(_no_experts, mlp_block),
     api.HEAD: Stage(never, head),
 }

@@ -14,7 +14,7 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import REFERENCE, host_free_bytes
-from ridgeline.ops.reference import delta, latent, paged, s4
+from ridgeline.ops.reference import delta, latent, paged, quant, s4
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
@@ -33,6 +33,7 @@ _BY_CASE = {
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
+    api.QUANTISE: quant.quantise, api.DEQUANTISE: quant.dequantise, api.QUANTISED_LINEAR: quant.quantised_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,
