@@ -75,13 +75,8 @@ def ensure_ours(work: Path, commit: str) -> Path:
 
 
 def make_venv(folder: Path) -> None:
-    if not (folder / "bin" / "python").exists():
-        run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "venv")
-        run_pip_into(folder)
-
-
-def run_pip_into(folder: Path) -> None:
-    run([str(folder / "bin" / "python"), "-m", "ensurepip", "-q"], "ensurepip")
+    if not (folder / "bin" / "pip").exists():
+        run([sys.executable, "-m", "venv", str(folder)], "venv")
 
 
 def installed_bytes(folder: Path) -> int:

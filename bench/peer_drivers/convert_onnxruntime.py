@@ -6,11 +6,10 @@ Blocks of 32 and 8-bit activations, the most alike of what it has.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from onnxruntime_genai.models.builder import create_model
 
 THREADS = 2
 
@@ -18,7 +17,9 @@ THREADS = 2
 def main() -> None:
     source, out, form = sys.argv[1:]
     with tempfile.TemporaryDirectory() as cache:
-        create_model("", source, out, form, "cpu", cache, int4_block_size="32", int4_accuracy_level="4")
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
+        what = ["-m", source, "-o", out, "-p", form, "-e", "cpu", "-c", cache]
+        subprocess.run([*builder, *what, "--extra_options", "int4_block_size=32", "int4_accuracy_level=4"], check=True)
     file = Path(out) / "genai_config.json"
     config = json.loads(file.read_text())
     config["model"]["decoder"]["session_options"] |= {"intra_op_num_threads": THREADS}
