@@ -19,7 +19,7 @@ from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_byte
 
 DRIVERS = ROOT / "bench" / "peer_drivers"
 STATE_NUMBER_BYTES = 4  # of our keys and values
-MEMORY_FACTOR = {"fp32": 2.2, "bf16": 2.2, "int8": 2.5, "int4": 2.5}  # peak over weights, as peers load
+MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}  # peak over weights, as peers load
 LEFT_FREE = 1.5e9  # bytes
 TIMEOUT_S = 600
 
@@ -103,7 +103,7 @@ class Process:
 
 
 class Fleet:
-    """Loaded contenders; the one that was asked for longest ago makes room where memory is short."""
+    """Loaded contenders. Where memory is short the one that was asked for last makes room: its turn is furthest."""
 
     def __init__(self, threads: int) -> None:
         self._threads, self._running = threads, dict[str, Process]()
@@ -114,7 +114,7 @@ class Fleet:
         process = self._running.pop(name, None)
         if process is None:
             while self._running and available_bytes() < prepared.peak_estimate() + LEFT_FREE:
-                self._running.pop(next(iter(self._running))).stop()
+                self._running.pop(next(reversed(self._running))).stop()
             process = Process(prepared, self._threads)
         self._running[name] = process
         return process

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -43,6 +44,7 @@ from peer_table import (
 )
 from rich.console import Console
 
+REPORT_WIDTH = 160  # characters, where it is not a terminal
 GATE = "gate"
 GATE_PROMPT, GATE_TOKENS = 24, 8
 
@@ -289,7 +291,7 @@ def main() -> None:
         bench.ours()
         for shape in args.shapes:
             bench.shape(shape)
-    show(bench.results, Console())
+    show(bench.results, Console(width=None if sys.stdout.isatty() else REPORT_WIDTH))
     if args.markdown:
         args.markdown.write_text(markdown(bench.results), encoding="utf-8")
 
