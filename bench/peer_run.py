@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -78,12 +79,16 @@ class Process:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
+        line = ""
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            there, _, _ = select.select([self._process.stdout], [], [], TIMEOUT_S)
+            if not there:
+                raise PeerError(f"no answer within {TIMEOUT_S} s")
             line = self._process.stdout.readline()
         except BrokenPipeError:
-            line = ""
+            pass
         if not line:
             raise PeerError(f"its process ended with status {self._process.wait(30)}")
         reply: dict[str, Any] = json.loads(line)

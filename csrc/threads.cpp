@@ -110,23 +110,6 @@ Pages::~Pages() {
     if (data_) munmap(data_, (bytes_ + 8192 + huge - 1) / huge * huge);
 }
 
-Stretch Shelf::take(size_t bytes) {
-    constexpr size_t unit = 4096, huge = size_t(2) << 20, slack = 8192, least = 4 * huge - slack;
-    const size_t need = (bytes + unit - 1) / unit * unit;
-    const std::lock_guard lock(mutex_);
-    if (pages_ && need <= pages_->size() - used_) {
-        used_ += need;
-        return {pages_, pages_->data() + used_ - need};
-    }
-    auto fresh = std::make_shared<Pages>(std::max(least, (need + slack + huge - 1) / huge * huge - slack));
-    // What is left of it is given out next, or what is left of the one before, whichever is more.
-    if (!pages_ || fresh->size() - need > pages_->size() - used_) {
-        pages_ = fresh;
-        used_ = need;
-    }
-    return {fresh, fresh->data()};
-}
-
 // ---- the team ---------------------------------------------------------------------------------------------------
 
 struct Pool::Team {

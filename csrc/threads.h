@@ -42,24 +42,6 @@ private:
     size_t bytes_ = 0;
 };
 
-// A stretch of zeroed pages that other stretches lie beside; all of them stay as long as one of them does.
-struct Stretch {
-    std::shared_ptr<Pages> pages;
-    char* data = nullptr;
-};
-
-// Gives out stretches one after the other, with room to read 8 KiB past the end: a matrix that is smaller than a huge
-// page takes what it needs, and lies in one all the same. Safe for several threads.
-class Shelf {
-public:
-    Stretch take(size_t bytes);
-
-private:
-    std::mutex mutex_;
-    std::shared_ptr<Pages> pages_;
-    size_t used_ = 0;
-};
-
 class Pool {
 public:
     // threads: the caller's own included, at least 1. Workers are pinned to cores of their own, unless there are more
@@ -106,7 +88,6 @@ public:
         std::unique_lock<std::mutex> lock_;
     };
     static constexpr int SLOTS = 8;
-    Shelf shelf;  // for what is kept as long as the model
 
 private:
     struct Team;  // the workers of one process
