@@ -66,7 +66,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     if (k < 1 || *std::min_element(rows.begin(), rows.end()) < 1)
         refuse("a matrix has at least one row and one column");
     if (interleave && (rows.size() != 2 || rows[0] != rows[1])) refuse("two parts of one height can be interleaved");
-    new (self) Matrix(format, k, group, interleave, rows);
+    new (self) Matrix(pool, format, k, group, interleave, rows);
     std::atomic<bool> good{true};
     {
         Work work(pool);

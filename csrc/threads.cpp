@@ -110,6 +110,22 @@ Pages::~Pages() {
     if (data_) munmap(data_, (bytes_ + 8192 + huge - 1) / huge * huge);
 }
 
+Share Room::take(size_t bytes) {
+    constexpr size_t mapping = size_t(32) << 20, page = 4096;
+    if (bytes > mapping / 4) {
+        auto own = std::make_shared<Pages>(bytes);
+        return {own, own->data()};
+    }
+    std::lock_guard lock(mutex_);
+    if (!open_ || used_ + bytes > mapping) {
+        open_ = std::make_shared<Pages>(mapping);
+        used_ = 0;
+    }
+    char* data = open_->data() + used_;
+    used_ += (bytes + page - 1) / page * page;
+    return {open_, data};
+}
+
 // ---- the team ---------------------------------------------------------------------------------------------------
 
 struct Pool::Team {

@@ -42,6 +42,23 @@ private:
     size_t bytes_ = 0;
 };
 
+// Memory that lives long, cut from mappings which others are cut from too: so small pieces share huge pages. A mapping
+// goes with its last piece.
+struct Share {
+    std::shared_ptr<Pages> mapping;
+    char* data = nullptr;
+};
+
+class Room {
+public:
+    Share take(size_t bytes);  // zeroed, aligned to 4 KiB, with room to read 8 KiB past the end
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<Pages> open_;
+    size_t used_ = 0;
+};
+
 class Pool {
 public:
     // threads: the caller's own included, at least 1. Workers are pinned to cores of their own, unless there are more
@@ -51,6 +68,7 @@ public:
     Pool(const Pool&) = delete;
 
     int size() const { return size_; }
+    Share take(size_t bytes) { return room_.take(bytes); }
 
     // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
     // the first hold makes new workers.
@@ -95,6 +113,7 @@ private:
 
     const int size_;
     std::unique_ptr<Team> team_;
+    Room room_;
 };
 
 }  // namespace ridgeline

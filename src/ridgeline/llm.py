@@ -22,6 +22,7 @@ from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_m
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.step import DenseStep
 from ridgeline.sched.stats import Stats
+from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class LLM:
     model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. cache: "on" is the
     engine (paged state), "off" naive sampling; batching: "continuous", or "static": whole batches, room for the
     longest context reserved. "off" and "static" are baselines to measure against. The other options have vLLM's names:
-    see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`.
+    see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`. What rounded
+    weights cost is in `loaded.notes`; it is measured once, and on_wait is told when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -63,11 +65,12 @@ class LLM:
         weights: str = "auto",
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
+        on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
         self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights)
-        self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
+        self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
         no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
         if not skip_tokenizer_init:
@@ -81,6 +84,18 @@ class LLM:
                 source = StaticGenerator(source)
         self.session = Session(source, self.tokenizer)
         self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
+
+    def _load(
+        self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
+    ) -> LoadedModel:
+        """The model; of one whose weights are rounded, the price is among its notes."""
+        if not format_of(self.options.weights).is_lossy:
+            return load_model(model, self.options, progress_bar)
+        from ridgeline.evals.price import Appraisal
+
+        appraisal = Appraisal(model, self.options, tokenizer, on_wait)
+        loaded = load_model(model, self.options, progress_bar)
+        return replace(loaded, notes=(*loaded.notes, appraisal.describe(loaded)))
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory = self.loaded.table.memory

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ridgeline.llm import LLM
     from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
     from ridgeline.runtime.generator import GenerationRequest
+    from ridgeline.spec.dtype import DType
 
 app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, beside what the roofline allows.")
 
@@ -121,13 +122,13 @@ def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LL
 def _costs(llm: LLM, longest: int) -> Costs:
     from ridgeline.measure import Costs
     from ridgeline.runtime.arena import ELEMENT_BYTES
-    from ridgeline.spec.dtype import DTYPE_BYTES
 
-    return Costs(llm.loaded.spec, matrix_bytes=DTYPE_BYTES[_dtype(llm)], state_bytes=ELEMENT_BYTES, longest=longest)
+    matrix_bytes = llm.loaded.model.format.number_bytes(_dtype(llm))
+    return Costs(llm.loaded.spec, matrix_bytes=matrix_bytes, state_bytes=ELEMENT_BYTES, longest=longest)
 
 
-def _dtype(llm: LLM) -> str:
-    """Of the weight matrices."""
+def _dtype(llm: LLM) -> DType:
+    """Of the weight matrices, as they are stored."""
     from ridgeline.cli.inspect import weight_dtype
 
     return weight_dtype(dict(llm.checkpoint.config), llm.options.dtype)
@@ -183,13 +184,14 @@ def _report(
     """One JSON line, or the tables under what they were measured on."""
     from ridgeline.cli.doctor import machine, versions
 
-    computer, config, dtype = machine(), llm.config, _dtype(llm)
+    computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.format
     host = f"{computer['cpu']}, {computer['cores']} cores"
     if given["json_output"]:
         settings = {key: getattr(config, key) for key in ENGINE_SETTINGS} if config else {}
         arguments = {key: value for key, value in given.items() if key not in ("json_output", "verbose")}
         line = {
-            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "arguments": arguments,
+            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "weight_format": format.name,
+            "arguments": arguments,
             "machine": {"cpu": computer["cpu"], "cores": int(computer["cores"]), "torch": versions()["torch"],
                         "device": llm.loaded.table.memory.device},
             "roof": asdict(roof), "engine": settings, "reasons": dict(config.reasons) if config else {},
@@ -204,7 +206,7 @@ def _report(
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{given['batching'].value} batching" if config else "naive sampling"
-    console.print(f"{given['model']}: {dtype} weights, {mode}")
+    console.print(f"{given['model']}: {format.name if format.is_lossy else dtype} weights, {mode}")
     console.print(what)
     console.print(
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "

@@ -202,7 +202,8 @@ def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[Req
 
 def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]:
     """What the lines of an output file must agree with."""
-    from ridgeline.cli.results import model_fingerprint, prompt_fingerprint
+    from ridgeline.cli.results import prompt_fingerprint
+    from ridgeline.load.fingerprint import model_fingerprint
     from ridgeline.load.hub import SMALL_FILES, find_model
 
     options, seed = run.options, run.options["seed"]

@@ -10,6 +10,8 @@ from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec, State
+    from ridgeline.spec.dtype import DType
+    from ridgeline.spec.quant import Format
 
 STATE_BYTES, RECURRENT_BYTES = 2, 4  # per element: keys and values in 16 bit; summaries are float32 always
 
@@ -26,10 +28,11 @@ def inspect(
     from ridgeline.archs import spec_from_config
     from ridgeline.load.checkpoint import read_json
     from ridgeline.load.hub import CONFIG_FILES, find_model
+    from ridgeline.spec.quant import format_of
 
     config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
     spec = spec_from_config(config)
-    report = describe(spec, weight_dtype(config, dtype), max_model_len)
+    report = describe(spec, weight_dtype(config, dtype), max_model_len, format_of(weights))
     if json_output:
         import json
 
@@ -40,7 +43,7 @@ def inspect(
         _print(model, spec, report)
 
 
-def weight_dtype(config: dict[str, Any], wanted: str) -> str:
+def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
     """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
     from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
@@ -53,9 +56,12 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> str:
     return DTYPE_NAMES[wanted]
 
 
-def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> dict[str, Any]:
-    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes."""
-    from ridgeline.spec.dtype import DTYPE_BYTES
+def describe(spec: ModelSpec, dtype: DType, max_model_len: int | None, format: Format) -> dict[str, Any]:
+    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes.
+
+    Rounded weights are counted as the kernels take them, and the embedding, whose rows are looked up, beside them.
+    """
+    from ridgeline.spec.footprint import footprint
 
     context = spec.resolve_max_model_len(max_model_len)
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
@@ -73,7 +79,8 @@ def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> d
         "num_params": spec.num_params(),
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
-        "weight_bytes": sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
+        "weight_format": format.name,
+        "weight_bytes": footprint(spec, format, dtype, packs=format.is_lossy).total,
         "compute_dtype": "float32",
         "state_dtype_bytes": STATE_BYTES,
         "state_bytes_per_token": state_bytes(1) - state_bytes(0),
@@ -121,13 +128,25 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     recurrent = f" and {size(r['recurrent_state_bytes'])} per sequence in float32" if r["recurrent_state_bytes"] else ""
     return [
         ("parameters", f"{r['num_params']:,}{used}"),
-        ("weights", f"{size(r['weight_bytes'])} ({r['weight_dtype']} matrices, float32 vectors)"),
-        ("compute", f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"),
+        ("weights", f"{size(r['weight_bytes'])} ({_stored(r)} matrices, float32 vectors)"),
+        ("compute", _computed(r)),
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
         *(("note", note) for note in r["notes"]),
         ("state", f"{size(per)} per token in 16 bit{windowed}{recurrent}; {whole} at full context"),
     ]
+
+
+def _stored(r: dict[str, Any]) -> str:
+    """The types of the matrices."""
+    dtype, format = r["weight_dtype"], r["weight_format"]
+    return str(dtype) if format == "plain" else f"{format} and, where rows are looked up or little is saved, {dtype}"
+
+
+def _computed(r: dict[str, Any]) -> str:
+    if r["weight_format"] == "plain":
+        return f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"
+    return f"{r['compute_dtype']} activations, in 8 bits where they meet a rounded matrix"
 
 
 def element_bytes(state: State) -> int:

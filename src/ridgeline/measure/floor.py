@@ -37,7 +37,7 @@ class Costs:
     matrix_bytes, state_bytes: of an element of a matrix and of a number of state. longest: sequence to come, in tokens.
     """
 
-    def __init__(self, spec: ModelSpec, *, matrix_bytes: int, state_bytes: int, longest: int) -> None:
+    def __init__(self, spec: ModelSpec, *, matrix_bytes: float, state_bytes: int, longest: int) -> None:
         self._spec, self._matrix_bytes, self._state_bytes = spec, matrix_bytes, state_bytes
         weights = {w.name: w for w in spec.weights()}
         tables = sum(weights[name].num_params for name in ("embed.weight", "position_embed.weight") if name in weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +45,11 @@ class Model:
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
         # The largest matrix comes first: what it is made of is let go before the others come.
         self._head = _head(spec, weights, self._embedding, table, format)
-        self._blocks = list(_blocks(spec, weights, table, format))
+        self._blocks = self._layers(lambda: _blocks(spec, weights, table, format))
+
+    def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
+        """What a pass runs through."""
+        return list(build())
 
     def __call__(self, step: Step, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
@@ -77,6 +81,23 @@ class Model:
         if self._positions is not None:
             x = self._add(x, self._table_rows(self._positions, step.positions), 1.0)
         return x
+
+
+class PassingModel(Model):
+    """A Model for a pass or two: a layer is built when a pass comes to it, and let go when it has gone through."""
+
+    def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
+        return _Anew(build)
+
+
+class _Anew:
+    """Layers that are built each time."""
+
+    def __init__(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> None:
+        self._build = build
+
+    def __iter__(self) -> Iterator[_Block | _DeepNormBlock]:
+        return self._build()
 
 
 class _Block:

@@ -11,14 +11,14 @@ from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.packed import Files, open_tensors
 from ridgeline.load.weights import RandomWeights, StoredWeights
-from ridgeline.nn import Model
+from ridgeline.nn import Model, PassingModel
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.api import Array
 from ridgeline.ops.table import COMPOSED
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import FORMATS, PLAIN, Format
+from ridgeline.spec.quant import PLAIN, Format, format_of
 from ridgeline.spec.text import num_bytes
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -75,6 +75,15 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
+    return _load(name, options, progress_bar, Model)
+
+
+def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
+    """The same for a pass or two, in little memory: a layer is there while a pass goes through it."""
+    return _load(name, options, progress_bar, PassingModel)
+
+
+def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: type[Model]) -> LoadedModel:
     dtype, format = _check(options)
     is_dummy = options.load_format == "dummy"
     folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
@@ -84,14 +93,15 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
     table = open_table(resolve_device(options.device), options.ops)
     files = None if is_dummy else open_tensors(checkpoint)
     found = _weights(checkpoint, files, table, format, dtype)
-    _check_memory(found.total - found.mapped, table)
+    if build is not PassingModel:
+        _check_memory(found.total - found.mapped, table)
     weights: Mapping[str, Array]
     if files is None:
         weights = RandomWeights(spec, table.memory, found.dtype, options.seed, progress_bar(found.stored))
     else:
         progress = progress_bar(files.num_bytes())
         weights = StoredWeights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
-    model = Model(spec, weights, table, max_model_len, format)
+    model = build(spec, weights, table, max_model_len, format)
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
         notes=(*spec.notes(max_model_len), *checkpoint.notes),
@@ -135,14 +145,7 @@ def _check(options: LoadOptions) -> tuple[DType | None, Format]:
         )
     if type(options.seed) is not int or not 0 <= options.seed < 2**63:
         raise RequestError(f"seed is {options.seed!r}; it must be a whole number from 0 to 2**63 - 1")
-    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], weight_format(options.weights)
-
-
-def weight_format(name: str) -> Format:
-    """A format by its name. Raises RequestError for one that is not known."""
-    if name not in FORMATS:
-        raise RequestError(f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}")
-    return FORMATS[name]
+    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], format_of(options.weights)
 
 
 def _check_memory(need: int, table: OpsTable) -> None:

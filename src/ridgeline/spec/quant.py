@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ridgeline.errors import RequestError
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
 
@@ -24,6 +25,10 @@ class Format:
         """Are numbers rounded?"""
         return self.bits > 0
 
+    def number_bytes(self, dtype: DType) -> float:
+        """Bytes of a number of a matrix, with its share of the scale of a group; `dtype`: that it came in."""
+        return self.bits / 8 + (2 / self.group if self.group else 0) if self.is_lossy else DTYPE_BYTES[dtype]
+
 
 PLAIN: Final = Format("plain")
 INT8: Final = Format("int8", 8)
@@ -34,6 +39,14 @@ FORMATS: Final[Mapping[str, Format]] = {
     "int4": Format("int4", 4, 32),
     "int4-128": Format("int4-128", 4, 128),
 }
+
+
+def format_of(name: str) -> Format:
+    """A format by the name that users write. Raises RequestError for one that is not known."""
+    if name not in FORMATS:
+        raise RequestError(f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
 
 PANEL = 32  # rows that kernels lay side by side (csrc/matrix.h)
 
