@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ridgeline.errors import DeviceError
-from ridgeline.ops.api import PRIMITIVES, STAGES, Backend, Driver, Memory, Op, Weights
+from ridgeline.ops.api import PRIMITIVES, STAGES, Backend, Memory, Op, Weights
+from ridgeline.ops.driver import Driver
 from ridgeline.ops.stages import compose
 from ridgeline.spec.text import describe
 

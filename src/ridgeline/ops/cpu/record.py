@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline._kernels import Pool, Program, Rooms
-from ridgeline.ops.api import Recorded
+from ridgeline.ops.driver import Recorded
 
 Ndarray = np.ndarray[Any, Any]
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
-from ridgeline.ops.api import Backend, Driver, Memory, Op, Weights
+from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
 from ridgeline.ops.host import delta, latent, quant, s4, stored
 from ridgeline.ops.host import experts as e
