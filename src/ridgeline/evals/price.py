@@ -22,6 +22,7 @@ from ridgeline.evals.documents import encode_text
 from ridgeline.load.fingerprint import model_fingerprint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.ops import resolve_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.storage import EXACT
@@ -159,7 +160,8 @@ def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
 def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) -> str:
     """What the price depends on."""
     sample = blake2b(SAMPLE.read_bytes(), digest_size=8).hexdigest()
-    bearing = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": options.device}
+    device = resolve_device(options.device)
+    bearing = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": device}
     other = "" if with_tokenizer == folder else model_fingerprint(with_tokenizer, SMALL_FILES, size=16)
     format = asdict(format_of(options.weights))
     return model_fingerprint(
