@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 namespace ridgeline {
@@ -10,9 +11,11 @@ Made Rooms::lend(const std::vector<size_t>& shape) {
     for (size_t n : shape) floats *= n;
     Room* best = nullptr;
     for (Room& room : rooms_)
-        if (!*room.lent && room.data.size() >= floats && (!best || room.data.size() < best->data.size())) best = &room;
+        if (!*room.lent && room.floats >= floats && (!best || room.floats < best->floats)) best = &room;
     if (!best) {
-        rooms_.push_back({std::vector<float>(std::max<size_t>(floats, 1)), std::make_shared<bool>(false)});
+        // By powers of two: programs for 1, 2, 3 ... sequences need rooms that are each a little larger.
+        const size_t size = std::bit_ceil(std::max<size_t>(floats, 16));
+        rooms_.push_back({std::unique_ptr<float[]>(new float[size]), size, std::make_shared<bool>(false)});
         best = &rooms_.back();
     }
     *best->lent = true;
@@ -21,17 +24,17 @@ Made Rooms::lend(const std::vector<size_t>& shape) {
         **(Lent*)p = false;
         delete (Lent*)p;
     });
-    return Made(best->data.data(), shape.size(), shape.data(), holder);
+    return Made(best->data.get(), shape.size(), shape.data(), holder);
 }
 
 bool Rooms::holds(const char* begin, const char* end) const {
     return std::any_of(rooms_.begin(), rooms_.end(), [&](const Room& room) {
-        return begin >= (const char*)room.data.data() && end <= (const char*)(room.data.data() + room.data.size());
+        return begin >= (const char*)room.data.get() && end <= (const char*)(room.data.get() + room.floats);
     });
 }
 
 void Rooms::poison() {
-    for (Room& room : rooms_) std::fill(room.data.begin(), room.data.end(), std::numeric_limits<float>::quiet_NaN());
+    for (Room& room : rooms_) std::fill_n(room.data.get(), room.floats, std::numeric_limits<float>::quiet_NaN());
 }
 
 Made Rooms::borrow(std::shared_ptr<Rooms> rooms, const Output& array) {

@@ -20,6 +20,8 @@ using Made = nb::ndarray<nb::numpy, float, nb::device::cpu>;
 
 class Rooms {
 public:
+    Rooms() = default;
+    Rooms(const Rooms&) = delete;
     // Room for an array of that shape, contents undefined; it is free again when the array's last holder lets it go.
     Made lend(const std::vector<size_t>& shape);
     bool holds(const char* begin, const char* end) const;
@@ -29,7 +31,8 @@ public:
 
 private:
     struct Room {
-        std::vector<float> data;
+        std::unique_ptr<float[]> data;  // never touched beyond what was lent of it
+        size_t floats;
         std::shared_ptr<bool> lent;
     };
     std::vector<Room> rooms_;

@@ -59,6 +59,8 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
             f"pages: at most {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
+        if stats.unrecorded and llm.loaded.table.driver is not None:
+            lines.append(f"decode steps are not recorded: {stats.unrecorded}")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count
 
 import numpy as np
@@ -191,7 +191,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        return self._scheduler.stats()
+        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""

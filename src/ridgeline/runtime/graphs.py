@@ -21,7 +21,7 @@ from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
-MOST_SEQUENCES = 64  # of a step that is recorded: beyond, what is saved is nothing beside the kernels
+MOST_SEQUENCES = 32  # of a step that is recorded: beyond, what is saved is little beside the kernels
 
 
 class Decoded(NamedTuple):
