@@ -107,7 +107,7 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, pool: Pool) -> Calla
 def _is_rectangle(segments: Segments, tokens: int) -> bool:
     """Are the tokens as they stand n sequences of m each, and nothing else to be done? So is every step that only
     decodes, and every single prompt."""
-    if len(segments.buckets) != 1 or segments.drafts:
+    if len(segments.buckets) != 1 or segments.drafts or segments.keep is not None:
         return False
     rows = np.asarray(segments.buckets[0].rows)
     return rows.size == tokens and bool((rows.ravel() == np.arange(tokens)).all())
