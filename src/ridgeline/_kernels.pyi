@@ -205,9 +205,13 @@ def route(
 
 # ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
 
-def write_pages(pool: Pool, pages: Floats, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
-    """x [T, K, D] into pages [pages, page_tokens, K, D], in which a part lies as [K, page_tokens, D], or, if turned,
-    as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is written."""
+# Keys, values and latents are float32, bfloat16 by its bits (uint16), float16, or int8; a row of the last one has four
+# elements more, the bytes of its scale. In pages the scales of a head, [page_tokens], stand behind its numbers.
+
+def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
+    """x [T, K, D], rounded to the type of pages [pages, page_tokens, K, row], in which a part lies as [K, page_tokens,
+    D], or, if turned, as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is
+    written."""
 
 class Attention:
     """Causal attention of one layer: what spec.Attention says of scores."""
@@ -229,8 +233,8 @@ class Attention:
         self,
         pool: Pool,
         q: Floats,
-        keys: Floats,
-        values: Floats,
+        keys: Array,
+        values: Array,
         starts: Ints,
         lengths: Ints,
         tables: Ints,
@@ -242,20 +246,20 @@ class Attention:
         self,
         pool: Pool,
         q: Floats,
-        keys: Floats,
-        values: Floats,
+        keys: Array,
+        values: Array,
         lengths: Ints,
         sinks: Floats | None,
         out: Floats,
     ) -> None:
-        """keys, values [T, K, D] of whole sequences."""
+        """keys, values [T, K, row] of whole sequences."""
     def paged_latents(
-        self, pool: Pool, q: Floats, latents: Floats, starts: Ints, lengths: Ints, tables: Ints, out: Floats
+        self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats
     ) -> None:
-        """latents: pages [pages, page_tokens, 1, key_dim]; each is every head's key, its beginning every head's value.
+        """latents: pages [pages, page_tokens, 1, row]; each is every head's key, its beginning every head's value.
         kv_heads: groups of heads that are computed apart."""
-    def dense_latents(self, pool: Pool, q: Floats, latents: Floats, lengths: Ints, out: Floats) -> None:
-        """latents [T, key_dim] of whole sequences."""
+    def dense_latents(self, pool: Pool, q: Floats, latents: Array, lengths: Ints, out: Floats) -> None:
+        """latents [T, 1, row] of whole sequences."""
 
 def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
     """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
