@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <linux/futex.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -79,6 +80,15 @@ std::atomic<unsigned> forks{0};  // of this process's ancestors, since the kerne
 void count_forks() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
     (void)registered;
+}
+
+// Arrays of a step are taken and given back at every step. Where the allocator gives their memory back to the system each
+// time, the next step pays a page fault for every 4 KiB: two thirds of the time of top-p sampling were that.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+    static const int set = mallopt(M_MMAP_THRESHOLD, 4 << 20) + mallopt(M_TRIM_THRESHOLD, 64 << 20);
+    (void)set;
+#endif
 }
 
 long futex(std::atomic<uint32_t>& at, int op, uint32_t value) {
@@ -220,6 +230,7 @@ Pool::Pool(int threads) : size_(threads) {
         throw std::invalid_argument("threads must be 1.." + std::to_string(MAX_THREADS) + ", not " +
                                     std::to_string(threads));
     count_forks();
+    keep_freed_memory();
     team_ = std::make_unique<Team>(threads);
 }
 

@@ -19,7 +19,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING = -700.0  # exp of a score below this is 0: less than 1e-304 of the best, and slow to compute
 _CHUNK = 256  # tokens whose probabilities are added up first, when a draw looks for its place
 _GROUP = 16  # scores of which the best one stands for all, when a bound on the best ones is looked for
-_FEW = 64  # of the best, where it is not known how many are needed: then 8 times as many, and so on
+_FEW = 512  # of the best, among which a nucleus is looked for first; where it is larger:
+_BINS = 16 * 64  # of ranks: 16 to a factor e, down to exp(-64) of the best; the last one holds all below
 
 
 def filter_scores(scores: Floats, params: SamplingParams) -> None:
@@ -78,16 +79,20 @@ def typical_p(scores: Floats, mass: float) -> Ints:
 
 
 def _nucleus(rank: Floats, weights: Floats, mass: float) -> Ints:
-    """The ids with the highest ranks, as few as have `mass` of all weight, ascending."""
-    total, count = weights.sum(), _FEW
-    pool = _best(rank, count)
-    while pool.size < rank.size and weights[pool].sum() <= mass * total * (1 + 1e-12):  # sums in other orders differ
-        count *= 8
-        pool = _best(rank, count)
-    order = pool[np.argsort(-rank[pool], kind="stable")]
+    """The ids with the highest ranks, as few as have `mass` of all weight, ascending. rank: at most 0."""
+    total, before = weights.sum(), 0.0
+    kept, open_ids = np.zeros(rank.size, np.bool_), _best(rank, _FEW)
+    if weights[open_ids].sum() <= mass * total * (1 + 1e-12):  # sums in other orders differ in the last digits
+        bins = np.minimum(rank * (-_BINS / 64), _BINS - 1).astype(np.int64)
+        sums = np.bincount(bins, weights).cumsum()
+        edge = min(int(np.searchsorted(sums, mass * total)), sums.size - 1)
+        kept, open_ids = bins < edge, np.flatnonzero(bins == edge)
+        before = sums[edge - 1] if edge else 0.0
+    order = open_ids[np.argsort(-rank[open_ids], kind="stable")]
     # All before the sum gets there, and one more.
-    count = int(np.searchsorted(weights[order].cumsum() / total, mass)) + 1
-    return np.sort(order[:count])
+    count = int(np.searchsorted((before + weights[order].cumsum()) / total, mass)) + 1
+    kept[order[:count]] = True
+    return np.flatnonzero(kept)
 
 
 def _best(rank: Floats, count: int) -> Ints:
