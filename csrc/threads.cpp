@@ -82,8 +82,8 @@ void count_forks() {
     (void)registered;
 }
 
-// Arrays of a step are taken and given back at every step. Where the allocator gives their memory back to the system each
-// time, the next step pays a page fault for every 4 KiB: two thirds of the time of top-p sampling were that.
+// Arrays of a step are taken and given back at every step. Where the allocator gives their memory back to the system
+// each time, the next step pays a page fault for every 4 KiB: two thirds of the time of top-p sampling were that.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
     static const int set = mallopt(M_MMAP_THRESHOLD, 4 << 20) + mallopt(M_TRIM_THRESHOLD, 64 << 20);

@@ -86,7 +86,7 @@ class DecodeGraphs:
         found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
         if isinstance(found, str):
             left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
-            self.refusal = f"{found}; {', '.join(left) or 'no op'} served beside the best kernels"
+            self.refusal = f"{found}; served beside the best kernels: {', '.join(left) or 'nothing'}"
             return None
         logits, best, best_logits, residual, *delta = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, delta[0] if delta else None))

@@ -58,9 +58,12 @@ def _paired(spec: ModelSpec) -> frozenset[str]:
     """Matrices that are laid into one another: a gate, and what it is multiplied with."""
     found = set()
     for i, layer in enumerate(spec.layers):
-        if isinstance(layer.mlp, GatedMLP) or (isinstance(layer.mlp, MoE) and layer.mlp.gated):
-            part = "experts." if isinstance(layer.mlp, MoE) else ""
-            found |= {f"layers.{i}.mlp.{part}{name}.weight" for name in ("gate", "up")}
+        mlp = layer.mlp
+        parts = {"": isinstance(mlp, GatedMLP)}
+        if isinstance(mlp, MoE):
+            parts = {"experts.": mlp.gated, "shared.": isinstance(mlp.shared, GatedMLP)}
+        gated = [part for part, is_gated in parts.items() if is_gated]
+        found |= {f"layers.{i}.mlp.{part}{name}.weight" for part in gated for name in ("gate", "up")}
     return frozenset(found)
 
 

@@ -31,7 +31,7 @@ class CpuBackend:
             return KERNELS[op].refuses(case)
         if op in STAGES:
             return STAGES[op].refuses(case)
-        return "moves numbers only, as numpy does" if op in _MOVES else "is small, and made once a step"
+        return "moves numbers only, as numpy does" if op in _MOVES else "is part of what a kernel serves whole"
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return KERNELS[op].make(case, self._pool)
