@@ -14,7 +14,6 @@ from oracle.families import CASES
 from ridgeline import LLM, AsyncLLM, OutputChunk, SamplingParams
 from ridgeline.engine.thread import EngineClosed
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.runtime.runner import Runner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 PARAMS = [SamplingParams(max_tokens=8 + i, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(len(PROMPTS))]
@@ -109,16 +108,17 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            submit, calls = Runner.submit, 0
+            model = type(llm.llm.loaded.model)
+            forward, calls = model.forward, 0
 
             def failing(*args: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls == 4:
                     raise MemoryError("the device is full")
-                return submit(*args)
+                return forward(*args)
 
-            monkeypatch.setattr(Runner, "submit", failing)
+            monkeypatch.setattr(model, "forward", failing)
             lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
             assert all(isinstance(e, MemoryError) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted

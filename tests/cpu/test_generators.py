@@ -12,7 +12,6 @@ from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineOptions
-from ridgeline.runtime.runner import Runner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 MIXED = [
@@ -74,17 +73,18 @@ def test_an_interrupt_leaves_a_model_that_answers(
 ) -> None:
     llm = LLM(str(folder), engine=EngineOptions(steps_in_flight=steps_in_flight, max_num_batched_tokens=16))
     wanted = tokens(llm)
-    calls, submit = 0, Runner.submit
+    model, calls = type(llm.loaded.model), 0
+    forward = model.forward
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == when:
             raise KeyboardInterrupt
-        return submit(*args)
+        return forward(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "submit", interrupted)
+        patch.setattr(model, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tokens(llm)
     assert tokens(llm) == wanted
