@@ -61,7 +61,7 @@ def report(found: Done) -> dict[str, Any]:
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.count("\n") == 1
     value: dict[str, Any] = json.loads(found.stdout)
-    keys = "benchmark model weight_dtype arguments machine roof engine reasons measured"
+    keys = "benchmark model weight_dtype weight_format arguments machine roof engine reasons measured"
     assert list(value) == keys.split()
     assert {"cpu", "cores", "torch"} <= set(value["machine"])
     return value
