@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -200,6 +202,17 @@ def test_nothing_is_held_twice(folders: Mapping[str, Path], monkeypatch: pytest.
     assert most <= 4 * (embed.num_params + max(2 * layer, embed.num_params))
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is resident")
+@pytest.mark.parametrize("scheme", ["auto", "int8"])
+def test_what_is_laid_out_is_let_go_of_in_the_file(scheme: str) -> None:
+    pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+    loaded = load_model("pocket", LoadOptions(device="cpu", weights=scheme))
+    file = str(loaded.checkpoint.folder / "model.safetensors")
+    found = Path("/proc/self/smaps").read_text().split(file)[1].splitlines()
+    size, resident = (int(next(x for x in found if x.startswith(f"{key}:")).split()[1]) for key in ("Size", "Rss"))
+    assert size > 6000 and resident < size / 10
+
+
 # ---- the price -------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +291,18 @@ def test_an_unknown_scheme_is_one_clear_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         LLM("pocket", device="cpu", weights=name)
     assert str(caught.value) == f"weights (--weights) {name!r} is not known; known are auto, int8, int4, int4-128"
+
+
+def test_the_command_line_says_so_in_one_line() -> None:
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "ridgeline", *args], capture_output=True, text=True, check=False)
+
+    found = run("generate", "x", "--weights", "int3")
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    assert "known are auto, int8, int4, int4-128" in found.stderr
+    report = json.loads(run("inspect", "pocket", "--weights", "int4", "--json").stdout)
+    loaded = load_model("pocket", LoadOptions(device="cpu", weights="int4"))
+    assert (report["weight_format"], report["weight_bytes"]) == ("int4", loaded.weight_bytes)
 
 
 def test_a_matrix_that_cannot_be_rounded_is_named() -> None:
