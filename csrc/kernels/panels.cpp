@@ -17,9 +17,11 @@ void widen(const Stored& from, int64_t row, int64_t k, float* out) {
     int64_t i = 0;
     for (; i + W <= k; i += W) store(out + i, brain ? from_bf16(p + i) : from_f16(p + i));
     for (; i < k; ++i) {
-        uint32_t u = uint32_t(p[i]) << 16;
+        uint16_t half;  // which stands in a file, wherever its header ends
+        memcpy(&half, (const char*)from.data + (row * from.stride + i) * 2, 2);
+        const uint32_t u = uint32_t(half) << 16;
         memcpy(out + i, &u, 4);
-        if (!brain) out[i] = from_f16(p[i]);
+        if (!brain) out[i] = from_f16(half);
     }
 }
 

@@ -234,7 +234,7 @@ def test_instruction_sets_agree_to_the_bit() -> None:
 def test_every_instruction_set_passes(isa: str) -> None:
     """The tests of this file and of the stages, once with each."""
     files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages")]
-    run = run_with(isa, "-m", "pytest", *files, "-k", "not instruction_set", "-p", "no:cacheprovider")
+    run = run_with(isa, "-m", "pytest", "-n0", *files, "-k", "not instruction_set", "-p", "no:cacheprovider")
     if "has no such instructions" in run.stdout + run.stderr:
         pytest.skip(f"this CPU has no {isa}")
     assert run.returncode == 0, run.stdout[-3000:]
