@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ class Model:
         self.max_model_len = max_model_len
         self.weights = weights
         self.format = format
+        self._held = weights = _Held(weights)
         self._table_rows = table.primitive(api.EMBEDDING)
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
@@ -64,8 +66,8 @@ class Model:
         return Stream(stream.residual, stream.delta)
 
     def constants(self) -> list[Array]:
-        """All arrays that a forward pass reads besides its step."""
-        return [*self.weights.values(), *(inverse for inverse, _ in self._frequencies.values())]
+        """All arrays that a forward pass reads besides its step, but for those that kernels keep for themselves."""
+        return [*self._held.alive(), *(inverse for inverse, _ in self._frequencies.values())]
 
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
@@ -85,6 +87,28 @@ class Model:
         if self._positions is not None:
             x = self._add(x, self._table_rows(self._positions, step.positions), 1.0)
         return x
+
+
+class _Held(Mapping[str, Array]):
+    """Weights, and which of those that were read somebody still holds: asking again might read them from a file."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._found: dict[str, weakref.ref[Any]] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        found = self._weights[name]
+        self._found[name] = weakref.ref(found)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def alive(self) -> list[Array]:
+        return [array for array in (ref() for ref in self._found.values()) if array is not None]
 
 
 class PassingModel(Model):
