@@ -249,8 +249,10 @@ RL_INLINE F from_bf16(const uint16_t* p) {
 #elif defined(__AVX2__)
     return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
 #else
+    uint16_t halves[W];  // which may stand anywhere in a file
+    memcpy(halves, p, sizeof halves);
     I x;
-    for (int i = 0; i < W; ++i) x[i] = int32_t(uint32_t(p[i]) << 16);
+    for (int i = 0; i < W; ++i) x[i] = int32_t(uint32_t(halves[i]) << 16);
     return floats(x);
 #endif
 }
@@ -277,8 +279,10 @@ RL_INLINE F from_f16(const uint16_t* p) {
 #elif defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
+    uint16_t halves[W];
+    memcpy(halves, p, sizeof halves);
     F x;
-    for (int i = 0; i < W; ++i) x[i] = from_f16(p[i]);
+    for (int i = 0; i < W; ++i) x[i] = from_f16(halves[i]);
     return x;
 #endif
 }

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
+# What tests measure is kept where no user looks for it.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ridgeline-tests-")
 
 
 def pytest_configure() -> None:

@@ -14,6 +14,7 @@ from oracle.families import CASES
 from ridgeline import LLM, AsyncLLM, OutputChunk, SamplingParams
 from ridgeline.engine.thread import EngineClosed
 from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.runtime.runner import Runner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 PARAMS = [SamplingParams(max_tokens=8 + i, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(len(PROMPTS))]
@@ -108,17 +109,16 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            model = type(llm.llm.loaded.model)
-            forward, calls = model.forward, 0
+            submit, calls = Runner.submit, 0
 
             def failing(*args: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls == 4:
                     raise MemoryError("the device is full")
-                return forward(*args)
+                return submit(*args)
 
-            monkeypatch.setattr(model, "forward", failing)
+            monkeypatch.setattr(Runner, "submit", failing)
             lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
             assert all(isinstance(e, MemoryError) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted

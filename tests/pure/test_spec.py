@@ -480,7 +480,7 @@ def test_a_layer_of_an_mlp_alone() -> None:
     assert [w.name for w in MLP_ALONE.weights(16)] == ["mlp_norm.weight", "mlp.up.weight", "mlp.down.weight"]
     assert alone.num_params() == SMALL.num_params() + 2 * (16 + 2 * 16 * 24)
     assert alone.state_elements(100) == SMALL.state_elements(100)
-    (group,), (other,) = (state_groups(s, page_tokens=16, element_bytes=4) for s in (alone, SMALL))
+    (group,), (other,) = (state_groups(s, page_tokens=16) for s in (alone, SMALL))
     assert group.page_bytes == other.page_bytes
     assert [s.layer - 1 for s in group.slots] == [s.layer for s in other.slots]
     assert from_json(json.loads(json.dumps(to_json(alone)))) == alone
