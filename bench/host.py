@@ -30,7 +30,12 @@ SHAPE = {
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
 }  # fmt: skip
 PROMPT, WARM = 128, 8  # tokens; steps that are not counted
-FORMATS: dict[str, dict[str, Any]] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "float32"},
+    "bf16": {"dtype": "bfloat16"},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+}
 
 
 def build(weights: str) -> LLM:

@@ -6,7 +6,8 @@
 
 namespace ridgeline {
 
-constexpr int64_t BLOCK = 504;  // tokens that are packed at once: bounds the memory that this takes, changes no result
+constexpr int64_t BLOCK = 516;  // tokens that are packed at once, whole tiles: bounds the memory that this takes, changes
+                                // no result
 
 enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // of a pool's scratch
 

@@ -47,7 +47,9 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
 // Block by block: `each(job, first token, tokens)`.
 template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Stream& stream, const Epilogue& whole,
                                   int64_t grain, Each&& each) {
-    for (int64_t first = 0; first < stream.tokens; first += BLOCK) {
+    const int64_t count = (stream.tokens + BLOCK - 1) / BLOCK, tile = product_kernels().tile;
+    const int64_t size = count ? round_up((stream.tokens + count - 1) / count, tile) : 1;  // none of a few tokens
+    for (int64_t first = 0; first < stream.tokens; first += size) {
         Source s = stream.source;
         if (s.rows)
             s.rows += first;
@@ -59,7 +61,7 @@ template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Strea
         Epilogue e = whole;
         for (auto& out : e.out)
             if (out.data) out.data += first * out.stride;
-        each(Job{hold, w, s, e, grain}, first, std::min(BLOCK, stream.tokens - first));
+        each(Job{hold, w, s, e, grain}, first, std::min(size, stream.tokens - first));
     }
 }
 

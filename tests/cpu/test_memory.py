@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ class Case:
     context: int = 32
     new: int = 2
     options: dict[str, int] = field(default_factory=dict)
+    kv_cache_dtype: str = "auto"
 
 
 CASES = {
@@ -172,6 +174,8 @@ CASES = {
     "delta rule by channels": Case(KIMI, context=300, options={"max_num_seqs": 16, "max_num_batched_tokens": 1024}),
     "mlps alone": Case(NEMOTRON, context=300, options={"max_num_seqs": 4, "max_num_batched_tokens": 1024}),
     "experts on latents": Case({**NEMOTRON, "moe_latent_size": 512}, context=2040, options={"max_num_seqs": 1}),
+    "state in 8 bits": Case(LLAMA, context=500, options={"max_num_seqs": 32}, kv_cache_dtype="int8"),
+    "state in 16 bits": Case(MISTRAL, context=300, options={"max_num_seqs": 64}, kv_cache_dtype="bfloat16"),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),
     "capped logits": Case(GEMMA, "bfloat16", options={"max_num_seqs": 64}),
@@ -277,15 +281,17 @@ class Driver:
 
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(case.shape))
-            loaded = LLM(folder, load_format="dummy", dtype=case.dtype, cache="off", device=device).loaded
+            kept: dict[str, Any] = {"dtype": case.dtype, "kv_cache_dtype": case.kv_cache_dtype}
+            loaded = LLM(folder, load_format="dummy", cache="off", device=device, **kept).loaded
+        resolved = partial(resolve, loaded.spec, kv_cache_dtype=case.kv_cache_dtype)
         self.runs = 0
         self.vocab, length = loaded.spec.vocab_size, loaded.max_model_len
         few = EngineOptions(max_num_seqs=2, max_num_batched_tokens=16)
-        self.engine = Engine(loaded, resolve(loaded.spec, 64, few, free_bytes=MIB << 8, fixed_len=True))
+        self.engine = Engine(loaded, resolved(64, few, free_bytes=MIB << 8, fixed_len=True))
         self.run([20, 5])  # what is loaded when it is first used
         del self.engine
         options = EngineOptions(**case.options)
-        config = self.config = resolve(loaded.spec, length, options, free_bytes=MIB << 10, fixed_len=False)
+        config = self.config = resolved(length, options, free_bytes=MIB << 10, fixed_len=False)
         reset_peak()
         self.base = resident("VmRSS") + config.state_bytes + config.swap_bytes
         self.engine = Engine(loaded, config)
