@@ -19,7 +19,7 @@ from ridgeline.plan.memory import RECORDED_SEQS
 from ridgeline.plan.operations import Operation, Slice
 from ridgeline.plan.precision import WIDER_STORAGE
 from ridgeline.plan.roofline import StepTime, Timed
-from ridgeline.spec import ModelSpec, MoE, RecurrentMixer
+from ridgeline.spec import LatentAttention, ModelSpec, MoE, RecurrentMixer
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.rates import Passes, Rates
 
@@ -30,6 +30,7 @@ class Facts:
 
     vocab_size: int
     is_recorded: bool
+    latent_layers: int
     recurrent: Mapping[str, tuple[int, int]]
     expert_layers: int
     choices: int
@@ -43,7 +44,8 @@ def facts_of(spec: ModelSpec) -> Facts:
             layers, numbers = kinds.get(name, (0, 0))
             kinds[name] = layers + 1, numbers + layer.mixer.state().elements
     moes = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)]
-    return Facts(spec.vocab_size, not kinds, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
+    latents = sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers)
+    return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
 
 
 def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slice]) -> dict[str, float]:
@@ -59,9 +61,12 @@ def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slic
         f"{way} sequence": float(sequences),
         f"{way} call": float(sum(op.layers for op in operations if op.passes)),
         f"{way} logit": float(sampled * facts.vocab_size),
-        "activation byte": sum(op.layers * op.activation_bytes for op in operations),
+        f"{way} byte": sum(op.layers * op.activation_bytes for op in operations),
         "attention of a sequence": float(attending * sequences),
     }
+    if facts.latent_layers:
+        found["latent layer"] = float(facts.latent_layers)
+        found["latent token"] = float(facts.latent_layers * tokens)
     if facts.expert_layers:
         found["expert layer"] = float(facts.expert_layers)
         found["expert choice"] = float(facts.choices * tokens)
@@ -102,7 +107,7 @@ def clock_step(
     calls = sum(op.layers for op in operations if op.passes)
     a_call = (terms.pop("replayed call", 0.0) + terms.pop("plain call", 0.0)) / max(calls, 1)
     moved = sum(op.layers * op.activation_bytes for op in operations)
-    a_byte = terms.pop("activation byte") / max(moved, 1.0)
+    a_byte = (terms.pop("replayed byte", 0.0) + terms.pop("plain byte", 0.0)) / max(moved, 1.0)
     attending = sum(op.layers for op in operations if op.kind == "state" and op.passes)
     a_layer = terms.pop("attention of a sequence") / max(attending, 1)
     timed = []
