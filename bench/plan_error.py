@@ -175,21 +175,32 @@ def main() -> None:
 
 def measure(folder: Path, lines: Path, end: float) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(folder.resolve() / "cache")}
-    if not any((folder / "cache").rglob("*.json")):
-        subprocess.run([sys.executable, "-m", "ridgeline", "calibrate"], env=env, check=True)
+    if not (folder / "calibrated.json").exists():
+        calibrate(folder / "calibrated.json", env)
     done = {(v["case"], v["run"]) for v in map(json.loads, lines.read_text().splitlines())} if lines.exists() else set()
     for number in (1, 2):
         for i, case in enumerate(cases()):
             if (case.name, number) in done or time.monotonic() > end:
                 continue
-            for _ in range(TRIES):
+            tries: list[dict[str, Any]] = []
+            while not tries or (tries[-1]["others"] > BUSY and len(tries) < TRIES):
                 command = [sys.executable, __file__, "--one", str(i)]
-                found = json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
-                if found["others"] <= BUSY:
-                    break
+                done_run = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+                tries.append(json.loads(done_run.stdout))
+            found = min(tries, key=lambda one: one["others"])
             with lines.open("a") as out:
                 out.write(json.dumps({**found, "run": number, "commit": commit(), "machine": machine()}) + "\n")
             print(case.name, f"{found['predicted_s'] / found['measured_s'] - 1:+.1%}", flush=True)
+
+
+def calibrate(path: Path, env: Mapping[str, str]) -> None:
+    """The last of a few is kept, or the first that was alone on the machine."""
+    for _ in range(TRIES):
+        command = [sys.executable, "-m", "ridgeline", "calibrate", "--json"]
+        done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+        if json.loads(done.stdout)["others"] <= BUSY:
+            break
+    path.write_text(done.stdout)
 
 
 def report(lines: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from ridgeline.plan import EngineConfig
 from ridgeline.plan.calibration import this_machine
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import Precision, products_type
+from ridgeline.plan.precision import cpu_precision
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -44,10 +44,7 @@ class Predicted:
 def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec) -> Planner:
     """Of the model as it is stored, with the engine's settings."""
     format = loaded.model.format
-    weights = format.name if format.is_lossy else loaded.dtype
-    precision = Precision(
-        weights, loaded.storage.dtype, "float32", None, products_type(machine, weights, "float32")
-    )  # fmt: skip
+    precision = cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
     return Planner(
         Deployment(
             loaded.spec, machine, precision, page_tokens=config.block_size, chunk=config.max_num_batched_tokens,

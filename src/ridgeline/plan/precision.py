@@ -134,3 +134,8 @@ def default_precision(
         state = activations if STORAGE[activations].bits >= 16 else "bfloat16"
     products = products_type(hardware, weights, activations)
     return Precision(weights, state, activations, None if experts == weights else experts, products)
+
+
+def cpu_precision(weights: str, state: str, hardware: HardwareSpec) -> Precision:
+    """As device cpu computes: activations in float32, products with rounded weights in int8."""
+    return Precision(weights, state, "float32", None, products_type(hardware, weights, "float32"))
