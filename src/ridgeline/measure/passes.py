@@ -56,7 +56,7 @@ def product_passes(table: OpsTable, kind: str) -> Passes:
     far = _products(table, kind, FAR_BYTES)
     few = [_seconds_each(near, rows) for rows in ROWS]
     many = [max(_seconds_each(far, rows), f) if rows <= 64 else f for rows, f in zip(ROWS, few, strict=True)]
-    return Passes(Curve(tuple(map(float, ROWS)), tuple(few)), Curve(tuple(map(float, ROWS)), tuple(many)))
+    return Passes(_rising(ROWS, few), _rising(ROWS, many))
 
 
 def far_shares(table: OpsTable) -> Curve:
@@ -102,8 +102,15 @@ def attention_passes(table: OpsTable, kind: str) -> Passes:
         group, tokens = (rows, 1) if rows <= 8 else (4, rows // 4)
         near.append(_attention_s(table, kind, group, tokens, 2))
         far.append(max(_attention_s(table, kind, group, tokens, 48), near[-1]) if tokens == 1 else near[-1])
-    places = tuple(map(float, ATTENTION_ROWS))
-    return Passes(Curve(places, tuple(near)), Curve(places, tuple(far)))
+    return Passes(_rising(ATTENTION_ROWS, near), _rising(ATTENTION_ROWS, far))
+
+
+def _rising(rows: Sequence[int], seconds: Sequence[float]) -> Curve:
+    """Seconds of a row, so that more rows never take less in all: what says otherwise was disturbed."""
+    values: list[float] = []
+    for i, one in enumerate(seconds):
+        values.append(max(one, values[-1] * rows[i - 1] / rows[i]) if i else one)
+    return Curve(tuple(map(float, rows)), tuple(values))
 
 
 def _attention_s(table: OpsTable, kind: str, group: int, tokens: int, layers: int) -> float:

@@ -52,7 +52,7 @@ class Steps:
 
     def __init__(self, loaded: LoadedModel, sequences: int, length: int, *, chunk: int = CHUNK_TOKENS) -> None:
         self._loaded, self._vocab, self._salt = loaded, loaded.spec.vocab_size, 0
-        chunk = max(chunk, sequences)
+        chunk, sequences = max(chunk, sequences), sequences + 1  # pages of one more: the scheduler keeps some free
         options = EngineOptions(max_num_seqs=sequences, max_num_batched_tokens=chunk, steps_in_flight=1)
         room = 4 * sequences * loaded.spec.state_elements(length) * 3 + (4 << 30)
         self.config = resolve(loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0)
@@ -79,6 +79,8 @@ class Steps:
         with self._without_layers():
             while not self._is_decoding(sequences):
                 self._session.step()
+                if not len(self._session):
+                    raise RuntimeError(f"{sequences} sequences of {context} tokens never decoded together")
         self._fill()
         found = [self._timed() for _ in iter(lambda: len(self._session) > 0, False)]
         return [step for step in found if step.is_decode and sum(s.count for s in step.batch) == sequences]

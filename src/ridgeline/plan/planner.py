@@ -9,8 +9,8 @@
              of the others are read too, so that each token takes TPOT + (batch - 1) TTFT / (tokens - 1), and each chunk
              of a prompt is in a step with the decodes of the others: TTFT + chunks x step
 
-Times are the roofline's: nothing can be faster on this machine, and what it takes besides (launches, the host) is what
-calibration adds. The formula of the same in one line is textbook.py.
+Times are the roofline's: nothing can be faster on this machine; on one that was calibrated (clock.py) they are what the
+engine is expected to take, with launches and the host. The formula of the same in one line is textbook.py.
 """
 
 from __future__ import annotations
