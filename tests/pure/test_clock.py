@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.plan import calibration
-from ridgeline.plan.advice import advise
+from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
 from ridgeline.plan.clock import facts_of, terms_of
 from ridgeline.plan.operations import Forward, Slice
@@ -124,7 +124,7 @@ def test_narrow_weights_and_what_was_not_measured() -> None:
 def test_which_steps_are_replayed() -> None:
     def way(name: str, *batch: Slice) -> str:
         ops = Forward(MODELS[name], EXACT).operations(batch)
-        (found,) = [t for t in terms_of(facts_of(MODELS[name]), ops, batch) if t.endswith(" step")]
+        (found,) = [t for t in terms_of(facts_of(MODELS[name]), ops, batch, 0.0) if t.endswith(" step")]
         return found
 
     assert way("dense", Slice(32, 1, 10)) == "replayed step"
@@ -171,5 +171,6 @@ def test_advice_has_a_reason_for_each_setting() -> None:
     assert found is not None
     assert found.max_num_seqs <= found.max_num_batched_tokens
     assert set(found.reasons) == {"max_num_seqs", "max_num_batched_tokens", "threads", "num_speculative_tokens"}
-    assert found.drafts[1] >= found.drafts[64]  # drafts pay where steps are bound by bytes
+    assert set(found.drafts) == set(DRAFT_BATCHES) and set(found.drafts.values()) <= {0, *DEPTHS}
+    assert found.max_num_seqs in BATCHES and found.max_num_batched_tokens in CHUNKS
     assert advise(Deployment(MODELS["dense"], replace(machine_of(KEPT), rates=None), EXACT)) is None

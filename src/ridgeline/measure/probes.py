@@ -84,6 +84,7 @@ PROBES: Mapping[str, Probe] = {
         _spec(LatentAttention(4, 64, 32, 16, 32, 48**-0.5, NORM, rope=Rope(16)), GatedMLP(SMALL), SMALL, 6, 4_000),
         (1, 8), (ONE_LONG,),
     ),
+    "large states": Probe(_spec(Mamba2(16, 64, 128, 1, 4, NORM), None, SMALL, 4, 4_000), (1, 12, 40), (MANY,)),
     **{name: Probe(_spec(m, GatedMLP(SMALL), SMALL, 4, 8_000), (1, 8), (ONE_LONG, MANY))
        for name, m in RECURRENT.items()},
 }  # fmt: skip
@@ -110,7 +111,7 @@ def run_probe(name: str, probe: Probe, rates: Rates, device: str) -> list[Sample
         far = far_share(ops, rates)
         passes = sum(passes_s(op, rates, far) for op in ops)
         seconds = sorted(t.seconds for t in timed)[len(timed) // 4]  # what disturbs a step makes it longer
-        found.append(Sample(name, terms_of(facts, ops, timed[0].batch), passes, seconds))
+        found.append(Sample(name, terms_of(facts, ops, timed[0].batch, far), passes, seconds))
 
     for prompts in probe.prompts:
         steps.run(prompts, 1)

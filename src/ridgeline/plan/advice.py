@@ -1,7 +1,8 @@
 """What the cost model says of an engine's settings on a machine that was calibrated: each with its reason.
 
 max_num_batched_tokens   the shortest chunk that reads prompts nearly as fast as any
-max_num_seqs             the smallest batch that gives nearly as many tokens a second as any
+max_num_seqs             the smallest batch that gives as many tokens a second as any, at short contexts, where batches
+                         pay most: more of them would only wait longer
 threads                  why as many as there are
 drafts                   for each batch size, the number of drafts with the most tokens a second
 """
@@ -19,9 +20,9 @@ from ridgeline.plan.units import seconds
 from ridgeline.spec import ModelSpec
 
 CHUNKS = (64, 128, 256, 512, 1024, 2048)  # tokens
-BATCHES = (4, 8, 16, 32, 64, 128, 256)
-NEARLY = 0.95  # of the best
-CONTEXT = 1024  # tokens of a sequence, where the model has as many
+BATCHES = (16, 32, 64, 128, 256)
+NEARLY, ALMOST_ALL = 0.95, 0.99  # of the best: of chunks, whose length others wait for; of batches
+CONTEXT, SHORT = 1024, 128  # tokens of a sequence, where the model has as many
 ACCEPTANCE, DRAFT_COST, DEPTHS, DRAFT_BATCHES = 0.7, 0.05, (1, 2, 3, 4, 6, 8), (1, 4, 16, 64)
 
 
@@ -87,10 +88,11 @@ def _chunk(planner: Planner) -> tuple[int, str]:
 
 
 def _seqs(planner: Planner, chunk: int) -> tuple[int, str]:
-    context = _context(planner.deployment.spec)
-    rates = {n: n / planner.decode(n, context).seconds for n in BATCHES if n <= chunk} or {1: 1.0}
+    context = min(SHORT, _context(planner.deployment.spec))
+    rates = {n: n / planner.decode(n, context).seconds for n in BATCHES if n <= chunk}
+    rates = rates or {chunk: chunk / planner.decode(chunk, context).seconds}
     best = max(rates.values())
-    chosen = min(n for n, rate in rates.items() if rate >= NEARLY * best)
+    chosen = min(n for n, rate in rates.items() if rate >= ALMOST_ALL * best)
     return chosen, (
         f"together they are given {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the most; a step takes "
         f"{seconds(chosen / rates[chosen])} at {context:,} tokens"

@@ -48,8 +48,8 @@ def facts_of(spec: ModelSpec) -> Facts:
     return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
 
 
-def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slice]) -> dict[str, float]:
-    """How much of each term a step has."""
+def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slice], far: float) -> dict[str, float]:
+    """How much of each term a step has. far: the share of what it reads that comes from memory."""
     sequences = sum(s.count for s in batch)
     tokens = sum(s.count * s.tokens for s in batch)
     sampled = sum(s.count * s.sampled for s in batch)
@@ -70,6 +70,8 @@ def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slic
     if facts.expert_layers:
         found["expert layer"] = float(facts.expert_layers)
         found["expert choice"] = float(facts.choices * tokens)
+    if facts.recurrent:
+        found["state from memory"] = float(sum(n for _, n in facts.recurrent.values()) * sequences) * far
     for name, (layers, numbers) in facts.recurrent.items():
         found[f"{name} layer"] = float(layers)
         found[f"{name} state"] = float(numbers * sequences)
@@ -103,7 +105,8 @@ def clock_step(
     rates = hardware.rates
     assert rates is not None
     far = far_share(operations, rates)
-    terms = {name: amount * rates.terms.get(name, 0.0) for name, amount in terms_of(facts, operations, batch).items()}
+    amounts = terms_of(facts, operations, batch, far)
+    terms = {name: amount * rates.terms.get(name, 0.0) for name, amount in amounts.items()}
     calls = sum(op.layers for op in operations if op.passes)
     a_call = (terms.pop("replayed call", 0.0) + terms.pop("plain call", 0.0)) / max(calls, 1)
     moved = sum(op.layers * op.activation_bytes for op in operations)

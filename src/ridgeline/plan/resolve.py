@@ -55,8 +55,6 @@ def resolve(
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
-    for name, value in given.items():
-        _check(name, value, *RANGES[name])
     _check_checkpoints(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
@@ -108,8 +106,11 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
-    """What the user fixed."""
-    return {name: value for name, value in asdict(options).items() if value is not None}
+    """What the user fixed. Raises RequestError for a number out of range."""
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    for name, value in given.items():
+        _check(name, value, *RANGES[name])
+    return given
 
 
 def _check(name: str, value: Any, least: int, most: int | None) -> None:
