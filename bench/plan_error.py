@@ -18,6 +18,7 @@ twice, and shown as it is.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -117,6 +118,12 @@ def resident(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
+def reset_peak() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def run(case: Case) -> dict[str, Any]:
     from ridgeline.measure.predict import memory_of, planner_of
     from ridgeline.measure.quiet import OthersLoad
@@ -129,6 +136,7 @@ def run(case: Case) -> dict[str, Any]:
     loaded = load_random(spec, dtype=dtype, weights=weights, device="cpu")
     tokens = case.batch * case.context
     length = (case.prompt or case.context) + DECODES + 8
+    reset_peak()  # what loading took besides is another matter
     steps = Steps(loaded, case.batch, length, chunk=512 if case.prompt else max(tokens, 512))
     planner = planner_of(loaded, steps.config, this_machine()[0])
     if case.prompt:
@@ -147,7 +155,7 @@ def run(case: Case) -> dict[str, Any]:
         "case": case.name, "model": case.model, "type": case.type, "kind": "TTFT" if case.prompt else "TPOT",
         "batch": case.batch, "context": case.context, "prompt": case.prompt, "measured_s": measured,
         "predicted_s": predicted, "others": round(others, 3), "peak_bytes": peak,
-        "memory_bytes": memory_of(loaded, steps.config, case.batch, length) if case.prompt else None,
+        "memory_bytes": memory_of(planner, loaded, steps.config, case.batch, length) if case.prompt else None,
     }  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from ridgeline.plan import calibration
 from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
 from ridgeline.plan.clock import facts_of, terms_of
+from ridgeline.plan.explain import explain
 from ridgeline.plan.operations import Forward, Slice
-from ridgeline.plan.planner import Deployment, Planner
+from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.precision import Precision
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.rates import Curve, Passes, Rates
@@ -112,6 +113,14 @@ def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens:
     products = sum(t.operation.flops * t.operation.layers for t in step.operations if t.operation.passes)
     assert step.seconds >= products / p.deployment.hardware.peak("float32") * (1 - 1e-9)
     assert isclose(sum(step.by_cause().values()), step.seconds)
+
+
+def test_every_figure_can_be_traced() -> None:
+    """The lines of --explain sum up to the step."""
+    p, shown = planner("dense"), planner("dense").decode(4, 1024)
+    found = dict(explain(p, Load(4, 1000, 24)))
+    assert "from memory" in found and "ps +" in found["down"] and "numbers x" in found["Attention"]
+    assert shown.seconds == pytest.approx(sum(t.seconds for t in shown.operations) + shown.overhead_s)
 
 
 def test_narrow_weights_and_what_was_not_measured() -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from ridgeline.plan import EngineConfig
 from ridgeline.plan.calibration import this_machine
+from ridgeline.plan.memory import LIBRARY_BYTES
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import cpu_precision
+from ridgeline.plan.precision import FLOAT_BYTES, cpu_precision
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -62,7 +63,8 @@ def predict(loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked]
     context = sum(r.prompt + r.new // 2 for r in requests) // len(requests)
     longest = max(r.prompt + r.new for r in requests)
     return Predicted(
-        *found, planner.decode(count, max(context, 1)).seconds, *least, memory_of(loaded, config, count, longest), note
+        *found, planner.decode(count, max(context, 1)).seconds, *least,
+        memory_of(planner, loaded, config, count, longest), note,
     )  # fmt: skip
 
 
@@ -109,7 +111,13 @@ def run_steps(requests: Sequence[Asked], most: int, budget: int) -> Iterator[tup
         yield tuple(batch), given
 
 
-def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, length: int) -> float:
-    """Bytes of weights, of the pages that so many sequences use, and of a step's workspace."""
+def memory_of(planner: Planner, loaded: LoadedModel, config: EngineConfig, sequences: int, length: int) -> float:
+    """Bytes that are expected to be resident: weights, the pages that so many sequences touch, what the kernels hold of
+    the largest step. `config.workspace_bytes` is no less than that: it is what the settings allow at most.
+    """
     pages = sum(g.page_bytes * (sequences * g.most_pages(length) + 1) for g in config.groups)
-    return loaded.weight_bytes + pages + config.workspace_bytes
+    tokens = min(config.max_num_batched_tokens, sequences * length)
+    ops = planner.forward.operations([Slice(1, tokens, tokens)])
+    stream = 4 * FLOAT_BYTES * tokens * loaded.spec.hidden_size
+    step = LIBRARY_BYTES + stream + 2 * max(op.activation_bytes for op in ops)
+    return loaded.weight_bytes + pages + step
