@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -244,7 +245,7 @@ def _latency_tables(found: Latency, predicted: Predicted | None) -> list[Rendera
         if spread is not None and floor is not None:
             off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
             times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
-    notes = [f"predictions: {predicted.note}"] if predicted else []
+    notes = [fill(f"predictions: {predicted.note}", 100)] if predicted else []
     return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", *notes]
 
 
