@@ -20,7 +20,7 @@ from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.precision import Precision
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
-from ridgeline.spec.rates import Curve, Passes, Rates
+from ridgeline.spec.rates import Curve, Passes, Rates, least
 
 NORM = RMSNorm()
 ONE_ROW, MANY = 4e-11, 1e-11  # seconds of a number and a row
@@ -78,6 +78,12 @@ def test_a_curve_is_between_its_neighbours_and_flat_beyond(place: float) -> None
 def test_what_is_no_curve(places: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"must|needed"):
         Curve(places, values)
+
+
+def test_the_lesser_of_two_curves() -> None:
+    assert least(Curve((1.0, 2.0), (3.0, 1.0)), Curve((1.0, 2.0), (2.0, 5.0))).values == (2.0, 1.0)
+    with pytest.raises(ValueError, match="the same"):
+        least(Curve((1.0,), (1.0,)), Curve((2.0,), (1.0,)))
 
 
 def test_a_step_by_hand() -> None:

@@ -163,10 +163,14 @@ def nonnegative(a: Floats, b: Floats) -> Floats:
     return x
 
 
-def fit(rates: Rates, device: str, on_probe: Callable[[], None]) -> tuple[dict[str, float], list[Sample]]:
-    """The seconds of all terms, and what they were fitted to."""
-    samples = []
-    for name, probe in PROBES.items():
-        samples += run_probe(name, probe, rates, device)
-        on_probe()
+def fit(rates: Rates, device: str, rounds: int, on_probe: Callable[[], None]) -> tuple[dict[str, float], list[Sample]]:
+    """The seconds of all terms, and what they were fitted to: each step the best of some rounds."""
+    samples: list[Sample] = []
+    for number in range(rounds):
+        found = []
+        for name, probe in PROBES.items():
+            found += run_probe(name, probe, rates, device)
+            on_probe()
+        best = zip(samples, found, strict=True)
+        samples = [min(pair, key=lambda s: s.seconds) for pair in best] if number else found
     return fit_terms(samples), samples

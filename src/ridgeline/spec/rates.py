@@ -34,6 +34,13 @@ class Curve:
         return exp((1 - share) * log(self.values[i - 1]) + share * log(self.values[i]))
 
 
+def least(a: Curve, b: Curve) -> Curve:
+    """The lesser of two curves over the same places."""
+    if a.places != b.places:
+        raise ValueError(f"the places of two curves must be the same, not {a.places} and {b.places}")
+    return Curve(a.places, tuple(map(min, a.values, b.values)))
+
+
 @dataclass(frozen=True, slots=True)
 class Passes:
     """Rows of activations that meet numbers which lie in memory: a matrix, or keys and values.
