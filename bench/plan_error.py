@@ -178,6 +178,8 @@ def main() -> None:
     lines = options.keep / "lines.jsonl"
     if not options.report:
         measure(options.keep, lines, time.monotonic() + options.seconds)
+    if not lines.exists():
+        raise SystemExit(f"{lines} is not there yet: nothing was measured")
     report([json.loads(line) for line in lines.read_text().splitlines()])
 
 
