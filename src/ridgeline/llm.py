@@ -16,6 +16,7 @@ from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.ops.devices import host_free_bytes, num_cores
 from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
+from ridgeline.plan.advice import Advice, machine_advice
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
@@ -121,8 +122,9 @@ class LLM:
         return loaded, (appraisal.describe(loaded),)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
-        memory = self.loaded.table.memory
+        memory, driver = self.loaded.table.memory, self.loaded.table.driver
         free = memory.free_bytes()
+        advice = self._advice() if driver else None
         config = resolve(
             self.loaded.spec,
             self.loaded.max_model_len,
@@ -133,12 +135,25 @@ class LLM:
             fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
             device_is_host=memory.on_host,
             host_free_bytes=host_free_bytes(),
+            advice=advice,
         )
-        if (driver := self.loaded.table.driver) is None:
+        if driver is None:
             return config
         why = f"one on each physical core that this process may use, of {num_cores()} CPUs"
-        reasons = {**config.reasons, "threads": why if self.options.threads is None else "as given"}
-        return replace(config, threads=driver.threads, reasons=reasons)
+        more = {"threads": why} | {
+            name: reason for name, reason in (advice.reasons if advice else {}).items() if name not in config.reasons
+        }
+        if self.options.threads is not None:
+            more["threads"] = "as given"
+        return replace(config, threads=driver.threads, reasons={**config.reasons, **more})
+
+    def _advice(self) -> Advice | None:
+        """What the cost model says of the settings on this machine, as it was calibrated."""
+        loaded = self.loaded
+        format = loaded.model.format
+        return machine_advice(
+            loaded.spec, format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, self.options.threads
+        )
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -23,10 +23,11 @@ COMPARED = "kv_heads=32 mla=512+64 window=1024:5 cla=2 weights=int4 kv=fp8 repli
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process."""
+    """Runs the command in this process; on an H100 where it names no hardware."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*args: str) -> Done:
+    def call(*given: str) -> Done:
+        args = given if "--hardware" in given else (*given, "--hardware", "h100")
         monkeypatch.setattr(sys, "argv", ["ridgeline", "plan", *args])
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
-    "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm"}),
+    "measure": frozenset({"spec", "ops", "_kernels", "quant", "sched", "plan", "runtime", "engine", "llm"}),
     "async_llm": None,
     "cli": None,
     "__init__": None,  # the top level, which re-exports

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from ridgeline.cli.prompts import Row
     from ridgeline.llm import LLM
     from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
+    from ridgeline.measure.predict import Predicted
     from ridgeline.runtime.generator import GenerationRequest
     from ridgeline.spec.dtype import DType
+    from ridgeline.spec.request import RequestOutput
 
 app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, beside what the roofline allows.")
 
@@ -49,8 +52,10 @@ def latency(
 ) -> None:  # fmt: skip
     """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
     given = locals()  # every option, by its name
+    from ridgeline.cli.beside import expected, predicted_json
     from ridgeline.cli.progress import iterations_bar
     from ridgeline.measure import measure_latency
+    from ridgeline.measure.predict import Asked
 
     llm, roof = _prepare(given, skip_tokenizer_init=True)
     costs = _costs(llm, input_len + output_len)
@@ -60,7 +65,9 @@ def latency(
             warmup=num_iters_warmup, iters=num_iters, seed=seed, on_iteration=done,
         )  # fmt: skip
     what = f"{batch_size} sequences at once, {input_len} tokens in and {output_len} out; {num_iters} times"
-    _report("latency", given, llm, roof, what, asdict(found), _latency_tables(found))
+    predicted = expected(llm, [Asked(input_len, output_len)] * batch_size)
+    measured = asdict(found) | {"predicted": predicted_json(predicted)}
+    _report("latency", given, llm, roof, what, measured, _latency_tables(found, predicted))
 
 
 @app.command("throughput")
@@ -86,6 +93,7 @@ def throughput(
 ) -> None:  # fmt: skip
     """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
     given = locals()  # every option, by its name
+    from ridgeline.cli.beside import asked_of, expected, predicted_json
     from ridgeline.cli.progress import prompts_bar
     from ridgeline.measure import measure_throughput
 
@@ -94,15 +102,21 @@ def throughput(
     requests = _random_requests(llm, given) if rows is None else _requests(llm, rows, output_len)
     limit = llm.max_model_len
     costs = _costs(llm, max(min(limit, len(r.prompt_token_ids) + (r.params.max_tokens or limit)) for r in requests))
+    outputs: list[RequestOutput] = []
     with prompts_bar(len(requests)) as done:
-        found = measure_throughput(
-            llm, costs, roof, requests, on_done=lambda out: done(sum(len(c.token_ids) for c in out.outputs))
-        )
+
+        def finished(out: RequestOutput) -> None:
+            outputs.append(out)
+            done(sum(len(c.token_ids) for c in out.outputs))
+
+        found = measure_throughput(llm, costs, roof, requests, on_done=finished)
+    predicted = expected(llm, asked_of(outputs))
     what = f"{len(requests):,} requests" + (
         f" of {dataset}" if dataset else f", {input_len} tokens in and {output_len} out"
     )
     rates = {name: getattr(found, name) for name in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")}
-    _report("throughput", given, llm, roof, what, asdict(found) | rates, _throughput_tables(found))
+    measured = asdict(found) | rates | {"predicted": predicted_json(predicted)}
+    _report("throughput", given, llm, roof, what, measured, _throughput_tables(found, predicted))
 
 
 # ---- what to measure -----------------------------------------------------------------------------------------------
@@ -216,20 +230,26 @@ def _report(
         console.print(table)
 
 
-def _latency_tables(found: Latency) -> list[RenderableType]:
-    times = _table("", "mean", "median", "p90", "p99", "floor", "of roof")
+def _latency_tables(found: Latency, predicted: Predicted | None) -> list[RenderableType]:
+    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "floor", "of roof")
+    said: tuple[float | None, ...] = (None, None, None)
+    if predicted:
+        each = [x for x in predicted.tpot_s if x is not None]
+        said = predicted.elapsed_s, max(predicted.ttft_s), sum(each) / len(each) if each else None
     rows: list[tuple[str, Spread | None, float | None]] = [
         ("whole batch", found.latency_s, found.floor_latency_s),
         ("first token of all", found.ttft_s, found.floor_ttft_s),
         ("each token after it", found.tpot_s, found.floor_tpot_s),
     ]
-    for name, spread, floor in rows:
+    for (name, spread, floor), guess in zip(rows, said, strict=True):
         if spread is not None and floor is not None:
-            times.add_row(name, *_spread(spread), _time(floor), f"{floor / spread.mean:.1%}")
-    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out"]
+            off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
+            times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
+    notes = [fill(f"predictions: {predicted.note}", 100)] if predicted else []
+    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", *notes]
 
 
-def _throughput_tables(found: Throughput) -> list[RenderableType]:
+def _throughput_tables(found: Throughput, predicted: Predicted | None) -> list[RenderableType]:
     rates = _table("", "measured", "at the roof", "of the roof")
     stretch = found.elapsed_s / found.floor_s
     for name, rate in (
@@ -239,6 +259,9 @@ def _throughput_tables(found: Throughput) -> list[RenderableType]:
     ):
         rates.add_row(name, f"{rate:,.2f}", f"{rate * stretch:,.2f}", f"{1 / stretch:.1%}")
     rates.add_row("in all", _time(found.elapsed_s), _time(found.floor_s), "")
+    if predicted:
+        off = f"{predicted.elapsed_s / found.elapsed_s - 1:+.0%}"
+        rates.add_row("in all, predicted", _time(predicted.elapsed_s), "", off)
     times = _table("of a request, its wait included", "mean", "median", "p90", "p99")
     for name, spread in (("first token", found.ttft_s), ("each token after it", found.tpot_s)):
         if spread is not None:

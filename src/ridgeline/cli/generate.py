@@ -110,6 +110,7 @@ class _Run:
     rows: Sequence[Row]
     params: Sequence[Params]
     verbose: bool
+    base_bytes: int | None = None  # that the process had before the model came
 
     def start(self, places: Sequence[int], *, quiet: bool) -> tuple[LLM, dict[str, Any]]:
         """The model, and the arguments of its `generate` for some of the rows, all checked.
@@ -119,11 +120,25 @@ class _Run:
         from ridgeline.cli.loading import load
         from ridgeline.cli.report import chosen, say
 
+        if self.verbose:
+            import ridgeline.llm  # noqa: F401  # what is imported is no part of what the model takes
+            from ridgeline.measure.resident import resident_bytes
+
+            self.base_bytes = resident_bytes()
         llm = load(self.model, self.options)
         requests = self._requests(llm, places)
         if self.verbose or not quiet:
             say(*chosen(llm, self.verbose))
         return llm, requests
+
+    def say_what_came(self, llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> None:
+        """Tokens and speed, pages; if verbose, what was predicted beside it."""
+        from ridgeline.cli.beside import lines
+        from ridgeline.cli.report import say, summary
+
+        say(*summary(llm, outputs, seconds))
+        if self.verbose:
+            say(*lines(llm, outputs, seconds, self.base_bytes))
 
     def _requests(self, llm: LLM, places: Sequence[int]) -> dict[str, Any]:
         from ridgeline.errors import RequestError, TokenizerError
@@ -184,7 +199,6 @@ def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> Non
 
 def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[RequestOutput]:
     from ridgeline.cli.progress import prompts_bar
-    from ridgeline.cli.report import say, summary
 
     llm, requests = run.start(places, quiet=False)
     with prompts_bar(len(run.rows), len(run.rows) - len(places)) as done:
@@ -196,7 +210,7 @@ def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[Req
         start = time.perf_counter()
         outputs = llm.generate(**requests, on_done=finished)
         seconds = time.perf_counter() - start
-    say(*summary(llm, outputs, seconds))
+    run.say_what_came(llm, outputs, seconds)
     return outputs
 
 
@@ -224,7 +238,6 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
 def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
     """Print every answer. compact: JSON on one line each. Raises RequestError for one that failed, in the end."""
     from ridgeline.cli.progress import prompts_bar
-    from ridgeline.cli.report import say, summary
 
     quiet = as_json or not compact  # nothing but the answers for a program, or of a single prompt
     llm, requests = run.start(range(len(run.rows)), quiet=quiet)
@@ -242,7 +255,7 @@ def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
             raise Interrupted(f"{show.num_shown:,} of {len(run.rows):,} prompts are complete") from None
         seconds = time.perf_counter() - start
     if not quiet or run.verbose:
-        say(*summary(llm, outputs, seconds))
+        run.say_what_came(llm, outputs, seconds)
     _check(outputs)
 
 
@@ -299,6 +312,8 @@ def _stream(run: _Run) -> None:
             sys.stdout.write(" ".join(map(str, output.outputs[0].token_ids)))
     finally:
         sys.stdout.write("\n")
+    if run.verbose:
+        run.say_what_came(llm, [output], output.timing.total_s)
     t = output.timing
     pace = f", then {t.tpot_s * 1e3:.1f} ms per token" if t.tpot_s is not None else ""
     say(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ridgeline.plan.planner import Deployment, Load
 
 _LOAD, _MACHINE, _ASK = "What runs at once", "On what", "Besides"
-DEFAULT_HARDWARE, DEFAULT_CONTEXT = "h100", 4096
+DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
 ANSWER_SHARE = 4  # of a context, where only it is given: one part in so many is the answer
 
 
@@ -23,7 +23,7 @@ def plan(
     changes: Annotated[
         list[str] | None, typer.Argument(help="kv=fp8 mla=512+64 tp=2 ...: applied, or compared with --compare.")
     ] = None,
-    hardware: Annotated[str, _option(_MACHINE, "--hardware", help="h100, mi300x, rtx4090, cpu-server, ...")] = (
+    hardware: Annotated[str, _option(_MACHINE, "--hardware", help="local: this machine; h100, mi300x, rtx4090 ...")] = (
         DEFAULT_HARDWARE
     ),
     tp: Annotated[int, _option(_MACHINE, "--tp", help="Devices that share every matrix.")] = 1,
@@ -58,12 +58,12 @@ def plan(
         "hardware": hardware, "link": link, "weights": weights, "kv": kv, "activations": activations, "page": page,
         "scheme": {"replicas": replicas, "tp": tp, "ep": ep, "pp": pp},
     }  # fmt: skip
-    name, deployment = _deployment(model, options)
+    name, note, deployment = _deployment(model, options)
     if changes and not compare:
         deployment = change(deployment, ",".join(changes)).deployment
     load = shape(batch, context, prompt, output, deployment.spec.max_position_embeddings)
     rows = ranked(deployment, load, changes or []) if compare else ()
-    report = _report(name, deployment, load, slo, rows, explain)
+    report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
     if plot:
         from ridgeline.plan.picture import draw
         from ridgeline.plan.planner import Planner
@@ -79,17 +79,18 @@ def plan(
         show(report)
 
 
-def _deployment(model: str, options: dict[str, Any]) -> tuple[str, Deployment]:
+def _deployment(model: str, options: dict[str, Any]) -> tuple[str, str, Deployment]:
+    """Its name, how far its times can be trusted, and what is planned."""
     from dataclasses import replace
 
-    from ridgeline.plan.facts import hardware as find_hardware
+    from ridgeline.plan.calibration import find_machine
     from ridgeline.plan.facts import link as find_link
     from ridgeline.plan.models import find_model
     from ridgeline.plan.planner import Deployment
     from ridgeline.plan.precision import default_precision, storage_type
     from ridgeline.plan.shard import Scheme
 
-    machine = find_hardware(options["hardware"])
+    machine, note = find_machine(options["hardware"])
     if options["link"]:
         joined = find_link(options["link"])
         machine = replace(machine, link=joined, sources={**machine.sources, "link": joined.source})
@@ -100,7 +101,7 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[str, Deployment]:
         activations=types["activations"],
     )  # fmt: skip
     scheme = Scheme(**options["scheme"])
-    return known.name, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
+    return known.name, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
 
 
 def shape(batch: int, context: int | None, prompt: int | None, output: int | None, limit: int) -> Load:

@@ -36,10 +36,7 @@ def show(report: dict[str, Any]) -> None:
         console.print(_figures("Memory of a device", _memory(report, planner, load)))
         console.print(_figures("Time", _time(report, load)))
         console.print(_operations("decode", report["decode"]), _operations("prefill, one chunk", report["prefill"]))
-        console.print(
-            "[dim]Times are the roofline's: what takes longest of arithmetic and bytes, for each operation. Nothing is "
-            "faster on this machine; launches and the host are not in them.[/dim]"
-        )
+        console.print(f"[dim]{report['times']}.[/dim]")
     if "explain" in report:
         table = _table("Where the figures come from", ("figure", "left"), ("formula", "left"))
         for name, text in report["explain"].items():

@@ -48,10 +48,17 @@ def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
 @contextmanager
 def iterations_bar(total: int) -> Iterator[Callable[[], None]]:
     """A bar over things that take a while each; call what it gives once for each."""
+    with parts_bar("iterations", total) as done:
+        yield done
+
+
+@contextmanager
+def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """The same, by another name."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-    bar = _bar(TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), shown=sys.stderr.isatty())
-    task = bar.add_task("iterations", total=total)
+    bar = _bar(TextColumn(what), BarColumn(), MofNCompleteColumn(), shown=sys.stderr.isatty())
+    task = bar.add_task(what, total=total)
     with bar:
         yield lambda: bar.advance(task)
 

@@ -7,9 +7,6 @@ Of weights, the two models are never in memory together: the original's answers 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +21,7 @@ from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.ops import resolve_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.storage import EXACT
 
@@ -136,20 +134,6 @@ def _state_price(
     return price
 
 
-def cache_folder() -> Path:
-    """Where this program may keep what it can work out again, by the platform's convention."""
-    home = Path.home()
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        base = Path(given)
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
-    else:
-        base = home / ".cache"
-    return base / "ridgeline"
-
-
 def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
     original = pass_model(model, replace(options, weights="auto", dtype="auto"))
     text = SAMPLE.read_text(encoding="utf-8")
@@ -180,8 +164,4 @@ def _read(path: Path) -> Price | None:
 def _write(path: Path, price: Price) -> None:
     """Whole or not at all. Where it cannot be kept it is measured again."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(file, "w", encoding="utf-8") as out:
-            json.dump(asdict(price), out)
-        Path(name).replace(path)
+        write_whole(path, json.dumps(asdict(price)))

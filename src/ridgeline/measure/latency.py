@@ -21,8 +21,9 @@ from ridgeline.spec.request import RequestOutput, SamplingParams
 class Latency:
     """Seconds, over iterations; floors are what the roof allows.
 
-    latency: of the whole batch. ttft: until every sequence has its first token. tpot: for each token after it, None
-    where there is only one. output_tokens_per_s: of the batch, at the mean latency.
+    latency: of the whole batch. ttft: until every sequence has its first token. tpot: (time of the last token - time of
+    the first) / (tokens - 1), the mean over the sequences, None where there is one token. output_tokens_per_s: of the
+    batch, at the mean latency.
     """
 
     latency_s: Spread
@@ -50,9 +51,10 @@ def measure_latency(
         outputs = llm.generate(prompts, params)
         total = time.perf_counter() - start
         check(outputs)
-        runs.append((total, max(out.timing.ttft_s for out in outputs)))
+        each = [out.timing.tpot_s for out in outputs if out.timing.tpot_s is not None]
+        runs.append((total, max(out.timing.ttft_s for out in outputs), sum(each) / len(each) if each else 0.0))
         on_iteration()
-    latency, first = ([run[i] for run in runs[warmup:]] for i in (0, 1))
+    latency, first, each_token = ([run[i] for run in runs[warmup:]] for i in range(3))
     floors = [costs.step(batch_size, p).seconds(roof) for p in range(input_len, input_len + output_len - 1)]
     floor_ttft = costs.prefill(batch_size, input_len).seconds(roof)
     mean = Spread.of(latency)
@@ -60,7 +62,7 @@ def measure_latency(
     assert mean is not None and ttft is not None
     steps = output_len - 1
     return Latency(
-        mean, ttft, Spread.of((a - b) / steps for a, b in zip(latency, first, strict=True)) if steps else None,
+        mean, ttft, Spread.of(each_token) if steps else None,
         batch_size * output_len / mean.mean, floor_ttft + sum(floors), floor_ttft,
         sum(floors) / steps if steps else None,
     )  # fmt: skip

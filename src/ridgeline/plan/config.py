@@ -31,6 +31,16 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of an engine as it is shown. override: what a user gives to fix it."""
+
+    name: str
+    value: str
+    reason: str
+    override: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The settings of an engine, frozen.
 
@@ -79,8 +89,8 @@ class EngineConfig:
             ("left free", left),
         )
 
-    def describe(self, weight_bytes: int, *, on_host: bool = True) -> list[str]:
-        """What a start prints: a line for each setting with its reason, then where the memory goes."""
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting with its reason and how to fix it: what `explain`, `generate --verbose` and `serve` show."""
         values = {
             "max_model_len": f"{self.max_model_len}",
             "max_num_seqs": f"{self.max_num_seqs}",
@@ -94,5 +104,16 @@ class EngineConfig:
         }
         if self.threads is not None:
             values["threads"] = f"{self.threads}"
-        lines = [f"{name:<24}{value:<12}{self.reasons[name]}" for name, value in values.items()]
+        found = [Setting(n, v, self.reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
+        if why := self.reasons.get("num_speculative_tokens"):
+            found.append(Setting("num_speculative_tokens", f"{self.num_speculative_tokens}", why, "engine.propose"))
+        pages = " + ".join(f"{n - 1:,}" for n in self.num_pages)
+        why = (
+            "by group, from kv_cache_memory_bytes: for max_num_seqs sequences of max_model_len, or fewer by one factor"
+        )
+        return (*found, Setting("num_pages", pages, why, "--kv-cache-memory-bytes"))
+
+    def describe(self, weight_bytes: int, *, on_host: bool = True) -> list[str]:
+        """What a start prints: a line for each setting with its reason, then where the memory goes."""
+        lines = [f"{s.name:<24}{s.value:<12}{s.reason}" for s in self.settings()]
         return lines + [f"{name:<24}{num_bytes(size)}" for name, size in self.memory(weight_bytes, on_host=on_host)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ridgeline.plan.clock import far_share, passes_s, rates_of
 from ridgeline.plan.footprint import FRACTION
 from ridgeline.plan.planner import Load, Planner
 from ridgeline.plan.precision import FLOAT_BYTES, STORAGE
@@ -96,7 +97,7 @@ def _state(planner: Planner, load: Load) -> Iterator[Line]:
 def _time(planner: Planner, load: Load) -> Iterator[Line]:
     d = planner.deployment
     decode = planner.decode(load.batch, load.context)
-    yield from _operations(decode, d.hardware)
+    yield from (_measured if d.hardware.rates else _operations)(decode, d.hardware)
     figures = planner.figures(load)
     yield "TPOT", f"(t({load.prompt + 1:,}) + 4 t(middle) + t({load.context:,})) / 6 = {seconds(figures.tpot_s)}"
     yield (
@@ -118,6 +119,24 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
                 f"{seconds(book.step_s(load.batch))} a step (CS336)"
             ),
         )
+
+
+def _measured(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:
+    """Of a machine that was calibrated: passes at their measured rates, and what an operation takes besides."""
+    rates = hardware.rates
+    assert rates is not None
+    far = far_share([t.operation for t in step.operations], rates)
+    yield "from memory", f"{far:.0%} of what the step reads; the rest lies in caches"
+    for t in step.operations:
+        op = t.operation
+        passes = "".join(
+            f"{number(numbers)} numbers x {number(rows)} rows x "
+            f"{rates_of(op, rates).seconds(numbers, rows, far) / (numbers * rows) * 1e12:.3g} ps + "
+            for numbers, rows in op.passes
+        )
+        besides = (t.seconds - passes_s(op, rates, far)) / op.layers
+        yield op.name, f"{op.layers} x ({passes}{seconds(besides)}) = {seconds(t.seconds)} ({op.stored or 'moves'})"
+    yield "besides", f"{seconds(step.overhead_s)} of a step and its sequences"
 
 
 def _operations(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:

@@ -38,7 +38,7 @@ LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a
-    sequence in a step.
+    sequence in a step. most_seqs, most_tokens: of a step, where memory allows it.
     """
 
     spec: ModelSpec
@@ -51,6 +51,8 @@ class Problem:
     swap: int
     on_host: bool
     drafts: int
+    most_seqs: int = SEQS
+    most_tokens: int = TOKENS
 
     @property
     def limit(self) -> int:
@@ -87,8 +89,8 @@ class Problem:
     def most(self) -> tuple[int, int]:
         """Tokens and sequences of a step where memory allows it."""
         fixed_tokens, fixed_seqs = self.options.max_num_batched_tokens, self.options.max_num_seqs
-        tokens = fixed_tokens or max(TOKENS, fixed_seqs or 0)
-        return tokens, fixed_seqs or min(SEQS, tokens)
+        tokens = fixed_tokens or max(self.most_tokens, fixed_seqs or 0)
+        return tokens, fixed_seqs or min(self.most_seqs, tokens)
 
     def _with_pages(self, page_tokens: int) -> Settings | None:
         least = self.least(page_tokens, self.max_model_len).cut()

@@ -66,7 +66,8 @@ class Operation:
     flops: a product and its sum are two. compute: the type that it computes in. split: the axis along which its weights
     may be split over devices. Of a split one, on each device: whole_bytes of its activations are not divided, its state
     is divided by at most `state_shards`, and reduced_bytes are summed over the devices then. link_bytes, messages: what
-    a device sends.
+    a device sends. passes: numbers of `stored` type that rows of activations meet, and how many rows do: what measured
+    rates are of; none of what is no such thing.
     """
 
     name: str
@@ -83,6 +84,8 @@ class Operation:
     reduced_bytes: float = 0.0
     link_bytes: float = 0.0
     messages: int = 0
+    passes: tuple[tuple[float, float], ...] = ()
+    stored: str = ""
 
     @property
     def bytes(self) -> float:
@@ -136,7 +139,7 @@ class Forward:
 class _Matrix:
     """Matrices that read the same activations. columns: numbers that they read of a token, rows: that they give.
 
-    moe: they are experts' ones, and num_params and stored are of one expert.
+    type: that they are stored in. moe: they are experts' ones, and num_params and stored are of one expert.
     """
 
     name: str
@@ -148,6 +151,7 @@ class _Matrix:
     precision: Precision
     moe: MoE | None = None
     reduced: int = 0
+    type: str = ""
 
     def at(self, tokens: int, batch: Sequence[Slice], layers: int, results: float | None = None) -> Operation:
         """results: bytes of what comes out, where it is not of the activations' type."""
@@ -160,6 +164,7 @@ class _Matrix:
             self.name, "weights", layers, 2.0 * runs * self.num_params, self.stored * times, 0.0, read + written,
             precision.compute, self.split, whole_bytes=written if self.split == "in" else read,
             reduced_bytes=precision.activation_bytes(tokens * self.reduced),
+            passes=((times * self.num_params, runs / times),), stored=self.type,
         )  # fmt: skip
 
 
@@ -172,15 +177,19 @@ class _Core:
 
     def at(self, tokens: int, batch: Sequence[Slice], layers: int) -> Operation:
         flops = moved = kept = 0.0
+        passes = []
         for s in batch:
             work, numbers = _work(self.mixer, s.tokens, s.context)
+            if group := query_group(self.mixer):
+                rows = group * s.tokens
+                passes.append((s.count * work / rows, float(rows)))
             flops += 2.0 * s.count * work
             moved += s.count * self.precision.activation_bytes(numbers)
             kept += s.count * _state_traffic(self.mixer, s, self.precision)
         name = "SharedAttention" if isinstance(self.mixer, SharedAttention) else type(self.mixer).__name__
         return Operation(
             name, "state", layers, flops, 0.0, kept, moved, self.precision.activations, "head",
-            state_shards=state_shards(self.mixer),
+            state_shards=state_shards(self.mixer), passes=tuple(passes), stored=self.precision.state,
         )  # fmt: skip
 
 
@@ -248,7 +257,7 @@ def _matrix(weights: Sequence[Weight], precision: Precision, moe: MoE | None = N
     columns = first.shape[0] if filters else first.shape[-1]
     stored = sum(precision.weight_bytes(w) for w in weights)
     rows = sum(w.num_params // w.shape[-1] for w in weights)
-    return _Matrix(name, count, columns, rows, stored, first.split, precision, moe)
+    return _Matrix(name, count, columns, rows, stored, first.split, precision, moe, type=precision.stored_type(first))
 
 
 def _work(mixer: TokenMixer, tokens: int, context: int) -> tuple[int, int]:
@@ -278,6 +287,13 @@ def _latent_work(mixer: LatentAttention, tokens: int, context: int) -> tuple[int
 def attended_by_all(tokens: int, context: int) -> int:
     """Pairs of a query and a key where every query sees all that is before it, and itself."""
     return tokens * context - tokens * (tokens - 1) // 2
+
+
+def query_group(mixer: TokenMixer) -> int:
+    """Heads of queries that meet the same keys; 0 for what does not attend."""
+    if isinstance(mixer, Attention | SharedAttention):
+        return mixer.num_heads // mixer.num_kv_heads
+    return mixer.num_heads if isinstance(mixer, LatentAttention) else 0
 
 
 def state_shards(mixer: TokenMixer) -> int:

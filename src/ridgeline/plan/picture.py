@@ -17,6 +17,7 @@ from ridgeline.plan.units import number, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE_INCHES, DPI = (14.0, 10.0), 130
 DECODE, PREFILL, QUIET = "#1f77b4", "#d62728", "#555555"
@@ -38,16 +39,7 @@ def draw(name: str, planner: Planner, load: Load, path: str) -> None:
     """Draw a plan into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written, and
     where matplotlib is not installed.
     """
-    out = Path(path)
-    if out.suffix not in (".png", ".svg"):
-        raise RequestError(f"--plot {path}: the name must end in .png or .svg")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RequestError("--plot needs matplotlib; pip install ridgeline[plot]") from None
-    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(path, SIZE_INCHES)
     roof, curve, memory, causes = figure.subplots(2, 2).flat
     wall = planner.memory.largest_batch(load.context)
     knee = planner.knee(load)
@@ -60,8 +52,27 @@ def draw(name: str, planner: Planner, load: Load, path: str) -> None:
     scheme = "".join(f", {n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(d.scheme, n)) > 1)
     title = f"{name} on {d.hardware.name}{scheme}: {d.precision.weights} weights, {d.precision.state} state, "
     figure.suptitle(f"{title}{load.context:,} tokens of context", x=0.01, ha="left", fontsize=15, fontweight="bold")
+    keep(figure, path)
+
+
+def new_figure(path: str, size_inches: tuple[float, float]) -> Figure:
+    """Raises RequestError for a name of another ending, and where matplotlib is not installed."""
+    if Path(path).suffix not in (".png", ".svg"):
+        raise RequestError(f"--plot {path}: the name must end in .png or .svg")
     try:
-        figure.savefig(out, dpi=DPI)
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RequestError("--plot needs matplotlib; pip install ridgeline[plot]") from None
+    figure = Figure(figsize=size_inches, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def keep(figure: Figure, path: str) -> None:
+    """Write it. Raises RequestError where that cannot be."""
+    try:
+        figure.savefig(Path(path), dpi=DPI)
     except OSError as e:
         raise RequestError(f"--plot {path} cannot be written: {e.strerror}") from None
 

@@ -9,8 +9,8 @@
              of the others are read too, so that each token takes TPOT + (batch - 1) TTFT / (tokens - 1), and each chunk
              of a prompt is in a step with the decodes of the others: TTFT + chunks x step
 
-Times are the roofline's: nothing can be faster on this machine, and what it takes besides (launches, the host) is what
-calibration adds. The formula of the same in one line is textbook.py.
+Times are the roofline's: nothing can be faster on this machine; on one that was calibrated (clock.py) they are what the
+engine is expected to take, with launches and the host. The formula of the same in one line is textbook.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.clock import clock_step, facts_of
 from ridgeline.plan.footprint import Footprint, Memory
 from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.precision import Precision
@@ -155,6 +156,7 @@ class Planner:
     def __init__(self, deployment: Deployment) -> None:
         d = self.deployment = deployment
         self.forward = Forward(d.spec, d.precision)
+        self._facts = facts_of(d.spec)
         self.drafts = d.speculation.depth if d.speculation else 0
         self.memory = Memory(
             d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=self.drafts
@@ -169,8 +171,10 @@ class Planner:
 
     def step(self, batch: Sequence[Slice]) -> StepTime:
         """A step of any mix of sequences; of a pipeline, until its last device is done."""
-        ops = device_operations(self.forward, batch, self.deployment.scheme)
-        return time_step(ops, self.deployment.hardware)
+        ops, hardware = device_operations(self.forward, batch, self.deployment.scheme), self.deployment.hardware
+        if hardware.rates is None:
+            return time_step(ops, hardware)
+        return clock_step(ops, self._facts, batch, hardware)
 
     def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
         """`tokens` tokens, the last ones of `context`, of each of so many sequences; logits of them all."""

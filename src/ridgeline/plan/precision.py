@@ -35,6 +35,11 @@ STORAGE: Mapping[str, Storage] = MappingProxyType({
     "int8": Storage(8, 0, 32), "int4": Storage(4, 32, 16), "int4-128": Storage(4, 128, 16), "int3": Storage(3, 128, 16),
     "mxfp4": Storage(4, 32, 8),
 })  # fmt: skip
+# Where rates of a type were not measured: those of the next wider one.
+WIDER_STORAGE: Mapping[str, str] = MappingProxyType({
+    "mxfp4": "int4", "int3": "int4", "int4-128": "int4", "int4": "int8", "int8": "bfloat16", "fp8": "bfloat16",
+    "float16": "bfloat16", "bfloat16": "float32",
+})  # fmt: skip
 # Modules whose matrices are not rounded: tables, whose rows are looked up; what decides how others are used.
 KEPT_WIDE = DECIDING | {"embed", "position_embed"}
 SPELLINGS: Mapping[str, str] = MappingProxyType({
@@ -129,3 +134,8 @@ def default_precision(
         state = activations if STORAGE[activations].bits >= 16 else "bfloat16"
     products = products_type(hardware, weights, activations)
     return Precision(weights, state, activations, None if experts == weights else experts, products)
+
+
+def cpu_precision(weights: str, state: str, hardware: HardwareSpec) -> Precision:
+    """As device cpu computes: activations in float32, products with rounded weights in int8."""
+    return Precision(weights, state, "float32", None, products_type(hardware, weights, "float32"))

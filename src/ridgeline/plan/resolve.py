@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.advice import Advice
 from ridgeline.plan.config import EngineConfig, EngineOptions
 from ridgeline.plan.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.plan.memory import PAGE_BOOK_BYTES
@@ -15,6 +16,11 @@ from ridgeline.spec.text import num_bytes
 
 NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's free memory; vLLM's default
+# Of sequences and of tokens of a step, where the cost model was not asked.
+UNCALIBRATED = (
+    "vLLM's default, within the tokens of a step; pages are taken only when they are needed",
+    "a chunk of prefill beside the decodes",
+)
 # Option -> the least and the most that it may be.
 RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
@@ -35,6 +41,7 @@ def resolve(
     host_free_bytes: int | None = None,
     num_speculative_tokens: int = 0,
     kv_cache_dtype: str = "auto",
+    advice: Advice | None = None,
 ) -> EngineConfig:
     """Choose what is open.
 
@@ -42,18 +49,17 @@ def resolve(
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
     free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
-    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`.
+    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. advice: of the cost model, where the
+    machine was calibrated; otherwise what is common.
     Raises RequestError where even the smallest settings that are open do not fit, with the numbers and what would.
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
-    for name, value in given.items():
-        _check(name, value, *RANGES[name])
     _check_checkpoints(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
         spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
-        num_speculative_tokens,
+        num_speculative_tokens, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
     )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
@@ -78,7 +84,7 @@ def resolve(
         num_host_pages=host_pages,
         workspace_bytes=found.workspace() + books,
         free_bytes=free_bytes,
-        reasons=_reasons(problem, found)
+        reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=num_speculative_tokens,
@@ -100,8 +106,11 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
-    """What the user fixed."""
-    return {name: value for name, value in asdict(options).items() if value is not None}
+    """What the user fixed. Raises RequestError for a number out of range."""
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    for name, value in given.items():
+        _check(name, value, *RANGES[name])
+    return given
 
 
 def _check(name: str, value: Any, least: int, most: int | None) -> None:
@@ -138,7 +147,7 @@ def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) 
     return chosen, f"one part in {SWAP_SHARE} of the host's {num_bytes(host_free)}, at most {num_bytes(MAX_SWAP_BYTES)}"
 
 
-def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
+def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[str, str]:
     """Of every setting that may be chosen, but the swap space."""
     limit, workspace = num_bytes(problem.limit), num_bytes(found.workspace())
     tokens, seqs = problem.most()
@@ -146,11 +155,14 @@ def _reasons(problem: Problem, found: Settings) -> dict[str, str]:
     length = "as given" if problem.fixed_len else "the model's"
     if found.length < problem.max_model_len:
         length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
+    seqs_why, tokens_why = UNCALIBRATED
+    if advice:
+        seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
     return {
         "max_model_len": length,
-        "max_num_seqs": "vLLM's default, within the tokens of a step; pages are taken only when they are needed"
+        "max_num_seqs": seqs_why
         if found.seqs == seqs else lowered.format(seqs),
-        "max_num_batched_tokens": "a chunk of prefill beside the decodes"
+        "max_num_batched_tokens": tokens_why
         if found.tokens == tokens else lowered.format(tokens),
         "block_size": "without effect: no layer keeps a row for each token"
         if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"

@@ -92,6 +92,7 @@ def _tensor_parallel(op: Operation, devices: int) -> Iterator[Operation]:
         weight_bytes=op.weight_bytes / devices,
         state_bytes=op.state_bytes / min(devices, op.state_shards),
         activation_bytes=op.whole_bytes + (op.activation_bytes - op.whole_bytes) / devices,
+        passes=tuple((numbers / devices, rows) for numbers, rows in op.passes),
     )
     share = (devices - 1) / devices
     if op.reduced_bytes:

@@ -53,7 +53,7 @@ class LoadedModel:
     """A model that is ready to run. notes: what a user should know of how it was loaded.
 
     mapped_bytes: of weights that are views of files, and become resident as they are used. weight_bytes: of all.
-    storage: of the rows that attention keeps.
+    storage: of the rows that attention keeps. dtype: that its matrices come in.
     """
 
     model: Model
@@ -65,6 +65,7 @@ class LoadedModel:
     weight_bytes: int = 0
     notes: tuple[str, ...] = ()
     storage: Storage = EXACT
+    dtype: DType = "float32"
 
     @property
     def spec(self) -> ModelSpec:
@@ -115,7 +116,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     model = build(spec, weights, table, max_model_len, format)
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
-        notes=(*spec.notes(max_model_len), *checkpoint.notes),
+        notes=(*spec.notes(max_model_len), *checkpoint.notes), dtype=found.dtype,
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from ridgeline.spec.rates import Rates
+
 # What a product is computed in where a machine has no unit for the type itself.
 WIDER: Mapping[str, str] = MappingProxyType(
     {"int4": "int8", "mxfp4": "fp8", "fp8": "bfloat16", "int8": "bfloat16", "float16": "bfloat16",
@@ -35,7 +37,8 @@ class HardwareSpec:
     memory_bytes: decimal, as the maker states it. read_bytes_per_s: of that memory. flops_per_s: dense operations by
     type of the operands, a product and its sum are two. op_overhead_s, step_overhead_s: seconds that a kernel, and a
     step, takes besides; 0 is the roof itself. kind "cpu": its memory is the host's. sources: where each figure is from,
-    by "memory", "bandwidth", "operations", "link".
+    by "memory", "bandwidth", "operations", "link". rates: what it was measured to do, where it was: times are then
+    computed from these.
     """
 
     name: str
@@ -47,6 +50,7 @@ class HardwareSpec:
     step_overhead_s: float = 0.0
     kind: Literal["gpu", "tpu", "cpu"] = "gpu"
     sources: Mapping[str, str] = field(default_factory=dict)
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("memory", self.memory_bytes), ("bandwidth", self.read_bytes_per_s)):

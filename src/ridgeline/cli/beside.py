@@ -1,0 +1,85 @@
+"""What was predicted beside what was measured, for `generate --verbose` and `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ridgeline.llm import LLM
+    from ridgeline.measure.predict import Asked, Predicted
+    from ridgeline.spec.request import RequestOutput
+
+
+class Beside(NamedTuple):
+    """One figure; roof: what the machine's peaks allow, None of what has none. unit: seconds or bytes."""
+
+    name: str
+    measured: float
+    predicted: float
+    roof: float | None
+    unit: str = "s"
+
+    def line(self) -> str:
+        from ridgeline.plan.units import decimal_bytes, seconds
+
+        say = seconds if self.unit == "s" else decimal_bytes
+        off = f"{self.predicted / self.measured - 1:+.0%}" if self.measured else ""
+        roof = f"{say(self.roof)} ({self.roof / self.measured:.0%})" if self.roof and self.measured else ""
+        return f"{self.name:<24}{say(self.measured):>12}{say(self.predicted):>12}{off:>8}  {roof}".rstrip()
+
+
+def expected(llm: LLM, requests: Sequence[Asked]) -> Predicted | None:
+    """None where the planner knows nothing of the device, or nothing is kept between tokens."""
+    from ridgeline.measure.predict import predict
+
+    if llm.config is None or llm.loaded.table.driver is None or not requests:
+        return None
+    return predict(llm.loaded, llm.config, requests)
+
+
+def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
+    """Means, and what the prediction is of; None where there is none."""
+    if found is None:
+        return None
+    each = [x for x in found.tpot_s if x is not None]
+    return {
+        "elapsed_s": found.elapsed_s, "ttft_s": fmean(found.ttft_s), "tpot_s": fmean(each) if each else None,
+        "step_s": found.step_s, "memory_bytes": found.memory_bytes, "note": found.note,
+    }  # fmt: skip
+
+
+def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
+    """What requests turned out to be; the choices of one share their prompt."""
+    from ridgeline.measure.predict import Asked
+
+    return [
+        Asked(prompt, len(choice.token_ids), prompt if choice.index else out.num_cached_tokens)
+        for out in outputs
+        for prompt in [len(out.prompt_token_ids)]
+        for choice in out.outputs
+        if choice.token_ids
+    ]
+
+
+def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> list[str]:
+    """Of a run. base_bytes: that the process had before the model came."""
+    from ridgeline.measure.resident import resident_bytes
+
+    found = expected(llm, asked_of(outputs))
+    if found is None:
+        return []
+    rows = [Beside("in all", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
+    first = fmean(out.timing.ttft_s for out in outputs)
+    rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
+    each = [out.timing.tpot_s for out in outputs if out.timing.tpot_s is not None]
+    predicted = [x for x in found.tpot_s if x is not None]
+    if each and predicted:
+        roof = fmean(x for x in found.roof_tpot_s if x is not None)
+        rows.append(Beside("TPOT, mean", fmean(each), fmean(predicted), roof))
+    peak = resident_bytes(peak=True)
+    if peak is not None and base_bytes is not None:
+        rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
+    head = f"{'':<24}{'measured':>12}{'predicted':>12}{'':>8}  at the roof"
+    return [head, *(row.line() for row in rows), f"predictions: {found.note}"]

@@ -1,0 +1,97 @@
+"""`ridgeline explain`: every engine setting for a model on this machine, before it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from ridgeline.plan import EngineConfig
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="A published model by name, a folder, or a config.json.")],
+    dtype: o.DType = "auto", weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto",
+    max_model_len: o.MaxModelLen = None, max_num_seqs: o.MaxNumSeqs = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None, block_size: o.BlockSize = None,
+    checkpoint_tokens: o.CheckpointTokens = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Show every engine setting for a model on this machine's CPU: its value, the reason, and how to override it.
+
+    Nothing is loaded; what is given is taken as it is, as `generate` would.
+    """
+    given = locals()  # every option, by its name
+    from ridgeline.plan.calibration import this_machine
+
+    config, weight_bytes, name = _config(given)
+    _, note = this_machine()
+    if json_output:
+        import json
+        from dataclasses import asdict
+
+        settings = [asdict(s) for s in config.settings()]
+        memory = dict(config.memory(weight_bytes))
+        print(json.dumps({"model": name, "settings": settings, "memory": memory, "machine": note}, indent=2))
+        return
+    from rich.console import Console
+
+    from ridgeline.cli.settings import settings_table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    console.print(settings_table(name, config, weight_bytes))
+    console.print(f"[dim]{note}[/dim]")
+
+
+def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
+    """The settings, the bytes of the weights, and the model's name. Raises RequestError where they do not fit."""
+    from dataclasses import fields, replace
+    from typing import Any, cast
+
+    from ridgeline.errors import RequestError
+    from ridgeline.ops.devices import host_free_bytes, num_cores
+    from ridgeline.plan import EngineOptions, choose_storage, resolve
+    from ridgeline.plan.advice import machine_advice
+    from ridgeline.plan.calibration import this_machine
+    from ridgeline.plan.models import find_model
+    from ridgeline.spec.dtype import DTYPE_NAMES
+    from ridgeline.spec.footprint import footprint
+    from ridgeline.spec.quant import format_of
+    from ridgeline.spec.text import num_bytes
+
+    g = cast("dict[str, Any]", given)
+    known, format = find_model(g["model"]), format_of(g["weights"])
+    dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
+    storage, _ = choose_storage(g["kv_cache_dtype"])
+    size = footprint(known.spec, format, dtype, packs=True).total
+    free = (host_free_bytes() or this_machine()[0].memory_bytes) - size
+    if free <= 0:
+        raise RequestError(
+            f"the weights of {known.name} take {num_bytes(size)}, {num_bytes(free + size)} are free; "
+            "take --weights int8 or int4, or free memory"
+        )
+    advice = machine_advice(known.spec, format.name if format.is_lossy else dtype, storage.dtype)
+    config = resolve(
+        known.spec, known.spec.resolve_max_model_len(g["max_model_len"]),
+        EngineOptions(**{f.name: g[f.name] for f in fields(EngineOptions)}), kv_cache_dtype=g["kv_cache_dtype"],
+        free_bytes=free, fixed_len=g["max_model_len"] is not None, fraction=0.5, advice=advice,
+    )  # fmt: skip
+    reasons = {"threads": f"one on each physical core that this process may use, of {num_cores()} CPUs"}
+    more = {n: r for n, r in (advice.reasons if advice else {}).items() if n not in config.reasons}
+    return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name
+
+
+def _threads() -> int | None:
+    from importlib.util import find_spec
+
+    if find_spec("ridgeline._kernels") is None:
+        return None
+    from ridgeline._kernels import usable_cores
+
+    return usable_cores()

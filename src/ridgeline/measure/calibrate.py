@@ -1,0 +1,82 @@
+"""This machine's ceilings and overheads, in seconds of measuring; see plan/calibration.py for what is kept of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.measure.passes import TYPES, attention_passes, best_s, far_shares, product_passes
+from ridgeline.measure.probes import PROBES, Sample, fit
+from ridgeline.ops import OpsTable, open_table
+from ridgeline.spec.rates import Curve, Passes, Rates, least
+
+SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
+COPY_SIZES = SIZES[1:]
+STATES = ("float32", "bfloat16", "int8")
+ROUNDS = 2
+PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
+DEVICE = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """rates; what the terms among them were fitted to; how long it all took."""
+
+    rates: Rates
+    samples: tuple[Sample, ...]
+    seconds: float
+
+
+def measure_rates(on_part: Callable[[], None] = lambda: None) -> Measured:
+    """All rates of device cpu, with as many threads as there are cores. Raises DeviceError where there is no kernel."""
+    begin = time.perf_counter()
+    isa, read, threads = _read_rates()
+    on_part()
+    table = open_table(DEVICE)
+    rates = Rates(threads, isa, read, {str(threads): _copy_rates()}, Curve((1.0,), (1.0,)), {}, {})
+    on_part()
+    rates = replace(rates, far=far_shares(table))
+    on_part()
+    rates = _passes(rates, table, on_part)
+    terms, samples = fit(rates, DEVICE, ROUNDS, on_part)
+    return Measured(replace(rates, terms=terms), tuple(samples), time.perf_counter() - begin)
+
+
+def _passes(rates: Rates, table: OpsTable, on_part: Callable[[], None]) -> Rates:
+    """The best of some rounds: whatever else a machine does may last longer than all tries of one kind."""
+    products: dict[str, Passes] = {}
+    attention: dict[str, Passes] = {}
+    for _ in range(ROUNDS):
+        for kinds, found, measure in ((TYPES, products, product_passes), (STATES, attention, attention_passes)):
+            for kind in kinds:
+                now = measure(table, kind)
+                old = found.get(kind, now)
+                found[kind] = Passes(least(old.near, now.near), least(old.far, now.far))
+                on_part()
+    return replace(rates, products=products, attention=attention)
+
+
+def _read_rates() -> tuple[str, dict[str, Curve], int]:
+    """The kernels' instruction set; bytes per second that 1, 2, 4, ... and all threads read; the number of all."""
+    from ridgeline._kernels import Pool, isa, usable_cores
+
+    most = usable_cores()
+    found = {}
+    for threads in sorted({1 << k for k in range(most.bit_length()) if 1 << k <= most} | {most}):
+        pool = Pool(threads)
+        values = tuple(pool.read_rate(size) for size in SIZES)
+        found[str(threads)] = Curve(tuple(map(float, SIZES)), values)
+    return isa(), found, most
+
+
+def _copy_rates() -> Curve:
+    """Bytes per second that are read, and as many written, by the thread that copies pages."""
+    values = []
+    for size in COPY_SIZES:
+        source = np.ones(size, np.uint8)
+        target = np.empty_like(source)
+        values.append(size / best_s(lambda t=target, s=source: np.copyto(t, s)))  # type: ignore[misc]
+    return Curve(tuple(map(float, COPY_SIZES)), tuple(values))

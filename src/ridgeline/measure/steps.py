@@ -1,0 +1,130 @@
+"""Steps of the engine, timed one by one: prompts, and decodes at a context that was computed or filled in."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.engine import Engine, Session
+from ridgeline.plan import EngineOptions, resolve
+from ridgeline.plan.operations import Slice
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sched.work import Work
+from ridgeline.spec import ModelSpec, to_json
+from ridgeline.spec.request import SamplingParams
+
+CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """What a step ran, as the planner takes it, and its seconds."""
+
+    batch: tuple[Slice, ...]
+    seconds: float
+
+    @property
+    def is_decode(self) -> bool:
+        return all(s.tokens == 1 for s in self.batch)
+
+
+def load_random(spec: ModelSpec, *, dtype: str = "float32", weights: str = "auto", device: str = "auto") -> LoadedModel:
+    """A spec with random weights. dtype, weights: see LoadOptions."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "ridgeline", "spec": to_json(spec)}
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        options = LoadOptions(device=device, dtype=dtype, weights=weights, load_format="dummy")
+        return load_model(folder, options)
+
+
+class Steps:
+    """An engine for `sequences` of up to `length` tokens, whose steps are timed."""
+
+    def __init__(self, loaded: LoadedModel, sequences: int, length: int, *, chunk: int = CHUNK_TOKENS) -> None:
+        self._loaded, self._vocab, self._salt = loaded, loaded.spec.vocab_size, 0
+        chunk, sequences = max(chunk, sequences), sequences + 1  # pages of one more: the scheduler keeps some free
+        options = EngineOptions(max_num_seqs=sequences, max_num_batched_tokens=chunk, steps_in_flight=1)
+        room = 4 * sequences * loaded.spec.state_elements(length) * 3 + (4 << 30)
+        self.config = resolve(loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0)
+        self._engine = Engine(loaded, self.config)
+        self._session = Session(self._engine, None)
+        self._works: list[tuple[Work, ...]] = []
+        submit = self._engine._runner.submit
+
+        def seen(plan: Any) -> Any:
+            self._works.append(plan.works)
+            return submit(plan)
+
+        self._engine._runner.submit = seen  # type: ignore[method-assign]
+
+    def run(self, prompts: Sequence[int], new: int) -> list[TimedStep]:
+        """Prompts of these lengths, all there from the start, of random tokens; `new` tokens for each, greedy."""
+        self._add(prompts, new)
+        return [self._timed() for _ in iter(lambda: len(self._session) > 0, False)]
+
+    def decodes(self, sequences: int, context: int, steps: int) -> list[TimedStep]:
+        """Steps in which each of the sequences, which hold `context` tokens, is given one more. Their pages are filled
+        with random numbers: the prompts are not computed."""
+        self._add([context] * sequences, steps + 2)
+        with self._without_layers():
+            while not self._is_decoding(sequences):
+                self._session.step()
+                if not len(self._session):
+                    raise RuntimeError(f"{sequences} sequences of {context} tokens never decoded together")
+        self._fill()
+        found = [self._timed() for _ in iter(lambda: len(self._session) > 0, False)]
+        return [step for step in found if step.is_decode and sum(s.count for s in step.batch) == sequences]
+
+    def _is_decoding(self, sequences: int) -> bool:
+        return bool(self._works) and len(self._works[-1]) == sequences and all(w.sample for w in self._works[-1])
+
+    def _add(self, prompts: Sequence[int], new: int) -> None:
+        self._works.clear()
+        self._salt += 1
+        rng = np.random.default_rng(self._salt)
+        params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
+        for i, length in enumerate(prompts):
+            ids = rng.integers(0, self._vocab, length).tolist()
+            request = GenerationRequest(ids, params, (NoiseKey(0, i),), cache_salt=f"timed {self._salt}")
+            self._session.add(request, lambda chunk: None)
+
+    def _timed(self) -> TimedStep:
+        start = time.perf_counter()
+        self._session.step()
+        seconds = time.perf_counter() - start
+        works = self._works[-1]
+        alike: dict[tuple[int, int, int], int] = {}
+        for w in works:
+            key = len(w.tokens), w.start + len(w.tokens), int(w.sample)
+            alike[key] = alike.get(key, 0) + 1
+        batch = tuple(Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in alike.items())
+        return TimedStep(batch, seconds)
+
+    @contextmanager
+    def _without_layers(self) -> Iterator[None]:
+        model = self._loaded.model
+        blocks, model._blocks = model._blocks, []
+        try:
+            yield
+        finally:
+            model._blocks = blocks
+
+    def _fill(self) -> None:
+        """Random numbers in the pages that the sequences hold; other numbers would take as long."""
+        memory, rng = self._loaded.table.memory, np.random.default_rng(0)
+        held = [choice.sequence.tables for choice in self._engine._choices.values()]
+        for group, pages in enumerate(self._engine._runner._arena._pages):
+            used = sorted({page for tables in held for page in tables[group] if page})
+            noise = rng.normal(0.0, 0.5, (1, pages.shape[1] // 4)).astype(np.float32).view(np.uint8)
+            for page in used:
+                memory.pages_in(pages, [page], noise)

@@ -1,0 +1,153 @@
+"""What is measured, and what is made of it: fits against known answers, steps and predictions against the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.cli.main import main
+from ridgeline.measure.predict import Asked, predict, run_steps
+from ridgeline.measure.probes import PROBES, Sample, fit_terms, nonnegative
+from ridgeline.measure.quiet import OthersLoad
+from ridgeline.measure.steps import Steps, load_random
+from ridgeline.plan.operations import Slice
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec import Attention, GatedMLP, Layer, Mamba, ModelSpec, RMSNorm, Rope
+
+NORM = RMSNorm()
+TINY = ModelSpec(
+    "tiny", 64, 32, 2048,
+    (Layer(Attention(2, 1, 16, 0.25, Rope(16)), GatedMLP(48), NORM), Layer(Mamba(64, 4, 4, 2), None, NORM)), NORM,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_random(TINY, device="cpu")
+
+
+@given(st.integers(0, 10_000))
+def test_the_least_squares_are_the_best(seed: int) -> None:
+    """Kuhn and Tucker: no coefficient is negative, none that is zero would help, the others are at their best."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(12, 5)), rng.normal(size=12)
+    x = nonnegative(a, b)
+    gradient = a.T @ (a @ x - b)
+    assert (x >= 0).all()
+    assert (gradient >= -1e-8).all() and (np.abs(gradient * x) <= 1e-8).all()
+
+
+def test_terms_are_found_again_though_some_steps_were_disturbed() -> None:
+    rng, true = np.random.default_rng(0), {"a step": 2e-4, "a layer": 3e-5, "a token": 0.0}
+    samples = []
+    for i in range(40):
+        terms = {"a step": 1.0, "a layer": float(rng.integers(1, 30)), "a token": float(rng.integers(1, 500))}
+        seconds = 1e-3 + sum(true[name] * amount for name, amount in terms.items())
+        samples.append(Sample("x", terms, 1e-3, seconds * (3 if i % 10 == 0 else 1)))
+    found = fit_terms(samples)
+    assert found["a step"] == pytest.approx(2e-4, rel=0.05) and found["a layer"] == pytest.approx(3e-5, rel=0.05)
+    assert found["a token"] < 1e-7
+
+
+def test_steps_say_what_they_ran(loaded: LoadedModel) -> None:
+    steps = Steps(loaded, 3, 100)
+    timed = steps.run([40, 40, 40], 4)
+    assert timed[0].batch == (Slice(3, 40, 40, 1),) and not timed[0].is_decode
+    assert [t.batch for t in timed[1:]] == [(Slice(3, 1, n, 1),) for n in (41, 42, 43)]
+    assert all(t.is_decode and t.seconds > 0 for t in timed[1:])
+
+
+def test_a_context_that_is_filled_is_as_long_as_one_that_is_computed(loaded: LoadedModel) -> None:
+    steps = Steps(loaded, 2, 700, chunk=1400)
+    timed = steps.decodes(2, 600, 5)
+    assert len(timed) >= 5 and timed[0].batch == (Slice(2, 1, 601, 1),)
+    for pages in steps._engine._runner._arena._pages:
+        assert np.asarray(pages).any(axis=1).sum() >= 2  # something lies in them
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 6)), min_size=1, max_size=6), st.integers(1, 4))
+def test_the_predicted_steps_are_the_engines(loaded: LoadedModel, asked: list[tuple[int, int]], most: int) -> None:
+    """Tokens of each step, those that sample, and how many steps there are; prompts end where they end, whatever
+    checkpoints of recurrent layers do, if these are far apart."""
+    plain = ModelSpec("plain", 64, 32, 2048, (TINY.layers[0],), NORM)
+    steps = Steps(_once(plain), most, 128, chunk=64)
+    most += 1
+    new = asked[0][1]
+    timed = steps.run([prompt for prompt, _ in asked], new)
+    expected = [batch for batch, _ in run_steps([Asked(prompt, new) for prompt, _ in asked], most, 64)]
+
+    def shape(batch: tuple[Slice, ...]) -> tuple[int, int, int]:
+        return (
+            sum(s.count for s in batch), sum(s.count * s.tokens for s in batch), sum(s.count * s.sampled for s in batch)
+        )  # fmt: skip
+
+    assert [shape(batch) for batch in expected] == [shape(t.batch) for t in timed]
+
+
+MADE: dict[str, LoadedModel] = {}
+
+
+def _once(spec: ModelSpec) -> LoadedModel:
+    if spec.family not in MADE:
+        MADE[spec.family] = load_random(spec, device="cpu")
+    return MADE[spec.family]
+
+
+def test_a_prediction_has_every_figure(loaded: LoadedModel) -> None:
+    config = Steps(loaded, 2, 100).config
+    found = predict(loaded, config, [Asked(50, 5), Asked(20, 1)])
+    assert len(found.ttft_s) == len(found.tpot_s) == 2 and found.tpot_s[1] is None
+    assert found.elapsed_s >= max(found.ttft_s) > 0 and found.tpot_s[0] and found.tpot_s[0] > 0
+    assert found.memory_bytes > loaded.weight_bytes and "calibrate" in found.note
+
+
+def test_others_are_seen() -> None:
+    load = OthersLoad()
+    assert 0 <= load.share() < 100
+
+
+def test_probes_have_every_kind_of_mixer() -> None:
+    from ridgeline.spec.recurrent import RecurrentMixer
+
+    kinds = {type(layer.mixer) for probe in PROBES.values() for layer in probe.spec.layers}
+    missing = [kind.__name__ for kind in RecurrentMixer.__args__ if kind not in kinds]
+    assert not missing
+
+
+def test_explain_shows_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ridgeline", "explain", "pocket", "--max-num-seqs", "7", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    found = json.loads(capsys.readouterr().out)
+    settings = {s["name"]: s for s in found["settings"]}
+    assert settings["max_num_seqs"]["value"] == "7" and settings["max_num_seqs"]["reason"] == "as given"
+    assert all(s["reason"] and s["override"] for s in found["settings"])
+    assert {"max_model_len", "block_size", "num_pages", "swap_space_bytes"} <= set(settings)
+    assert "not calibrated" in found["machine"]
+
+
+def test_calibrate_shows_nothing_that_was_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["ridgeline", "calibrate", "--show"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2 and "has not been calibrated" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_calibrate_measures_this_machine(tmp_path: object) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "", "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "ridgeline", "calibrate", "--json", "--plot", f"{tmp_path}/c.svg"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(v >= 0 for v in found["rates"]["terms"].values()) and found["seconds"] < 120

@@ -1,0 +1,191 @@
+"""Times of a machine that was measured: curves, passes, terms; monotonic, never below the floor, kept on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.plan import calibration
+from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
+from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
+from ridgeline.plan.clock import facts_of, terms_of
+from ridgeline.plan.explain import explain
+from ridgeline.plan.operations import Forward, Slice
+from ridgeline.plan.planner import Deployment, Load, Planner
+from ridgeline.plan.precision import Precision
+from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
+from ridgeline.spec.rates import Curve, Passes, Rates, least
+
+NORM = RMSNorm()
+ONE_ROW, MANY = 4e-11, 1e-11  # seconds of a number and a row
+FAR = 4.0  # times as long from memory, of one row
+
+
+def passes(scale: float = 1.0) -> Passes:
+    rows = (1.0, 16.0, 512.0)
+    near = tuple(scale * v for v in (ONE_ROW, MANY, MANY))
+    return Passes(Curve(rows, near), Curve(rows, (FAR * near[0], 1.2 * near[1], near[2])))
+
+
+TERMS = {
+    "plain step": 3e-4, "replayed step": 1e-4, "plain sequence": 2e-6, "replayed sequence": 2e-6, "plain call": 1e-5,
+    "replayed call": 2e-6, "plain logit": 1e-10, "replayed logit": 1e-10, "plain byte": 5e-11, "replayed byte": 5e-11,
+    "attention of a sequence": 1e-6, "expert layer": 1e-4, "expert choice": 1e-6, "Mamba2 layer": 1e-4,
+    "Mamba2 state": 1e-9, "Mamba2 token": 5e-11,
+}  # fmt: skip
+RATES = Rates(
+    2, "avx512", {"1": Curve((1e6, 1e9), (1e11, 2e10)), "2": Curve((1e6, 1e9), (2e11, 4e10))},
+    {"2": Curve((1e6,), (1e10,))}, Curve((4e6, 3e8), (1e-6, 1.0)),
+    {"float32": passes(), "bfloat16": passes(), "int8": passes(0.25)}, {"float32": passes(2.0)}, TERMS,
+)  # fmt: skip
+KEPT = Calibration(fingerprint(), RATES, "2026-11-22", 12.0, 0.0)
+
+
+def spec(layer: Layer, layers: int = 4, vocab: int = 1000) -> ModelSpec:
+    return ModelSpec("x", vocab, 64, 16384, (layer,) * layers, NORM)
+
+
+ATTENTION = Attention(4, 2, 16, 0.25, Rope(16))
+MODELS = {
+    "dense": spec(Layer(ATTENTION, GatedMLP(128), NORM)),
+    "window": spec(Layer(replace(ATTENTION, window=100), GatedMLP(128), NORM)),
+    "experts": spec(Layer(ATTENTION, MoE(8, 2, 64), NORM)),
+    "recurrent": spec(Layer(Mamba2(2, 64, 16, 1, 4, NORM), GatedMLP(128), NORM)),
+}
+EXACT = Precision("float32", "float32", "float32")
+
+
+def planner(name: str, precision: Precision = EXACT) -> Planner:
+    return Planner(Deployment(MODELS[name], machine_of(KEPT), precision))
+
+
+@given(st.floats(0.1, 1e6))
+def test_a_curve_is_between_its_neighbours_and_flat_beyond(place: float) -> None:
+    curve = Curve((1.0, 10.0, 100.0), (5.0, 1.0, 3.0))
+    low, high = (5.0, 1.0) if place <= 10 else (1.0, 3.0)
+    assert min(low, high) - 1e-12 <= curve.at(place) <= max(low, high) + 1e-12
+    assert [curve.at(p) for p in (0.01, 1, 10, 100, 1e9)] == pytest.approx([5, 5, 1, 3, 3])
+    assert curve.at(10**0.5) == pytest.approx(5**0.5)
+
+
+@pytest.mark.parametrize(("places", "values"), [((), ()), ((1.0,), ()), ((2.0, 1.0), (1.0, 1.0)), ((1.0,), (0.0,))])
+def test_what_is_no_curve(places: tuple[float, ...], values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must|needed"):
+        Curve(places, values)
+
+
+def test_the_lesser_of_two_curves() -> None:
+    assert least(Curve((1.0, 2.0), (3.0, 1.0)), Curve((1.0, 2.0), (2.0, 5.0))).values == (2.0, 1.0)
+    with pytest.raises(ValueError, match="the same"):
+        least(Curve((1.0,), (1.0,)), Curve((2.0,), (1.0,)))
+
+
+def test_a_step_by_hand() -> None:
+    """One layer, one token after 99: five matrices, keys and values, and each term once."""
+    one = replace(MODELS["dense"], layers=MODELS["dense"].layers[:1])
+    found = Planner(Deployment(one, machine_of(KEPT), EXACT)).decode(1, 100)
+    numbers = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 128 + 64 * 1000
+    keys = 100 * 2 * 2 * 16
+    two = RATES.attention["float32"].near.at(2)
+    read = 4 * numbers + 4 * keys
+    assert read < 4e6  # it lies in caches
+    ops = Forward(one, EXACT).operations([Slice(1, 1, 100)])
+    moved = sum(op.layers * op.activation_bytes for op in ops)
+    terms = 1e-4 + 2e-6 + 6 * 2e-6 + 1000 * 1e-10 + moved * 5e-11 + 1e-6
+    assert found.seconds == pytest.approx(numbers * ONE_ROW + 2 * keys * two + terms, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(batch=st.integers(1, 200), context=st.integers(2, 8000), more=st.integers(1, 500))
+def test_more_takes_no_less(name: str, batch: int, context: int, more: int) -> None:
+    p = planner(name)
+    now = p.decode(batch, context).seconds
+    assert p.decode(batch + more, context).seconds >= now * (1 - 1e-9)
+    assert p.decode(batch, context + more).seconds >= now * (1 - 1e-9)
+    assert p.step([Slice(1, min(more, context), context, 0)]).seconds > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(batch=st.integers(1, 100), tokens=st.integers(1, 64), context=st.integers(64, 4000))
+def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens: int, context: int) -> None:
+    p = planner(name)
+    step = p.step([Slice(batch, tokens, context)])
+    products = sum(t.operation.flops * t.operation.layers for t in step.operations if t.operation.passes)
+    assert step.seconds >= products / p.deployment.hardware.peak("float32") * (1 - 1e-9)
+    assert isclose(sum(step.by_cause().values()), step.seconds)
+
+
+def test_every_figure_can_be_traced() -> None:
+    """The lines of --explain sum up to the step."""
+    p, shown = planner("dense"), planner("dense").decode(4, 1024)
+    found = dict(explain(p, Load(4, 1000, 24)))
+    assert "from memory" in found and "ps +" in found["down"] and "numbers x" in found["Attention"]
+    assert shown.seconds == pytest.approx(sum(t.seconds for t in shown.operations) + shown.overhead_s)
+
+
+def test_narrow_weights_and_what_was_not_measured() -> None:
+    wide = planner("dense").decode(8, 100).seconds
+    assert planner("dense", Precision("int8", "float32", "float32", None, "int8")).decode(8, 100).seconds < wide
+    # int4 was not measured: it takes the next wider one's rates; float16 state those of float32
+    assert planner("dense", Precision("int4", "float16", "float32", None, "int8")).decode(8, 100).seconds < wide
+
+
+def test_which_steps_are_replayed() -> None:
+    def way(name: str, *batch: Slice) -> str:
+        ops = Forward(MODELS[name], EXACT).operations(batch)
+        (found,) = [t for t in terms_of(facts_of(MODELS[name]), ops, batch, 0.0) if t.endswith(" step")]
+        return found
+
+    assert way("dense", Slice(32, 1, 10)) == "replayed step"
+    for name, batch in (("dense", Slice(33, 1, 10)), ("dense", Slice(1, 2, 10)), ("recurrent", Slice(1, 1, 10))):
+        assert way(name, batch) == "plain step"
+
+
+def test_a_calibration_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load() is None
+    machine, note = this_machine()
+    assert machine.rates is None and "not calibrated" in note and "ridgeline calibrate" in note
+    path = save(KEPT)
+    assert load() == KEPT and [p.name for p in path.parent.iterdir()] == [path.name]
+    machine, note = this_machine()
+    assert machine.rates == RATES and "calibrated on 2026-11-22" in note
+    assert machine.read_bytes_per_s == 4e10 and machine.peak("float32") == pytest.approx(2 / MANY)
+
+
+@pytest.mark.parametrize(
+    "change", [{"format": 99}, {"machine": {"cpu": "another"}}, {"rates": 5}, {"date": None, "x": 1}]
+)
+def test_what_is_no_calibration_of_this_machine(
+    change: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = save(KEPT)
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, **change}))
+    assert load() is None
+    path.write_text("{")
+    assert load() is None
+
+
+def test_another_version_has_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(KEPT)
+    monkeypatch.setattr(calibration, "version", lambda name: "99.0")
+    assert load() is None
+
+
+def test_advice_has_a_reason_for_each_setting() -> None:
+    found = advise(Deployment(MODELS["dense"], machine_of(KEPT), EXACT))
+    assert found is not None
+    assert found.max_num_seqs <= found.max_num_batched_tokens
+    assert set(found.reasons) == {"max_num_seqs", "max_num_batched_tokens", "threads", "num_speculative_tokens"}
+    assert set(found.drafts) == set(DRAFT_BATCHES) and set(found.drafts.values()) <= {0, *DEPTHS}
+    assert found.max_num_seqs in BATCHES and found.max_num_batched_tokens in CHUNKS
+    assert advise(Deployment(MODELS["dense"], replace(machine_of(KEPT), rates=None), EXACT)) is None
