@@ -1,6 +1,6 @@
 """What the planner says of this machine beside what the engine does: python bench/plan_error.py [--keep FILE]
 
-48 cases that no fit has seen: dense, grouped, windowed, with experts, recurrent and hybrid models of modest size with
+51 cases that no fit has seen: dense, grouped, windowed, with experts, recurrent and hybrid models of modest size with
 random weights, in float32, bfloat16, int8 and int4; decodes of 1 to 64 sequences at contexts of 32 to 8,192 tokens,
 whose pages are filled without a prefill; prompts of up to 16,384 tokens in all. Each case runs twice, in processes of
 their own; `repeat` is how far the second is from the first. The machine is calibrated anew at the beginning, into the

@@ -32,7 +32,7 @@ ATTENTION_ROWS = (1, 2, 4, 8, 16, 64, 512, 2048)
 OUT, WIDTH = 1536, 768  # of the matrices that are timed
 FAR_BYTES, NEAR_BYTES = 192 << 20, 4 << 20
 FAR_SIZES = (4 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20, FAR_BYTES)
-TRIES, TRY_S = 6, 0.25
+TRIES, TRY_S = 4, 0.1
 CONTEXT, PAGE = 512, 16
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5625}
 
