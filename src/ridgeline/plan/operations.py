@@ -88,7 +88,7 @@ def _all(spec: ModelSpec, batch: Sequence[Slice], precision: Precision) -> Itera
         mixer = layer.mixer
         yield from _matrices(mixer.weights(width), tokens, precision)
         state = spec.layers[spec.state_layer(i)].mixer.state()
-        yield _core(mixer, state, spec.state_layer(i) == i, batch, precision)
+        yield core(mixer, state, spec.state_layer(i) == i, batch, precision)
         yield Operation("norm", "other", 1, 0.0, 0.0, 0.0, 4 * stream, precision.compute)
         if layer.mlp:
             yield from _channel(layer.mlp, width, tokens, precision)
@@ -138,7 +138,7 @@ def visited_experts(moe: MoE, tokens: int) -> float:
     return moe.num_experts * (1 - missed**tokens)
 
 
-def _core(mixer: TokenMixer, state: State, owns: bool, batch: Sequence[Slice], precision: Precision) -> Operation:
+def core(mixer: TokenMixer, state: State, owns: bool, batch: Sequence[Slice], precision: Precision) -> Operation:
     """What is no matrix product with weights: attention, scans, convolutions. owns: the state is the layer's own."""
     flops = moved = kept = 0.0
     for s in batch:

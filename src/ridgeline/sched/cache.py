@@ -15,7 +15,8 @@ from itertools import chain
 from math import gcd, lcm
 
 from ridgeline.sched.pages import PagePool
-from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.sequence import PageKey, Sequence
+from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
@@ -35,7 +36,7 @@ class StateCache:
         self._align = lcm(self.grid, *(g.page_tokens for g in groups if not g.snapshot))
         self._snapshot_tokens = lcm(*(g.page_tokens for g in groups if g.snapshot))
         self.has_snapshots = any(g.snapshot for g in groups)
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[PageKey, None] = OrderedDict()
         self.newest_step = 0  # the newest one that may touch pages which are let go now
         self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
         self.swap_out: list[PageCopy] = []
@@ -258,6 +259,22 @@ class StateCache:
         ]
 
     # ---- all sequences ----------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Bytes of the pages that sequences hold on the device, each counted once."""
+        return sum(group.page_bytes * pool.num_used for group, pool in zip(self.groups, self.pools, strict=True))
+
+    def group_stats(self, running: Seq[Sequence]) -> tuple[GroupStats, ...]:
+        """Of each group; `running` are the sequences that hold pages on the device."""
+        found = []
+        for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            held = sum(seq.num_pages(g, group) for seq in running)
+            read = sum(min(seq.planned, group.lookback + group.first_tokens) for seq in running)
+            slots = 0 if group.snapshot else held * group.page_tokens
+            wasted = 0 if group.snapshot else slots - read
+            used, host, total = pool.num_used, self.host[g].num_used, max(pool.num_pages - 1, 0)
+            found.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, held - used))
+        return tuple(found)
 
     def settle(self, step: int) -> None:
         """Step `step` was committed."""

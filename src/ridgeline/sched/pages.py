@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 
 
@@ -28,8 +29,8 @@ class PagePool:
         self.name, self.num_pages = name, num_pages
         self.peak = 0  # of num_used, since the start
         self._refs = [0] * num_pages
-        self._keys: list[bytes | None] = [None] * num_pages
-        self._by_key: dict[bytes, int] = {}
+        self._keys: list[PageKey | None] = [None] * num_pages
+        self._by_key: dict[PageKey, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_PAGE + 1, num_pages))
         self._limbo: OrderedDict[int, int] = OrderedDict()  # page -> the step that must be committed first, ascending
         self._settled = 0
@@ -106,13 +107,13 @@ class PagePool:
         """May the holder change the page? Not if another one holds it, or may find it."""
         return self._refs[page] == 1 and self._keys[page] is None
 
-    def seal(self, page: int, key: bytes) -> None:
+    def seal(self, page: int, key: PageKey) -> None:
         """The page will not change any more: later sequences may find it. The first page of equal ones is kept."""
         if page != NULL_PAGE and self._keys[page] is None and key not in self._by_key:
             self._keys[page] = key
             self._by_key[key] = page
 
-    def find(self, key: bytes) -> int:
+    def find(self, key: PageKey) -> int:
         """The page that was sealed with `key`, NULL_PAGE if there is none."""
         return self._by_key.get(key, NULL_PAGE)
 

@@ -19,6 +19,8 @@ from ridgeline.spec.groups import StateGroup
 
 # What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
 Order = tuple[float, int, int]
+# By what a full page is found again: a hash of all tokens up to its end, or a number of the workload's own (sim/).
+PageKey = bytes | int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,7 @@ class Sequence:
         self.num_prompt = self.num_prompt or len(self.tokens)
         self.max_length = self.num_prompt + self.max_tokens
 
-    def prefix_hash(self, position: int, grid: int) -> bytes:
+    def prefix_hash(self, position: int, grid: int) -> PageKey:
         """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
         chain, links = self._chain, position // grid
         while len(chain) < links:
