@@ -76,8 +76,11 @@ class StateCache:
             first = group.page_of(limit - 1 if group.snapshot else seq.planned)
             if first < len(table) and not pool.writable(table[first]):
                 self._copy_on_write(seq, g, first, deltas)
-            for index in group.new_pages(len(table), stop):
-                table.append(pool.take() if group.writes(index, stop) else NULL_PAGE)
+            new = group.new_pages(len(table), stop)
+            if group.snapshot:
+                table += [pool.take() if group.writes(index, stop) else NULL_PAGE for index in new]
+            else:
+                table += pool.take_many(len(new))
             if len(table) > seq.sent[g]:
                 deltas.append(PageDelta(g, seq.row, seq.sent[g], tuple(table[seq.sent[g] :])))
                 seq.sent[g] = len(table)

@@ -61,14 +61,20 @@ class PagePool:
 
     def take(self) -> int:
         """A page with one reference and without a key. Raises KeyError if none is free."""
-        page, _ = self._free.popitem(last=False)
-        key = self._keys[page]
-        if key is not None:
-            self._keys[page] = None
-            del self._by_key[key]
-        self._refs[page] = 1
+        return self.take_many(1)[0]
+
+    def take_many(self, count: int) -> list[int]:
+        """The same for several pages, in the order in which they would be taken one by one."""
+        pop, keys, refs, taken = self._free.popitem, self._keys, self._refs, []
+        for _ in range(count):
+            page = pop(last=False)[0]
+            if keys[page] is not None:
+                del self._by_key[keys[page]]  # type: ignore[arg-type]
+                keys[page] = None
+            refs[page] = 1
+            taken.append(page)
         self.peak = max(self.peak, self.num_used)
-        return page
+        return taken
 
     def share(self, page: int) -> None:
         """One more holder; revives a page that nobody held."""
@@ -96,11 +102,12 @@ class PagePool:
     def settle(self, step: int) -> None:
         """Step `step` was committed, and so was every one before it."""
         self._settled = step
-        while self._limbo:
-            page, until = next(iter(self._limbo.items()))
-            if until > step:
-                return
-            del self._limbo[page]
+        limbo = self._limbo
+        if not limbo:
+            return
+        due = [page for page, until in limbo.items() if until <= step]
+        for page in due:
+            del limbo[page]
             self._release(page)
 
     def writable(self, page: int) -> bool:

@@ -21,7 +21,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.operations import Operation, Slice, core, operations
 from ridgeline.plan.precision import Precision
 from ridgeline.plan.roofline import time_step
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import AnyLayer, ModelSpec, SharedAttention
 from ridgeline.spec.hardware import HardwareSpec
 
 Sums = Sequence[Any]  # of ints, or of arrays of them
@@ -109,6 +109,7 @@ class _Line:
         return longer + self.overhead_s
 
 
+ENDS = ("embed", "head")  # operations that are no layer's
 PROBE = 1e18  # operations or bytes: an overhead is nothing beside them
 
 
@@ -130,6 +131,7 @@ class RooflineCost:
             _Line.of(replace(core(*kind, [Slice(1, 1, 1)], precision), layers=count), hardware)
             for kind, count in kinds.items()
         ]
+        self._parts = _parts(spec)
         self._bodies: dict[int, float] = {}
         self._heads: dict[int, float] = {}
 
@@ -151,9 +153,28 @@ class RooflineCost:
 
     def _ask(self, tokens: int, rows: int) -> None:
         """The seconds of what does not depend on contexts; the head depends on the rows of logits only."""
-        one = [Slice(1, tokens, tokens, rows)]
-        timed = time_step(operations(self._spec, one, self._precision), self._hardware)
-        heads = [t.seconds for t in timed.operations if t.operation.name == "head"]
-        others = [t.seconds for t in timed.operations if t.operation.kind != "state" and t.operation.name != "head"]
-        self._heads[rows] = sum(heads)
-        self._bodies[tokens] = timed.overhead_s + sum(others)
+        one, layers, ends = [Slice(1, tokens, tokens, rows)], 0.0, {}
+        for count, part in self._parts:
+            timed = time_step(operations(part, one, self._precision), self._hardware)
+            ends = {t.operation.name: t.seconds for t in timed.operations if t.operation.name in ENDS}
+            layers += count * sum(
+                t.seconds for t in timed.operations if t.operation.kind != "state" and t.operation.name not in ENDS
+            )
+        self._heads[rows] = ends["head"]
+        self._bodies[tokens] = timed.overhead_s + ends["embed"] + layers
+
+
+def _parts(spec: ModelSpec) -> list[tuple[int, ModelSpec]]:
+    """Small models which, so many times each, have the layers of a large one: one for each kind of layer.
+
+    A layer that shares another one's state stands behind that one, which is taken off again.
+    """
+    found: Counter[tuple[AnyLayer, ...]] = Counter()
+    for layer in spec.layers:
+        if isinstance(layer.mixer, SharedAttention):
+            source = spec.layers[layer.mixer.source]
+            found[(source, replace(layer, mixer=replace(layer.mixer, source=0)))] += 1
+            found[(source,)] -= 1
+        else:
+            found[(layer,)] += 1
+    return [(count, replace(spec, layers=layers)) for layers, count in found.items() if count]
