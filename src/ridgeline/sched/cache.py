@@ -122,9 +122,10 @@ class StateCache:
                     pool.seal(table[group.page_of(position - 1)], seq.prefix_hash(position, self.grid))
                     seq.covered = 0  # if there is more to write to it, to a copy
             else:
-                for index in range(seq.sealed[g], position // size):
-                    pool.seal(table[index], seq.prefix_hash((index + 1) * size, self.grid))
-                seq.sealed[g] = max(seq.sealed[g], position // size)
+                full = position // size
+                if full > seq.sealed[g]:
+                    first, seq.sealed[g] = seq.sealed[g], full
+                    pool.seal_all(table[first:full], seq.page_keys(first, full, size, self.grid))
             kept = max(seq.dropped[g], group.first_pages)
             for index in range(kept, group.first_live_page(position)):
                 pool.drop(table[index], self.newest_step)
@@ -132,6 +133,16 @@ class StateCache:
                 seq.dropped[g] = kept = index + 1
             event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
         seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
+
+    def turn_page(self, seq: Sequence) -> None:
+        """Publish the last page, which is full now, and take the next one; where there is one group, with all pages."""
+        pool, table, size = self.pools[0], seq.tables[0], self.groups[0].page_tokens
+        full = len(table)
+        pool.seal(table[-1], seq.prefix_hash(full * size, self.grid))
+        table.append(pool.take())
+        seq.sealed[0] = full
+        seq.sent[0] = full + 1
+        seq.covered = seq.next_event = (full + 1) * size
 
     # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
 
@@ -214,11 +225,9 @@ class StateCache:
     def release(self, seq: Sequence) -> None:
         """Let go of all pages, on the device and on the host."""
         for pool, table in zip(self.pools, seq.tables, strict=False):
-            for page in reversed(table):  # the prefix is what others may want: it is evicted last
-                pool.drop(page, self.newest_step)
+            pool.drop_all(reversed(table), self.newest_step)  # the prefix, which others may want, is evicted last
         for pool, table in zip(self.host, seq.host, strict=False):
-            for page in table:
-                pool.drop(page, self.newest_step)
+            pool.drop_all(table, self.newest_step)
         seq.tables, seq.host = [], []
 
     def can_swap(self, seq: Sequence) -> bool:

@@ -15,6 +15,7 @@ Equal to the ordinary scheduler in every decision (tests/pure/test_sim_jump.py).
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -36,13 +37,14 @@ class CruisingScheduler(Scheduler):
         super().__init__(*args, **more)
         # Only pages that reach back to the beginning: to fill one concerns nobody else.
         self._only_all = all(g.lookback == ALL and not g.snapshot for g in self._cache.groups)
+        self._is_simple = self._only_all and len(self._cache.groups) == 1
         self._page_tokens = min(g.page_tokens for g in self._cache.groups)
         self._since: dict[int, int] = {}  # of each that cruises: the step from which on its counts are not up to date
         self._to_refill: dict[int, list[Sequence]] = {}  # step -> who needs a page before it
         self._to_commit: dict[int, list[Sequence]] = {}  # step -> to whom something happens at its end
         self._commit_steps: list[int] = []  # a heap of the keys above
-        # Of each that cruises, tokens of its context in a step less the number of the step; in any order.
-        self.offsets: list[int] = []
+        # The first `num_cruising` of these: of each that cruises, the tokens of its context less the step's number.
+        self.offsets = array("q", bytes(8 * len(self._rows)))
         self._places: dict[int, int] = {}  # in `offsets`
         self._members: list[int] = []  # whose each is
 
@@ -129,10 +131,7 @@ class CruisingScheduler(Scheduler):
 
     def skip(self, steps: int) -> list[tuple[int, int]]:
         """Run so many calm steps: for those that took pages, how many steps from now and `used_bytes` in it."""
-        found = []
-        for ahead in range(steps):
-            if self._refill(self._step + ahead):
-                found.append((ahead, self.used_bytes))
+        found = [(ahead, self.used_bytes) for ahead in range(steps) if self._refill(self._step + ahead)]
         self._step += steps
         self._committed += steps
         self._cache.newest_step = self._committed
@@ -153,8 +152,8 @@ class CruisingScheduler(Scheduler):
     def _cruise(self, seq: Sequence, step: int) -> None:
         """Leave it alone after a step."""
         self._since[seq.id] = step + 1
-        self._places[seq.id] = len(self.offsets)
-        self.offsets.append(seq.computed - step)
+        place = self._places[seq.id] = len(self._members)
+        self.offsets[place] = seq.computed - step
         self._members.append(seq.id)
         self._await_page(seq)
         self._await_commit(seq, step)
@@ -182,8 +181,15 @@ class CruisingScheduler(Scheduler):
             return False
         self._cache.newest_step = step
         due.sort(key=_BY_ORDER)
+        simple, since, size = self._is_simple, self._since, self._page_tokens
         for seq in due:
-            if seq.id in self._since:
+            if seq.id not in since:
+                continue
+            if simple and seq.next_event == seq.covered:
+                self._count(seq, step)
+                self._cache.turn_page(seq)
+                self._to_refill.setdefault(step + size, []).append(seq)
+            else:
                 self._catch_up(seq, step)
                 if seq.planned >= seq.covered:  # else it has got its page since it was put down here
                     self._cache.take(seq, seq.planned + 1, seq.planned + 1)
@@ -191,14 +197,17 @@ class CruisingScheduler(Scheduler):
         return True
 
     def _catch_up(self, seq: Sequence, step: int) -> None:
-        """Bring its counts up to the beginning of a step."""
+        """Bring it up to the beginning of a step."""
+        self._count(seq, step)
+        if seq.computed >= seq.next_event:
+            self._cache.advance(seq)
+
+    def _count(self, seq: Sequence, step: int) -> None:
         gained = step - self._since[seq.id]
         seq.tokens.extend((LAST,) * gained)
         seq.planned += gained
         seq.computed = seq.replay_from = seq.planned
         self._since[seq.id] = step
-        if seq.computed >= seq.next_event:
-            self._cache.advance(seq)
 
     def _commit_cruising(self, step: int) -> list[Update]:
         """What happens at the end of a step to those that cruise."""
@@ -218,9 +227,10 @@ class CruisingScheduler(Scheduler):
 
     def _leave_cruise(self, seq: Sequence) -> None:
         del self._since[seq.id]
-        place, offset, member = self._places.pop(seq.id), self.offsets.pop(), self._members.pop()
-        if member != seq.id:
-            self.offsets[place], self._members[place], self._places[member] = offset, member, place
+        place, member = self._places.pop(seq.id), self._members.pop()
+        if member != seq.id:  # the last one takes its place
+            self.offsets[place] = self.offsets[len(self._members)]
+            self._members[place], self._places[member] = member, place
 
     def _end(self, seq: Sequence) -> None:
         if seq.id in self._since:
@@ -238,5 +248,4 @@ class CruisingScheduler(Scheduler):
         self._to_commit.clear()
         self._commit_steps.clear()
         self._places.clear()
-        self.offsets.clear()
         self._members.clear()

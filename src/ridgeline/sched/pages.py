@@ -15,6 +15,7 @@ handed out last, the least recently used of them first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
@@ -67,13 +68,16 @@ class PagePool:
         """The same for several pages, in the order in which they would be taken one by one."""
         pop, keys, refs, taken = self._free.popitem, self._keys, self._refs, []
         for _ in range(count):
-            page = pop(last=False)[0]
-            if keys[page] is not None:
-                del self._by_key[keys[page]]  # type: ignore[arg-type]
+            page, _ = pop(False)
+            key = keys[page]
+            if key is not None:
+                del self._by_key[key]
                 keys[page] = None
             refs[page] = 1
             taken.append(page)
-        self.peak = max(self.peak, self.num_used)
+        used = self.num_pages - 1 - len(self._free) - len(self._limbo)
+        if used > self.peak:
+            self.peak = used
         return taken
 
     def share(self, page: int) -> None:
@@ -88,16 +92,22 @@ class PagePool:
 
     def drop(self, page: int, until: int) -> None:
         """One holder less. The last one's page is handed out again once step `until` was committed."""
-        if page == NULL_PAGE:
-            return
-        self._refs[page] -= 1
-        assert self._refs[page] >= 0, f"{self.name}: page {page} dropped twice"
-        if self._refs[page]:
-            return
-        if until > self._settled:
-            self._limbo[page] = until
-        else:
-            self._release(page)
+        self.drop_all((page,), until)
+
+    def drop_all(self, pages: Iterable[int], until: int) -> None:
+        """The same for several pages, one after the other."""
+        refs, waits, limbo = self._refs, until > self._settled, self._limbo
+        for page in pages:
+            if page == NULL_PAGE:
+                continue
+            left = refs[page] = refs[page] - 1
+            if left > 0:
+                continue
+            assert not left, f"{self.name}: page {page} dropped twice"
+            if waits:
+                limbo[page] = until
+            else:
+                self._release(page)
 
     def settle(self, step: int) -> None:
         """Step `step` was committed, and so was every one before it."""
@@ -105,8 +115,7 @@ class PagePool:
         limbo = self._limbo
         if not limbo:
             return
-        due = [page for page, until in limbo.items() if until <= step]
-        for page in due:
+        for page in [page for page, until in limbo.items() if until <= step]:
             del limbo[page]
             self._release(page)
 
@@ -116,9 +125,15 @@ class PagePool:
 
     def seal(self, page: int, key: PageKey) -> None:
         """The page will not change any more: later sequences may find it. The first page of equal ones is kept."""
-        if page != NULL_PAGE and self._keys[page] is None and key not in self._by_key:
-            self._keys[page] = key
-            self._by_key[key] = page
+        self.seal_all((page,), (key,))
+
+    def seal_all(self, pages: Iterable[int], keys: Iterable[PageKey]) -> None:
+        """The same for several pages, one after the other."""
+        of_page, by_key = self._keys, self._by_key
+        for page, key in zip(pages, keys, strict=True):
+            if page != NULL_PAGE and of_page[page] is None and key not in by_key:
+                of_page[page] = key
+                by_key[key] = page
 
     def find(self, key: PageKey) -> int:
         """The page that was sealed with `key`, NULL_PAGE if there is none."""

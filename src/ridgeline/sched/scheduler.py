@@ -139,7 +139,7 @@ class Scheduler:
         return seq is not None
 
     def finish(self, sequence_id: int) -> bool:
-        """The same for a complete request: a stop string found after its commit. The prefix index keeps it either way."""
+        """The same for a complete request: a stop string was found. What it computed stays in the index either way."""
         return self.abort(sequence_id)
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ridgeline.spec.groups import StateGroup
@@ -78,6 +79,10 @@ class Sequence:
             body = array("I", self.tokens[begin : begin + grid]).tobytes()
             chain.append(hashlib.blake2b((chain[-1] if chain else self.root) + body, digest_size=16).digest())
         return chain[links - 1]
+
+    def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
+        """Keys of pages [first, stop)."""
+        return [self.prefix_hash((index + 1) * page_tokens, grid) for index in range(first, stop)]
 
     def num_pages(self, g: int, group: StateGroup) -> int:
         """Pages that it holds of group `g`; of a snapshot, those between two are none."""

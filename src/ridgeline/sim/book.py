@@ -151,7 +151,13 @@ class Book:
         first[owners[::-1]], last[owners] = begin[::-1], end  # the first run's, the last one's
         gaps, counts = self._gaps(owners, runs, replicas, begin, end, ends)
         return Answered(
-            self.column("arrival"), first[order], last[order], self.column("prompt"), self.column("output"), gaps, counts
+            self.column("arrival"),
+            first[order],
+            last[order],
+            self.column("prompt"),
+            self.column("output"),
+            gaps,
+            counts,
         )
 
     def token_times(self) -> list[list[int]]:

@@ -1,10 +1,10 @@
 """The columns of a run, simulated or measured: one definition for both.
 
-    ttft     from arrival to the first token, the wait in the queue included
-    tpot     (last token - first token) / (tokens - 1) of one answer; none for a single token
-    itl      between two tokens of an answer, each gap once
-    e2e      from arrival to the last token
-    goodput  requests per second that meet every limit of the SLO
+ttft     from arrival to the first token, the wait in the queue included
+tpot     (last token - first token) / (tokens - 1) of one answer; none for a single token
+itl      between two tokens of an answer, each gap once
+e2e      from arrival to the last token
+goodput  requests per second that meet every limit of the SLO
 """
 
 from __future__ import annotations

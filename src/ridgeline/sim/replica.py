@@ -21,6 +21,7 @@ from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.work import Result, StepPlan
 from ridgeline.sim.book import Book, Open
 from ridgeline.sim.cost import StepCost
+from ridgeline.sim.metrics import Ints
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import SECOND, Request
@@ -39,12 +40,15 @@ class DecodeTable:
         self._cost = cost
         self._table = np.zeros((len(cost.of(1, 1)), 1), np.int64)
 
-    def sums(self, contexts: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def sums(self, contexts: Ints) -> Ints:
         """[numbers, steps] for contexts [sequences, steps]."""
-        longest = int(contexts.max())
-        if longest >= self._table.shape[1]:
-            self._extend(longest)
-        return self._table[:, contexts].sum(axis=1)
+        while True:
+            try:
+                found: Ints = np.add.reduce(self._table.take(contexts, axis=1), axis=1)
+            except IndexError:
+                self._extend(int(contexts.max()))
+            else:
+                return found
 
     def _extend(self, longest: int) -> None:
         known = self._table.shape[1]
@@ -154,7 +158,9 @@ class SteppingReplica(Replica[Scheduler]):
 class JumpingReplica(Replica[CruisingScheduler]):
     """Leaves alone what only decodes, and jumps over steps in which nothing else happens."""
 
-    def __init__(self, index: int, scheduler: CruisingScheduler, cost: StepCost, book: Book, table: DecodeTable) -> None:
+    def __init__(
+        self, index: int, scheduler: CruisingScheduler, cost: StepCost, book: Book, table: DecodeTable
+    ) -> None:
         super().__init__(index, scheduler, cost, book)
         self._table = table
         self._ends: list[int] = []  # of the steps of a jump that are not yet taken
@@ -186,8 +192,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
             super()._begin_step()
             return
         scheduler, batch = self._scheduler, self._beside
-        contexts = np.array(scheduler.offsets)[:, None] + np.arange(scheduler.next_step, scheduler.next_step + steps)
-        seconds = self._cost.seconds(batch, batch, self._table.sums(contexts))
+        seconds = self._cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
         times = np.maximum(1, np.rint(seconds * SECOND)).astype(np.int64)
         self._ends = (np.cumsum(times) + self._start).tolist()
         self._waiting, self.end_ns = len(scheduler) - batch, self._ends[-1]
@@ -206,10 +211,13 @@ class JumpingReplica(Replica[CruisingScheduler]):
         return self._beside
 
     def _sums_beside(self, step: int) -> list[int]:
-        if not self._beside:
-            return []
-        found: list[int] = self._table.sums(np.array(self._scheduler.offsets)[:, None] + step)[:, 0].tolist()
+        found: list[int] = self._sums(step, 1)[:, 0].tolist() if self._beside else []
         return found
+
+    def _sums(self, step: int, count: int) -> Ints:
+        """[numbers, steps] of those that cruise, in `count` steps from one on."""
+        offsets = np.frombuffer(self._scheduler.offsets, np.int64, self._beside)
+        return self._table.sums(offsets[:, None] + np.arange(step, step + count))
 
 
 def make_scheduler(kind: type[S], settings: Settings) -> S:

@@ -31,8 +31,8 @@ class Counted:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        self._count += len(tuple(tokens))
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        self._count += len(tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,13 @@ class CountedSequence(Sequence):
             block, place = divmod(position - 1, self.block_tokens)
             return self.blocks[block] * self.block_tokens + place
         return -((self.id << ID_BITS) + position)
+
+    def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
+        """Keys of pages [first, stop)."""
+        if first * page_tokens < self.num_shared:
+            return Sequence.page_keys(self, first, stop, page_tokens, grid)
+        own = self.id << ID_BITS
+        return range(-own - (first + 1) * page_tokens, -own - (stop + 1) * page_tokens, -page_tokens)
 
 
 def counted_sequence(number: int, request: Request) -> CountedSequence:

@@ -85,8 +85,8 @@ def _log_normal(means: tuple[int, int], cv: float, seed: int, limit: int | None)
         drawn = [np.exp(rng.normal(math.log(mean) - sigma**2 / 2, sigma, 4096)).round() for mean in means]
         for prompt, output in zip(*(d.astype(np.int64).clip(1).tolist() for d in drawn), strict=True):
             if limit is not None:
-                prompt = min(prompt, limit - 1)  # noqa: PLW2901
-                output = min(output, limit - prompt)  # noqa: PLW2901
+                prompt = min(prompt, limit - 1)
+                output = min(output, limit - prompt)
             yield Request(0, prompt, output)
 
 
