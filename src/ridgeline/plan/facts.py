@@ -1,4 +1,4 @@
-"""Machines and published models by name, from data files: no network, no weights."""
+"""Machines, links and published models by name, from data files: no network, no weights."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def machines() -> tuple[HardwareSpec, ...]:
     return tuple({machine.name: machine for machine in _machines().values()}.values())
 
 
+def link(name: str) -> Link:
+    """What joins devices, by its name. Raises RequestError with the nearest names."""
+    known = _links()
+    found = known.get(name.lower())
+    if found is None:
+        raise RequestError(f"link {name!r} is not known; {nearest(name.lower(), known)}")
+    return found
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """What a user may have meant, as the end of a message."""
     names = sorted(known)
@@ -36,21 +45,38 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
 
 
+def read_data(name: str) -> Any:
+    """What a file of data/ holds."""
+    return json.loads(files("ridgeline.plan").joinpath("data", name).read_text(encoding="utf-8"))
+
+
 @cache
 def _machines() -> Mapping[str, HardwareSpec]:
-    entries = json.loads(files("ridgeline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8"))
     return {
-        name: spec for entry in entries for spec in [_machine(entry)] for name in (entry["name"], *entry["aliases"])
+        name: spec
+        for entry in read_data("hardware.json")
+        for spec in [_machine(entry)]
+        for name in (entry["name"], *entry["aliases"])
+    }
+
+
+@cache
+def _links() -> Mapping[str, Link]:
+    return {
+        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"])
+        for e in read_data("links.json")
     }
 
 
 def _machine(entry: Mapping[str, Any]) -> HardwareSpec:
-    link = entry["link"]
+    joined = link(entry["link"]) if entry["link"] else None
+    sources = {figure: text for figures, text in entry["sources"].items() for figure in figures.split()}
     return HardwareSpec(
         name=entry["name"],
         memory_bytes=entry["memory_gb"] * GIGA,
         read_bytes_per_s=entry["read_gb_per_s"] * GIGA,
         flops_per_s={kind: value * TERA for kind, value in entry["tflops"].items()},
-        link=Link(link["name"], link["gb_per_s"] * GIGA, link["latency_us"] / 10**6) if link else None,
-        sources=tuple(entry["sources"]),
+        link=joined,
+        kind=entry["kind"],
+        sources=sources | ({"link": joined.source} if joined else {}),
     )

@@ -101,6 +101,10 @@ class Workspace:
         held = LIBRARY_BYTES + _tables(size, self._groups) + self._kept * size.rows
         return held + max(forward, _moves(size, self._groups, swap_bytes))
 
+    def logits(self, max_tokens: int, max_seqs: int) -> int:
+        """Of these bytes, at most, what logits take, and what sampling and log probabilities make of them."""
+        return _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
+
 
 def _layer(
     size: StepSize, hidden_size: int, mixer: TokenMixer | None, mlp: ChannelMixer | None, group: StateGroup | None

@@ -8,7 +8,9 @@ from math import ceil
 from types import MappingProxyType
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.facts import nearest
 from ridgeline.spec import Weight
+from ridgeline.spec.hardware import HardwareSpec
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
 
@@ -31,35 +33,65 @@ STORAGE: Mapping[str, Storage] = MappingProxyType({
     "float32": Storage(32), "bfloat16": Storage(16), "float16": Storage(16), "fp8": Storage(8),
     "int8": Storage(8, 0, 32), "int4": Storage(4, 128, 16), "int3": Storage(3, 128, 16), "mxfp4": Storage(4, 32, 8),
 })  # fmt: skip
+SPELLINGS: Mapping[str, str] = MappingProxyType({
+    "fp32": "float32", "float": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16",
+    "half": "float16", "fp4": "mxfp4", "float8": "fp8",
+})  # fmt: skip
+
+
+def storage_type(name: str) -> str:
+    """A type by any of its spellings. Raises RequestError with the nearest ones."""
+    found = SPELLINGS.get(name.lower(), name.lower())
+    if found not in STORAGE:
+        raise RequestError(f"type {name!r} is not known; {nearest(found, [*STORAGE, *SPELLINGS])}")
+    return found
+
+
+def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str:
+    """What products with weights of a type are computed in.
+
+    On a CPU our kernels round the activations of each token to int8 where weights are int8 or narrower
+    (docs/kernels.md); elsewhere fp8 weights meet fp8 activations where there is a unit for it; else as activations are.
+    """
+    if hardware.kind == "cpu" and weights in ("int8", "int4", "int3"):
+        return "int8"
+    return "fp8" if weights == "fp8" and hardware.unit("fp8") == "fp8" else activations
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """Types of weight matrices, of rows of state (keys, values, latents) and of activations.
 
-    Products are computed in the activations' type, unless both operands are int8, or both fp8.
-    Raises RequestError for a type that is not known.
+    experts: of the matrices of experts; None: as the others. products: what products with weights are computed in;
+    None: the activations' type. Raises RequestError for a type that is not known.
     """
 
     weights: str = "bfloat16"
     state: str = "bfloat16"
     activations: str = "bfloat16"
+    experts: str | None = None
+    products: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (self.weights, self.state, self.activations):
-            if name not in STORAGE:
+        for name in (self.weights, self.state, self.activations, self.experts, self.products):
+            if name is not None and name not in STORAGE:
                 raise RequestError(f"type {name!r} is not known; known are {', '.join(STORAGE)}")
 
     @property
     def compute(self) -> str:
-        return self.activations
+        """The type of the operands of products with weights."""
+        return self.products or self.activations
+
+    def stored_type(self, weight: Weight) -> str:
+        """The type that a matrix is stored in."""
+        return self.experts or self.weights if "experts." in weight.name else self.weights
 
     def weight_bytes(self, weight: Weight) -> int:
         """As stored, scales included."""
         if not weight.is_matrix:
             return weight.num_params * FLOAT_BYTES
         columns = weight.shape[-1]
-        return STORAGE[self.weights].num_bytes(weight.num_params // columns, columns)
+        return STORAGE[self.stored_type(weight)].num_bytes(weight.num_params // columns, columns)
 
     def state_bytes(self, elements: int, row: int, *, snapshot: bool) -> int:
         """Of so many numbers of state in rows of `row` that share a scale, where the type has any."""
@@ -69,3 +101,20 @@ class Precision:
 
     def activation_bytes(self, elements: float) -> float:
         return elements * STORAGE[self.activations].bits / 8
+
+
+def default_precision(
+    hardware: HardwareSpec, weights: str, experts: str, *, state: str | None = None, activations: str | None = None
+) -> Precision:
+    """Of a model that is published with such weights and experts, where a user leaves the rest open.
+
+    Activations: float32 on a CPU, as our kernels have them, elsewhere 16 bits, or as the weights are. State: as the
+    activations.
+    """
+    if activations is None:
+        wide = weights if weights in ("float32", "bfloat16", "float16") else "bfloat16"
+        activations = "float32" if hardware.kind == "cpu" else wide
+    if state is None:
+        state = activations if STORAGE[activations].bits >= 16 else "bfloat16"
+    products = products_type(hardware, weights, activations)
+    return Precision(weights, state, activations, None if experts == weights else experts, products)
