@@ -150,15 +150,8 @@ class Book:
         first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
         first[owners[::-1]], last[owners] = begin[::-1], end  # the first run's, the last one's
         gaps, counts = self._gaps(owners, runs, replicas, begin, end, ends)
-        return Answered(
-            self.column("arrival"),
-            first[order],
-            last[order],
-            self.column("prompt"),
-            self.column("output"),
-            gaps,
-            counts,
-        )
+        sizes = self.column("prompt"), self.column("output")
+        return Answered(self.column("arrival"), first[order], last[order], *sizes, gaps, counts)
 
     def token_times(self) -> list[list[int]]:
         """When each answer's tokens came, in order of arrival; as many numbers as tokens."""

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.plan.operations import Operation, Slice, core, operations
-from ridgeline.plan.precision import Precision
+from ridgeline.plan.operations import Forward, Operation, Slice
+from ridgeline.plan.planner import Deployment
 from ridgeline.plan.roofline import time_step
-from ridgeline.spec import AnyLayer, ModelSpec, SharedAttention
+from ridgeline.plan.shard import device_operations, device_state_operations
 from ridgeline.spec.hardware import HardwareSpec
 
-Sums = Sequence[Any]  # of ints, or of arrays of them
+Sums = Sequence[int] | np.ndarray[Any, Any]  # of ints, or of arrays of them
 
 
 class StepCost(Protocol):
@@ -109,7 +108,7 @@ class _Line:
         return longer + self.overhead_s
 
 
-ENDS = ("embed", "head")  # operations that are no layer's
+HEADS = ("head", "all-gather")  # operations over rows of logits
 PROBE = 1e18  # operations or bytes: an overhead is nothing beside them
 
 
@@ -118,28 +117,23 @@ class RooflineCost:
 
     What has weights depends on the tokens of a step alone, so it is asked once for each number of them; what reads
     state adds up over sequences. The whole is time_step's, but for rounding (tests/pure/test_sim_cost.py).
+    Raises RequestError for a scheme that is not simulated.
     """
 
-    def __init__(self, spec: ModelSpec, precision: Precision, hardware: HardwareSpec) -> None:
-        self._spec, self._precision, self._hardware = spec, precision, hardware
-        kinds = Counter(
-            (layer.mixer, spec.layers[spec.state_layer(i)].mixer.state(), spec.state_layer(i) == i)
-            for i, layer in enumerate(spec.layers)
-        )
-        self._kinds = tuple(kinds)
-        self._lines = [
-            _Line.of(replace(core(*kind, [Slice(1, 1, 1)], precision), layers=count), hardware)
-            for kind, count in kinds.items()
-        ]
-        self._parts = _parts(spec)
+    def __init__(self, deployment: Deployment) -> None:
+        scheme = deployment.scheme
+        if scheme.ep > 1 or scheme.pp > 1:
+            raise RequestError(f"ep {scheme.ep}, pp {scheme.pp} cannot be simulated; set both to 1, or use tp")
+        self._forward = Forward(deployment.spec, deployment.precision)
+        self._hardware, self._scheme = deployment.hardware, scheme
+        first = device_state_operations(self._forward, Slice(1, 1, 1), scheme)
+        self._lines = [_Line.of(operation, self._hardware) for operation in first]
         self._bodies: dict[int, float] = {}
         self._heads: dict[int, float] = {}
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
         found: list[int] = []
-        one = (Slice(1, tokens, context),)
-        for kind in self._kinds:
-            operation = core(*kind, one, self._precision)
+        for operation in device_state_operations(self._forward, Slice(1, tokens, context), self._scheme):
             found += (int(operation.flops), int(operation.bytes))
         return tuple(found)
 
@@ -153,28 +147,8 @@ class RooflineCost:
 
     def _ask(self, tokens: int, rows: int) -> None:
         """The seconds of what does not depend on contexts; the head depends on the rows of logits only."""
-        one, layers, ends = [Slice(1, tokens, tokens, rows)], 0.0, {}
-        for count, part in self._parts:
-            timed = time_step(operations(part, one, self._precision), self._hardware)
-            ends = {t.operation.name: t.seconds for t in timed.operations if t.operation.name in ENDS}
-            layers += count * sum(
-                t.seconds for t in timed.operations if t.operation.kind != "state" and t.operation.name not in ENDS
-            )
-        self._heads[rows] = ends["head"]
-        self._bodies[tokens] = timed.overhead_s + ends["embed"] + layers
-
-
-def _parts(spec: ModelSpec) -> list[tuple[int, ModelSpec]]:
-    """Small models which, so many times each, have the layers of a large one: one for each kind of layer.
-
-    A layer that shares another one's state stands behind that one, which is taken off again.
-    """
-    found: Counter[tuple[AnyLayer, ...]] = Counter()
-    for layer in spec.layers:
-        if isinstance(layer.mixer, SharedAttention):
-            source = spec.layers[layer.mixer.source]
-            found[(source, replace(layer, mixer=replace(layer.mixer, source=0)))] += 1
-            found[(source,)] -= 1
-        else:
-            found[(layer,)] += 1
-    return [(count, replace(spec, layers=layers)) for layers, count in found.items() if count]
+        one = [Slice(1, tokens, tokens, rows)]
+        timed = time_step(device_operations(self._forward, one, self._scheme), self._hardware)
+        others = [t for t in timed.operations if t.operation.kind != "state"]
+        self._heads[rows] = sum(t.seconds for t in others if t.operation.name in HEADS)
+        self._bodies[tokens] = timed.overhead_s + sum(t.seconds for t in others if t.operation.name not in HEADS)

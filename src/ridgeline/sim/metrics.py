@@ -50,7 +50,8 @@ class Percentiles:
             low, high = (int(values[np.searchsorted(ends, at, "right")]) for at in around)
             found.append((low + (high - low) * (place - int(place))) / SECOND)
         mean = sum(map(operator.mul, values.tolist(), weights[order].tolist())) / count / SECOND
-        return cls(mean, *found, int(values[weights[order] > 0][-1]) / SECOND)
+        p50, p90, p95, p99 = found
+        return cls(mean, p50, p90, p95, p99, int(values[weights[order] > 0][-1]) / SECOND)
 
 
 @dataclass(frozen=True, slots=True)

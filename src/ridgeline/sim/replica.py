@@ -37,7 +37,7 @@ class DecodeTable:
     """What cost.of says of one token, for every context up to the longest that was asked for; [numbers, contexts]."""
 
     def __init__(self, cost: StepCost) -> None:
-        self._cost = cost
+        self.cost = cost
         self._table = np.zeros((len(cost.of(1, 1)), 1), np.int64)
 
     def sums(self, contexts: Ints) -> Ints:
@@ -53,7 +53,7 @@ class DecodeTable:
     def _extend(self, longest: int) -> None:
         known = self._table.shape[1]
         until = (longest // TABLE_BLOCK + 1) * TABLE_BLOCK
-        rows = [self._cost.of(1, context) for context in range(known, until)]
+        rows = [self.cost.of(1, context) for context in range(known, until)]
         self._table = np.hstack((self._table, np.array(rows, np.int64).T))
 
 
@@ -158,10 +158,8 @@ class SteppingReplica(Replica[Scheduler]):
 class JumpingReplica(Replica[CruisingScheduler]):
     """Leaves alone what only decodes, and jumps over steps in which nothing else happens."""
 
-    def __init__(
-        self, index: int, scheduler: CruisingScheduler, cost: StepCost, book: Book, table: DecodeTable
-    ) -> None:
-        super().__init__(index, scheduler, cost, book)
+    def __init__(self, index: int, scheduler: CruisingScheduler, table: DecodeTable, book: Book) -> None:
+        super().__init__(index, scheduler, table.cost, book)
         self._table = table
         self._ends: list[int] = []  # of the steps of a jump that are not yet taken
         self._beside = 0

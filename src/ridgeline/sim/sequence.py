@@ -37,7 +37,7 @@ class Counted:
 
 @dataclass(slots=True, eq=False)
 class CountedSequence(Sequence):
-    """blocks: of the prompt, numbers that stand for `block_tokens` tokens each and all before them, as traces have them.
+    """blocks: of the prompt, numbers that stand for `block_tokens` tokens each and all before them, as in traces.
 
     Two sequences share the pages of blocks that are equal from the first on. What is past the blocks is its own.
     """

@@ -64,7 +64,7 @@ class _Simulation:
         self._replicas: list[Replica[Any]] = [
             SteppingReplica(i, make_scheduler(Scheduler, settings), cost, self._book)
             if every_step
-            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), cost, self._book, table)
+            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), table, self._book)
             for i in range(replicas)
         ]
         self._chance = Random(seed)

@@ -50,7 +50,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[Request]:
             f"{path}:1:1: neither {','.join(AZURE)} (Azure) nor a JSON object with {', '.join(MOONCAKE)} (Mooncake)"
         )
     parse: _Parse = _azure if azure else _mooncake
-    found = []
+    found: list[Request] = []
     for number, line in enumerate(lines[azure:], 1 + azure):
         if limit is not None and len(found) == limit:
             break

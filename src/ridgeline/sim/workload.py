@@ -126,7 +126,7 @@ def parse_arrivals(text: str) -> Callable[[Sequence[Request], int], Workload]:
     names = {"poisson": (), "gamma": ("cv",), "onoff": ("on", "off"), "closed": ("think",)}
     if kind not in names:
         raise RequestError(f"--arrivals {text}: kinds are poisson:RATE, gamma:RATE,cv=, onoff:RATE,on=,off=, closed:N")
-    values = {"rate": main} | dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in pairs)
+    values = {"rate": main} | {pair.partition("=")[0]: pair.partition("=")[2] for pair in pairs}
     numbers = {name: _number(text, name, value, {"rate", *names[kind]}) for name, value in values.items()}
     missing = [name for name in names[kind] if name not in numbers and name != "think"]
     if missing:
