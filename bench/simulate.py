@@ -1,6 +1,6 @@
 """How fast the simulator is: python bench/simulate.py --trace CSV [--requests N] [--rate R] [--every-step]
 
-Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline. Gate:
+Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline, chunks of 2,048 tokens. Gate:
 every request is answered with as many tokens as it asked for, and the books of pages agree at the end. With
 --compare, the same requests are planned step by step too, and all figures and token times are the same.
 """
@@ -20,6 +20,7 @@ from ridgeline.sim.traces import read_trace
 from ridgeline.sim.workload import arrive, cut, poisson, repeated
 
 MODEL = "meta-llama/Meta-Llama-3-8B"
+CHUNK = 2048  # tokens of a step
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--every-step", action="store_true")
     parser.add_argument("--compare", action="store_true")
     args = parser.parse_args()
-    deployment = Deployment(find_model(MODEL).spec, hardware("h100"))
+    deployment = Deployment(find_model(MODEL).spec, hardware("h100"), chunk=CHUNK)
     chosen, cost = settings(deployment), RooflineCost(deployment)
     times = poisson(args.rate * args.replicas, seed=0)
     requests = arrive(repeated(read_trace(args.trace), args.requests), times)

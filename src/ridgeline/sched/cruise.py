@@ -18,6 +18,7 @@ import heapq
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from math import gcd
 from typing import Any
 
 from ridgeline.sched.scheduler import _BY_ORDER, Scheduler
@@ -39,6 +40,7 @@ class CruisingScheduler(Scheduler):
         self._only_all = all(g.lookback == ALL and not g.snapshot for g in self._cache.groups)
         self._is_simple = self._only_all and len(self._cache.groups) == 1
         self._page_tokens = min(g.page_tokens for g in self._cache.groups)
+        self._least_gap = gcd(*(g.page_tokens for g in self._cache.groups))  # tokens between two needs of pages
         self._since: dict[int, int] = {}  # of each that cruises: the step from which on its counts are not up to date
         self._to_refill: dict[int, list[Sequence]] = {}  # step -> who needs a page before it
         self._to_commit: dict[int, list[Sequence]] = {}  # step -> to whom something happens at its end
@@ -123,10 +125,13 @@ class CruisingScheduler(Scheduler):
             heapq.heappop(self._commit_steps)
         steps = min(most, self._commit_steps[0] - self._step) if self._commit_steps else most
         free = min(pool.num_free for pool in self._cache.pools)
-        for step in range(self._step, self._step + steps):
-            free -= 2 * len(self._to_refill.get(step, ()))
+        refills: list[int] = []  # at most, in each step: who has got a page may need another one `_least_gap` later
+        for ahead in range(steps):
+            again = refills[ahead - self._least_gap] if ahead >= self._least_gap else 0
+            refills.append(again + len(self._to_refill.get(self._step + ahead, ())))
+            free -= 2 * refills[-1]
             if free < 0:
-                return step - self._step
+                return ahead
         return steps
 
     def skip(self, steps: int) -> list[tuple[int, int]]:

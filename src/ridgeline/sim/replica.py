@@ -68,7 +68,8 @@ class Replica(Generic[S]):
         self.end_ns: int | None = None
         self._start = 0
         self._plan: StepPlan | None = None
-        self._waiting = self._size = 0
+        # Of the step that is under way: sequences without a work of their own, those that wait, bytes in use.
+        self._beside = self._waiting = self._size = 0
 
     @property
     def live(self) -> int:
@@ -99,7 +100,7 @@ class Replica(Generic[S]):
         """Commit what is under way; the requests that are over with it."""
         assert self._plan is not None and self.end_ns is not None
         plan, step = self._plan, len(self._log.ends)
-        self._log.step(self._start, self.end_ns, self._num_beside() + len(plan.works), self._waiting, self._size)
+        self._log.step(self._start, self.end_ns, self._beside + len(plan.works), self._waiting, self._size)
         self._plan = self.end_ns = None
         over = []
         for update in self._scheduler.commit(plan, [TOKEN if w.sample else NOTHING for w in plan.works]):
@@ -129,7 +130,7 @@ class Replica(Generic[S]):
         if plan is None:
             assert not self.open, "nothing can run although requests are waiting: the scheduler is at fault"
             return
-        tokens, rows = self._num_beside(), self._num_beside()
+        self._beside = tokens = rows = self._num_beside()
         sums = self._sums_beside(plan.step)
         for work in plan.works:
             new = len(work.tokens)
@@ -139,7 +140,7 @@ class Replica(Generic[S]):
             sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else list(numbers)
         seconds = self._cost.seconds(tokens, rows, sums)
         self._plan, self._size = plan, self._scheduler.used_bytes
-        self._waiting = len(self._scheduler) - self._num_beside() - len(plan.works)
+        self._waiting = len(self._scheduler) - self._beside - len(plan.works)
         self.end_ns = self._start + max(1, round(seconds * SECOND))
 
     def _num_beside(self) -> int:
@@ -162,7 +163,6 @@ class JumpingReplica(Replica[CruisingScheduler]):
         super().__init__(index, scheduler, table.cost, book)
         self._table = table
         self._ends: list[int] = []  # of the steps of a jump that are not yet taken
-        self._beside = 0
 
     def catch_up(self, now: int) -> None:
         """Take the steps of a jump that began before `now`."""
@@ -184,12 +184,12 @@ class JumpingReplica(Replica[CruisingScheduler]):
         return []
 
     def _begin_step(self) -> None:
-        self._beside = self._scheduler.num_cruising
-        steps = self._scheduler.calm_steps(LONGEST_JUMP)
+        scheduler = self._scheduler
+        steps = scheduler.calm_steps(LONGEST_JUMP)
         if not steps:
             super()._begin_step()
             return
-        scheduler, batch = self._scheduler, self._beside
+        batch = self._beside = scheduler.num_cruising
         seconds = self._cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
         times = np.maximum(1, np.rint(seconds * SECOND)).astype(np.int64)
         self._ends = (np.cumsum(times) + self._start).tolist()
@@ -206,7 +206,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
         self._start = ends[-1]
 
     def _num_beside(self) -> int:
-        return self._beside
+        return self._scheduler.num_cruising
 
     def _sums_beside(self, step: int) -> list[int]:
         found: list[int] = self._sums(step, 1)[:, 0].tolist() if self._beside else []
