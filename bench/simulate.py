@@ -1,8 +1,9 @@
 """How fast the simulator is: python bench/simulate.py --trace CSV [--requests N] [--rate R] [--every-step]
 
-Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline, chunks of 2,048 tokens. Gate:
-every request is answered with as many tokens as it asked for, and the books of pages agree at the end. With
---compare, the same requests are planned step by step too, and all figures and token times are the same.
+Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline,
+chunks of 2,048 tokens. Gate: every request is answered with as many tokens as it asked for, and the books of pages
+agree at the end. With --compare, the same requests are planned step by step too, and all figures and token times are
+the same.
 """
 
 from __future__ import annotations

@@ -167,7 +167,9 @@ def pages_not_sealed(patch: Patch) -> None:
 def memory_counted_from_before(patch: Patch) -> None:
     calm = StepLog.calm
 
-    def frozen(log: StepLog, start: int, ends: list[int], batch: int, waiting: int, sizes: list[tuple[int, int]]) -> None:
+    def frozen(
+        log: StepLog, start: int, ends: list[int], batch: int, waiting: int, sizes: list[tuple[int, int]]
+    ) -> None:
         calm(log, start, ends, batch, waiting, [(0, sizes[0][1])])
 
     patch.setattr(StepLog, "calm", frozen)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, train, verify
+from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, simulate, train, verify
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -27,6 +27,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)

@@ -33,12 +33,21 @@ TABLE_BLOCK = 4096  # contexts
 S = TypeVar("S", bound=Scheduler)
 
 
-class DecodeTable:
-    """What cost.of says of one token, for every context up to the longest that was asked for; [numbers, contexts]."""
+class CostTable:
+    """A cost, with what it says of one token kept for every context up to the longest that was asked for."""
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
-        self._table = np.zeros((len(cost.of(1, 1)), 1), np.int64)
+        self._rows = [(0,) * len(cost.of(1, 1))]  # by context
+        self._table = np.array(self._rows, np.int64).T  # [numbers, contexts]
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        """cost.of."""
+        if tokens > 1:
+            return self.cost.of(tokens, context)
+        if context >= len(self._rows):
+            self._extend(context)
+        return self._rows[context]
 
     def sums(self, contexts: Ints) -> Ints:
         """[numbers, steps] for contexts [sequences, steps]."""
@@ -51,17 +60,16 @@ class DecodeTable:
                 return found
 
     def _extend(self, longest: int) -> None:
-        known = self._table.shape[1]
         until = (longest // TABLE_BLOCK + 1) * TABLE_BLOCK
-        rows = [self.cost.of(1, context) for context in range(known, until)]
-        self._table = np.hstack((self._table, np.array(rows, np.int64).T))
+        self._rows += [self.cost.of(1, context) for context in range(len(self._rows), until)]
+        self._table = np.array(self._rows, np.int64).T.copy()
 
 
 class Replica(Generic[S]):
     """What both kinds share. index: among the replicas."""
 
-    def __init__(self, index: int, scheduler: S, cost: StepCost, book: Book) -> None:
-        self.index, self._scheduler, self._cost, self._book = index, scheduler, cost, book
+    def __init__(self, index: int, scheduler: S, costs: CostTable, book: Book) -> None:
+        self.index, self._scheduler, self._costs, self._book = index, scheduler, costs, book
         self._log = book.logs[index]
         self.open: dict[int, Open] = {}
         self.pending_tokens = 0  # of prompts whose requests have no token yet
@@ -136,9 +144,9 @@ class Replica(Generic[S]):
             new = len(work.tokens)
             tokens += new
             rows += work.sample
-            numbers = self._cost.of(new, work.start + new)
+            numbers = self._costs.of(new, work.start + new)
             sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else list(numbers)
-        seconds = self._cost.seconds(tokens, rows, sums)
+        seconds = self._costs.cost.seconds(tokens, rows, sums)
         self._plan, self._size = plan, self._scheduler.used_bytes
         self._waiting = len(self._scheduler) - self._beside - len(plan.works)
         self.end_ns = self._start + max(1, round(seconds * SECOND))
@@ -159,9 +167,8 @@ class SteppingReplica(Replica[Scheduler]):
 class JumpingReplica(Replica[CruisingScheduler]):
     """Leaves alone what only decodes, and jumps over steps in which nothing else happens."""
 
-    def __init__(self, index: int, scheduler: CruisingScheduler, table: DecodeTable, book: Book) -> None:
-        super().__init__(index, scheduler, table.cost, book)
-        self._table = table
+    def __init__(self, index: int, scheduler: CruisingScheduler, costs: CostTable, book: Book) -> None:
+        super().__init__(index, scheduler, costs, book)
         self._ends: list[int] = []  # of the steps of a jump that are not yet taken
 
     def catch_up(self, now: int) -> None:
@@ -190,7 +197,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
             super()._begin_step()
             return
         batch = self._beside = scheduler.num_cruising
-        seconds = self._cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
+        seconds = self._costs.cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
         times = np.maximum(1, np.rint(seconds * SECOND)).astype(np.int64)
         self._ends = (np.cumsum(times) + self._start).tolist()
         self._waiting, self.end_ns = len(scheduler) - batch, self._ends[-1]
@@ -215,7 +222,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
     def _sums(self, step: int, count: int) -> Ints:
         """[numbers, steps] of those that cruise, in `count` steps from one on."""
         offsets = np.frombuffer(self._scheduler.offsets, np.int64, self._beside)
-        return self._table.sums(offsets[:, None] + np.arange(step, step + count))
+        return self._costs.sums(offsets[:, None] + np.arange(step, step + count))
 
 
 def make_scheduler(kind: type[S], settings: Settings) -> S:

@@ -18,7 +18,7 @@ from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sim.book import Book
 from ridgeline.sim.cost import StepCost
 from ridgeline.sim.metrics import Report, Slo, Usage, report
-from ridgeline.sim.replica import DecodeTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
+from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import Request, Workload
@@ -60,11 +60,11 @@ class _Simulation:
             raise RequestError(f"{replicas} replicas; there must be at least 1")
         self._workload, self._settings, self._route = workload, settings, route
         self._book = Book(replicas)
-        table = DecodeTable(cost)
+        costs = CostTable(cost)
         self._replicas: list[Replica[Any]] = [
-            SteppingReplica(i, make_scheduler(Scheduler, settings), cost, self._book)
+            SteppingReplica(i, make_scheduler(Scheduler, settings), costs, self._book)
             if every_step
-            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), table, self._book)
+            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), costs, self._book)
             for i in range(replicas)
         ]
         self._chance = Random(seed)
