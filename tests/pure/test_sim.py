@@ -187,7 +187,7 @@ def test_routes() -> None:
 
 
 def test_better_routing_waits_less_and_hits_more() -> None:
-    """Nine of ten answers are short, and the fleet is nearly full: chance and turns send requests to where others wait."""
+    """Nine of ten answers are short, the fleet is nearly full: turns and chance send requests to where others wait."""
     rng = Random(1)
     families = [tuple(range(f * 100, f * 100 + 8)) for f in range(40)]
     drawn = [Request(0, 600, 20 if rng.random() < 0.9 else 400, rng.choice(families), 64) for _ in range(700)]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, simulate, train, verify
+from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, replay, simulate, train, verify
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -32,6 +32,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
 

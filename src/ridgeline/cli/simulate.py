@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Percentiles, Report, Settings, Simulated, Workload
@@ -70,41 +70,46 @@ def simulate(
 ) -> None:
     """Run the engine's own scheduler on a virtual clock: latencies, goodput, memory and queues of a workload."""
     given = locals()  # every option, by its name
+    _run(given)
+
+
+def _run(given: dict[str, Any]) -> None:
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
     from ridgeline.sim.routing import ROUTES
 
-    limits = Slo.parse(slo) if slo else None
-    name, deployment = _deployment(model, changes or [], hardware, block_size, max_num_batched_tokens)
-    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
-    workload = _workload(given, chosen.max_model_len)
+    limits = Slo.parse(given["slo"]) if given["slo"] else None
+    name, deployment = _deployment(given)
+    chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
     found = run(
-        workload, chosen, _cost(deployment, step_times), replicas=replicas, route=ROUTES[routing.value], slo=limits,
-        seed=seed, every_step=every_step,
+        workload_of(given, chosen.max_model_len), chosen, _cost(deployment, given["step_times"]),
+        replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
+        every_step=given["every_step"],
     )  # fmt: skip
     title = _title(name, deployment, given)
-    if plot:
+    if given["plot"]:
         from ridgeline.sim.picture import draw
 
-        draw(title, found, plot)
-    if json_output:
+        draw(title, found, given["plot"])
+    if given["json_output"]:
         import json
 
-        print(json.dumps({"arguments": given | {"routing": routing.value}, **found.report.to_json()}))
+        print(json.dumps({"arguments": given | {"routing": given["routing"].value}, **found.report.to_json()}))
     else:
         _print(title, found, chosen)
 
 
-def _deployment(model: str, changes: list[str], machine: str, page: int, chunk: int) -> tuple[str, Deployment]:
+def _deployment(given: dict[str, Any]) -> tuple[str, Deployment]:
     from ridgeline.plan.changes import change
     from ridgeline.plan.facts import hardware
     from ridgeline.plan.models import find_model
     from ridgeline.plan.planner import Deployment
     from ridgeline.plan.precision import default_precision
 
-    known, found = find_model(model), hardware(machine)
+    known, found = find_model(given["model"]), hardware(given["hardware"])
     precision = default_precision(found, known.weights, known.experts)
-    deployment = Deployment(known.spec, found, precision, page_tokens=page, chunk=chunk)
+    sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}
+    deployment, changes = Deployment(known.spec, found, precision, **sizes), given["changes"]
     return known.name, change(deployment, ",".join(changes)).deployment if changes else deployment
 
 
@@ -114,7 +119,7 @@ def _cost(deployment: Deployment, step_times: str | None) -> Any:
     return LinearCost.read(step_times) if step_times else RooflineCost(deployment)
 
 
-def _workload(given: dict[str, Any], limit: int) -> Workload:
+def workload_of(given: dict[str, Any], limit: int) -> Workload:
     """Requests of a trace or of given lengths, at the trace's own times or at others."""
     from itertools import islice
 
@@ -176,6 +181,11 @@ def _print(title: str, found: Simulated, chosen: Settings) -> None:
         f"each replica: {chosen.max_num_seqs} sequences at once, {chosen.max_num_batched_tokens:,} tokens a step, "
         + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True))
     )
+    show_report(console, r)
+
+
+def show_report(console: Console, r: Report) -> None:
+    """The columns as tables."""
     for table in (_latencies(r), _rates(r)):
         console.print()
         console.print(table)
