@@ -1,4 +1,4 @@
-"""A workload through the engine and through the simulator: the same columns; the same figures, where time has no part."""
+"""A workload through the engine and through the simulator: same columns; where time has no part, the same figures."""
 
 from __future__ import annotations
 

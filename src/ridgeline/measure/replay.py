@@ -41,10 +41,10 @@ def prompt_ids(request: Request, index: int, vocab_size: int, seed: int) -> list
     size, left = request.block_tokens, request.prompt_tokens
     ids: list[int] = []
     for block in request.blocks:
-        drawn = np.random.default_rng((seed, 0, block)).integers(0, vocab_size, min(size, left))
-        ids += drawn.tolist()
-        left -= len(drawn)
-    return ids + np.random.default_rng((seed, 1, index)).integers(0, vocab_size, left).tolist()
+        ids += np.random.default_rng((seed, 0, block)).integers(0, vocab_size, min(size, left)).tolist()
+        left = request.prompt_tokens - len(ids)
+    ids += np.random.default_rng((seed, 1, index)).integers(0, vocab_size, left).tolist()
+    return ids
 
 
 class _Replay:

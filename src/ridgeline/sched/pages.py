@@ -66,15 +66,14 @@ class PagePool:
 
     def take_many(self, count: int) -> list[int]:
         """The same for several pages, in the order in which they would be taken one by one."""
-        pop, keys, refs, taken = self._free.popitem, self._keys, self._refs, []
-        for _ in range(count):
-            page, _ = pop(False)
+        pop, keys, refs, by_key = self._free.popitem, self._keys, self._refs, self._by_key
+        taken = [pop(False)[0] for _ in range(count)]
+        for page in taken:
+            refs[page] = 1
             key = keys[page]
             if key is not None:
-                del self._by_key[key]
+                del by_key[key]
                 keys[page] = None
-            refs[page] = 1
-            taken.append(page)
         used = self.num_pages - 1 - len(self._free) - len(self._limbo)
         if used > self.peak:
             self.peak = used
@@ -107,7 +106,7 @@ class PagePool:
             if waits:
                 limbo[page] = until
             else:
-                self._release(page)
+                self._release((page,))
 
     def settle(self, step: int) -> None:
         """Step `step` was committed, and so was every one before it."""
@@ -115,9 +114,13 @@ class PagePool:
         limbo = self._limbo
         if not limbo:
             return
-        for page in [page for page, until in limbo.items() if until <= step]:
-            del limbo[page]
-            self._release(page)
+        due = [page for page, until in limbo.items() if until <= step]
+        if len(due) == len(limbo):
+            limbo.clear()
+        else:
+            for page in due:
+                del limbo[page]
+        self._release(due)
 
     def writable(self, page: int) -> bool:
         """May the holder change the page? Not if another one holds it, or may find it."""
@@ -151,7 +154,9 @@ class PagePool:
         limits = list(self._limbo.values())
         assert limits == sorted(limits), f"{self.name}: limbo out of order"
 
-    def _release(self, page: int) -> None:
-        self._free[page] = None
-        if self._keys[page] is None:  # nothing worth keeping: the first to be reused
-            self._free.move_to_end(page, last=False)
+    def _release(self, pages: Iterable[int]) -> None:
+        free, keys = self._free, self._keys
+        for page in pages:
+            free[page] = None
+            if keys[page] is None:  # nothing worth keeping: the first to be reused
+                free.move_to_end(page, last=False)
