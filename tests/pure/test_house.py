@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "nn": frozenset({"spec", "ops", "quant"}),
     "load": frozenset({"spec", "archs", "quant", "ops"}),
     "sched": frozenset({"spec"}),
-    "plan": frozenset({"spec"}),
+    "plan": frozenset({"spec", "archs"}),
     "sim": frozenset({"spec", "sched", "plan"}),
     # Of the scheduler, the runtime may know only its plain data.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched"}),
@@ -56,6 +56,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),
+    "plan": frozenset({"matplotlib"}),
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
     "measure": frozenset({"numpy"}),
@@ -187,6 +188,8 @@ def modules_after(code: str) -> set[str]:
     [
         ("import ridgeline", {"torch", "numpy"}),
         ("import ridgeline.spec, ridgeline.archs", {"torch", "numpy"}),
+        ("import ridgeline.plan.report, ridgeline.plan.models", {"torch", "numpy", "matplotlib"}),
+        ("from ridgeline.plan.models import find_model; find_model('mistral-7b')", {"torch", "numpy"}),
         ("import ridgeline.ops, ridgeline.quant, ridgeline.nn", {"torch"}),
         ("import ridgeline.load.checkpoint, ridgeline.load.weights, ridgeline.load.tokenizer", {"torch"}),
         ("import ridgeline.runtime.load, ridgeline.runtime.step", {"torch"}),

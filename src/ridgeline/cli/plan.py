@@ -111,10 +111,16 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
     for name, value in (("batch", batch), ("context", context), ("prompt", prompt), ("output", output)):
         if value is not None and value < 1:
             raise RequestError(f"--{name} is {value}; it must be at least 1")
+    for name, value in (("prompt", prompt), ("output", output)):
+        if value is not None and value >= limit:
+            raise RequestError(
+                f"--{name} is {value:,}, the model's positions allow {limit:,} for prompt and answer together; "
+                f"lower it to {limit - 1:,} at most"
+            )
     if context is None:
         context = prompt + output if prompt and output else min(DEFAULT_CONTEXT, limit)
         if not (prompt and output):
-            context = max(context, (prompt or output or 0) * 4 // 3)
+            context = min(max(context, (prompt or output or 0) * 4 // 3), limit)
     if context < 2:
         raise RequestError("--context is 1; a prompt and an answer take at least 2 tokens")
     if context > limit:

@@ -108,10 +108,14 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Li
     if heads := query_heads(d.spec):
         often = formula_bytes(with_kv_heads(d.spec, heads), d.precision, load.context) * load.batch
         own = formula_bytes(d.spec, d.precision, load.context) * load.batch
+        everywhere = ", on all devices together" if d.scheme.devices > d.scheme.replicas else ""
         yield (
             f"(kv_heads={heads})",
             size(often),
-            (f"the state if each query head had keys of its own, as is often quoted; grouped ones take {size(own)}"),
+            (
+                "the state if each query head had keys of its own, as is often quoted; grouped ones take "
+                f"{size(own)}{everywhere}"
+            ),
         )
 
 

@@ -6,7 +6,8 @@ with what a page holds beyond the sequence, a window's page more and a recurrent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -14,7 +15,7 @@ from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.plan.operations import state_shards
 from ridgeline.plan.precision import FLOAT_BYTES, Precision
 from ridgeline.plan.shard import Scheme, device_weight_bytes
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -69,14 +70,19 @@ class Memory:
     ) -> None:  # fmt: skip
         self._spec, self._precision, self._hardware, self._scheme = spec, precision, hardware, scheme
         self._chunk, self._drafts = chunk, drafts
-        self.weight_bytes = sum(
-            device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in spec.weights()
-        ) / scheme.pp  # fmt: skip
+        held = held_weights(spec, precision)
+        self.weight_bytes = sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
         self._on_host = hardware.kind == "cpu"
         # The workspace is the engine's own count, with the pages that the engine itself has: float32.
         own = state_groups(spec, page_tokens=page_tokens, element_bytes=FLOAT_BYTES)
         self._workspace = Workspace(spec, own, on_cpu=self._on_host, drafts=drafts)
+
+    def with_chunk(self, chunk: int) -> Memory:
+        """The same with so many tokens of prompts in a step."""
+        other = copy(self)
+        other._chunk = chunk
+        return other
 
     def footprint(self, batch: int, context: int) -> Footprint:
         """Of `batch` sequences of `context` tokens on each replica."""
@@ -104,6 +110,14 @@ class Memory:
     def longest_context(self, batch: int) -> int:
         """Tokens of each of `batch` sequences that fit, up to the model's positions; 0 if none does."""
         return largest(lambda n: self.footprint(batch, n).fits, self._spec.max_position_embeddings)
+
+
+def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
+    """All weights; a head that is tied to the embedding is one of its own where it is rounded, and that is not."""
+    yield from spec.weights()
+    head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
+    if spec.tie_word_embeddings and precision.stored_type(head) != precision.stored_type(next(spec.weights())):
+        yield head
 
 
 def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: int = 1) -> float:

@@ -13,6 +13,7 @@ number. Intensity is operations per byte; the roofline bounds its time by the sl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -110,9 +111,9 @@ class Forward:
     def __init__(self, spec: ModelSpec, precision: Precision) -> None:
         self.spec, self.precision = spec, precision
         parts: dict[_Part, int] = {}
-        for layer in spec.layers:
+        for layer, count in Counter(spec.layers).items():
             for part in _parts(layer, spec.hidden_size, precision):
-                parts[part] = parts.get(part, 0) + 1
+                parts[part] = parts.get(part, 0) + count
         head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
         self._head = _matrix((head,), precision)
         self._parts = parts

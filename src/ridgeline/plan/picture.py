@@ -28,7 +28,7 @@ MEMORY = {
     "weights": "#1f77b4", "state, by formula": "#2ca02c", "page slack": "#98df8a", "activations": "#e8a010",
     "logits": "#8c564b", "reserve": "#c7c7c7",
 }  # fmt: skip
-CLOSE = 3.0  # operations whose intensities differ by less share a place for their names
+CLOSE = 4.0  # operations whose intensities differ by less share a place for their names
 LEAST_SHARE = 0.01  # of a step: an operation below it has a point and no name
 ROOM = 4  # times the largest batch that fits, or the knee, to which the curves go on
 MOST_BATCH = 1 << 13
@@ -209,8 +209,8 @@ def _numbers(axes: Axes, *, y: bool = True) -> None:
     for axis in (axes.xaxis, axes.yaxis) if y else (axes.xaxis,):
         axis.set_major_formatter(plain)
         axis.set_minor_formatter(NullFormatter())
-    if y:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        if y:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _plain(axes: Axes, title: str) -> None:

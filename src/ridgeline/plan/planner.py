@@ -16,7 +16,8 @@ calibration adds. The formula of the same in one line is textbook.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.footprint import Footprint, Memory
@@ -158,6 +159,13 @@ class Planner:
         self.memory = Memory(
             d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=self.drafts
         )
+
+    def with_chunk(self, chunk: int) -> Planner:
+        """The same with another chunk, and what is the same for both shared."""
+        other = copy(self)
+        other.deployment = replace(self.deployment, chunk=chunk)
+        other.memory = self.memory.with_chunk(chunk)
+        return other
 
     def step(self, batch: Sequence[Slice]) -> StepTime:
         """A step of any mix of sequences; of a pipeline, until its last device is done."""

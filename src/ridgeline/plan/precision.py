@@ -33,6 +33,8 @@ STORAGE: Mapping[str, Storage] = MappingProxyType({
     "float32": Storage(32), "bfloat16": Storage(16), "float16": Storage(16), "fp8": Storage(8),
     "int8": Storage(8, 0, 32), "int4": Storage(4, 128, 16), "int3": Storage(3, 128, 16), "mxfp4": Storage(4, 32, 8),
 })  # fmt: skip
+# Modules whose matrices are not rounded: tables, whose rows are looked up; what decides how others are used.
+KEPT_WIDE = frozenset("embed position_embed router shared_gate decay decay_a decay_b beta dt x".split())
 SPELLINGS: Mapping[str, str] = MappingProxyType({
     "fp32": "float32", "float": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16",
     "half": "float16", "fp4": "mxfp4", "float8": "fp8",
@@ -45,6 +47,12 @@ def storage_type(name: str) -> str:
     if found not in STORAGE:
         raise RequestError(f"type {name!r} is not known; {nearest(found, [*STORAGE, *SPELLINGS])}")
     return found
+
+
+def may_be_rounded(weight: Weight) -> bool:
+    """May a narrow type hold it? Matrices of products, experts' included, but for KEPT_WIDE."""
+    is_product = len(weight.shape) == 2 or "experts." in weight.name
+    return is_product and weight.name.split(".")[-2] not in KEPT_WIDE
 
 
 def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str:
@@ -83,8 +91,9 @@ class Precision:
         return self.products or self.activations
 
     def stored_type(self, weight: Weight) -> str:
-        """The type that a matrix is stored in."""
-        return self.experts or self.weights if "experts." in weight.name else self.weights
+        """The type that a matrix is stored in: 16 bits, where a narrower one would round what is not rounded."""
+        kind = self.experts or self.weights if "experts." in weight.name else self.weights
+        return kind if STORAGE[kind].bits >= 16 or may_be_rounded(weight) else "bfloat16"
 
     def weight_bytes(self, weight: Weight) -> int:
         """As stored, scales included."""

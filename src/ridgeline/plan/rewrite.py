@@ -147,7 +147,7 @@ def _each_attention(spec: ModelSpec, change: Callable[[Attention, int], TokenMix
     Raises RequestError where there is none, or where a layer refuses.
     """
     try:
-        return _changed(spec, replace(spec, layers=tuple(_changed_layers(spec, change))), "layer that this changes")
+        return replace(spec, layers=tuple(_changed_layers(spec, change)))
     except RequestError:
         raise
     except ValueError as e:

@@ -109,17 +109,19 @@ def _on_machine(
     kept: list[Setting] = []
     near: list[Setting] = []
     for scheme in _schemes(deployment):
-        tried = [
-            setting
-            for chunk in CHUNKS
-            if (setting := _best(replace(deployment, scheme=scheme, chunk=chunk), load, promise))
-        ]
+        planner = Planner(replace(deployment, scheme=scheme))
+        tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise))]
         good = [s for s in tried if promise.kept(s.figures)]
         near += tried
         if good:
             kept.append(min(good, key=_cost))
     missed = min(near, key=lambda s: _miss(promise, s.figures), default=None)
     return tuple(sorted(kept, key=_cost)), missed
+
+
+def _chunks(prompt: int) -> list[int]:
+    """Up to the first that takes the whole prompt."""
+    return [n for i, n in enumerate(CHUNKS) if i == 0 or CHUNKS[i - 1] < prompt]
 
 
 def _cost(setting: Setting) -> float:
@@ -149,9 +151,9 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
             yield scheme
 
 
-def _best(deployment: Deployment, load: Load, promise: Promise) -> Setting | None:
+def _best(planner: Planner, load: Load, promise: Promise) -> Setting | None:
     """The largest batch that keeps the promise, or of one sequence where none does; None where not even that fits."""
-    planner = Planner(deployment)
+    deployment = planner.deployment
     room = min(planner.memory.largest_batch(load.context, MOST_SEQS), MOST_SEQS)
     if not room:
         return None
