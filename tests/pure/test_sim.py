@@ -129,6 +129,9 @@ def test_what_cannot_fit_is_refused_and_the_rest_runs() -> None:
     found = simulate(Workload([Request(0, 5000, 1), Request(0, 50, 2)]), pool(100), each(0.01))
     assert (found.report.requests, found.report.refused) == (1, 1)
     assert found.first_refusal is not None and "need 313 pages" in found.first_refusal
+    long = Workload([Request(0, 1 << 17, 1), Request(0, (1 << 17) - 1, 1)])
+    found = simulate(long, pool(), each(0.01))
+    assert found.report.refused == 1 and "exceed the context of 131072" in str(found.first_refusal)
     with pytest.raises(RequestError, match="no request fits"):
         simulate(Workload([Request(0, 5000, 1)]), pool(100), each(0.01))
     with pytest.raises(RequestError, match="at least 1"):

@@ -108,6 +108,7 @@ class _Simulation:
                 replica.catch_up(now)
         i = self._route(request, self._replicas, index, self._chance)
         try:
+            self._check_length(request)
             self._replicas[i].add(index, request, now)
         except RequestError as e:
             self._refused += 1
@@ -115,6 +116,14 @@ class _Simulation:
             arrivals.answered(now)
             return set()
         return {i}
+
+    def _check_length(self, request: Request) -> None:
+        limit = self._settings.max_model_len
+        if request.prompt_tokens + request.output_tokens > limit:
+            raise RequestError(
+                f"the prompt's {request.prompt_tokens} tokens and {request.output_tokens} to generate exceed the "
+                f"context of {limit}"
+            )
 
     def _usage(self) -> Usage:
         logs, stats = self._book.logs, [replica.stats() for replica in self._replicas]
