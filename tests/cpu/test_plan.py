@@ -62,15 +62,15 @@ class Counting(NumpyMemory):
         super().__init__()
         self.bytes: list[int] = []
 
-    def pages(self, num_pages: int, elements: int) -> Any:
-        found = super().pages(num_pages, elements)
+    def pages(self, num_pages: int, size: int) -> Any:
+        found = super().pages(num_pages, size)
         self.bytes.append(found.nbytes)
         return found
 
 
-def allocated(spec: ModelSpec, groups: tuple[StateGroup, ...], num_pages: tuple[int, ...]) -> list[int]:
+def allocated(groups: tuple[StateGroup, ...], num_pages: tuple[int, ...]) -> list[int]:
     memory = Counting()
-    Arena(spec, groups, num_pages, [0] * len(groups), memory)
+    Arena(groups, num_pages, [0] * len(groups), memory)
     return memory.bytes
 
 
@@ -86,7 +86,7 @@ def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
     planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT, page_tokens=page_tokens))
     for batch in (1, 3):
         pages = tuple(batch * g.most_pages(100) + 1 for g in config.groups)
-        assert sum(allocated(spec, config.groups, pages)) == planner.memory.footprint(batch, 100).pages_bytes
+        assert sum(allocated(config.groups, pages)) == planner.memory.footprint(batch, 100).pages_bytes
 
 
 def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:

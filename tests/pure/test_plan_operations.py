@@ -194,16 +194,16 @@ def test_slices_refuse_what_cannot_be(build: object) -> None:
 
 
 def test_narrow_weights_carry_their_scales() -> None:
-    """int4 in groups of 128 with scales of 16 bits: 4.125 bits a weight (techniques of AWQ: 4.16 with zero points)."""
+    """4 bits in groups of 128 with scales of 16: 4.125 bits a weight (AWQ: 4.16 with zero points)."""
     spec = dense(heads())
-    wide, narrow = (named(operations(spec, [Slice(1, 1, 9)], Precision(t)), "down") for t in ("bfloat16", "int4"))
+    wide, narrow = (named(operations(spec, [Slice(1, 1, 9)], Precision(t)), "down") for t in ("bfloat16", "int4-128"))
     assert narrow.weight_bytes / wide.weight_bytes == pytest.approx(4.125 / 16)
     assert narrow.flops == wide.flops
 
 
 def test_what_is_not_rounded_stays_wide() -> None:
     """Tables, routers, filters and matrices per head, as the engine keeps them; a tied head is rounded on its own."""
-    int4 = Precision("int4")
+    int4 = Precision("int4-128")
     for name, wide in (("embed.weight", True), ("layers.0.mlp.router.weight", True), ("head.weight", False)):
         assert int4.weight_bytes(Weight(name, (256, 128))) == (256 * 128 * 2 if wide else 256 * (64 + 2))
     assert int4.weight_bytes(Weight("kv_b.weight", (2, 8, 128))) == 2 * 8 * 128 * 2

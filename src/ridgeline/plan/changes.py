@@ -151,7 +151,8 @@ def _prefix(d: Deployment, value: str) -> Applied:
 WEIGHTS_COST: Mapping[str, str] = MappingProxyType({
     "fp8": "weights rounded to 3 bits of mantissa: measure with `ridgeline evaluate`",
     "int8": "outliers: 13B kept its perplexity of 12.45 with them in 16 bits, 19.08 without (2208.07339, table 1)",
-    "int4": "perplexity: Llama-2-7B 5.47 to 5.60 with AWQ, 5.73 rounded (2306.00978)",
+    "int4": "weights rounded in groups of 32: `ridgeline generate --weights int4` says what that costs a model",
+    "int4-128": "perplexity: Llama-2-7B 5.47 to 5.60 with AWQ, 5.73 rounded (2306.00978)",
     "int3": "perplexity: Llama-2-7B 5.47 to 6.24 with AWQ, 6.66 rounded (2306.00978)",
     "mxfp4": "weights rounded to 1 bit of mantissa: measure with `ridgeline evaluate`",
 })  # fmt: skip

@@ -13,7 +13,7 @@ from math import ceil
 
 from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.plan.operations import state_shards
-from ridgeline.plan.precision import FLOAT_BYTES, Precision
+from ridgeline.plan.precision import Precision
 from ridgeline.plan.shard import Scheme, device_weight_bytes
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.groups import StateGroup, state_groups
@@ -75,7 +75,7 @@ class Memory:
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
         self._on_host = hardware.kind == "cpu"
         # The workspace is the engine's own count, with the pages that the engine itself has: float32.
-        own = state_groups(spec, page_tokens=page_tokens, element_bytes=FLOAT_BYTES)
+        own = state_groups(spec, page_tokens=page_tokens)
         self._workspace = Workspace(spec, own, on_cpu=self._on_host, drafts=drafts)
 
     def with_chunk(self, chunk: int) -> Memory:
@@ -134,7 +134,7 @@ def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: in
 def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: int = 1) -> tuple[StateGroup, ...]:
     """The engine's state groups, with pages of the size that a precision and a share of the heads give them."""
     found = []
-    for group in state_groups(spec, page_tokens=page_tokens, element_bytes=FLOAT_BYTES):
+    for group in state_groups(spec, page_tokens=page_tokens):
         slots, offset = [], 0
         for slot in group.slots:
             mixer = spec.layers[slot.layer].mixer

@@ -11,6 +11,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.facts import nearest
 from ridgeline.spec import Weight
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.weight import DECIDING
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
 
@@ -31,10 +32,11 @@ class Storage:
 
 STORAGE: Mapping[str, Storage] = MappingProxyType({
     "float32": Storage(32), "bfloat16": Storage(16), "float16": Storage(16), "fp8": Storage(8),
-    "int8": Storage(8, 0, 32), "int4": Storage(4, 128, 16), "int3": Storage(3, 128, 16), "mxfp4": Storage(4, 32, 8),
+    "int8": Storage(8, 0, 32), "int4": Storage(4, 32, 16), "int4-128": Storage(4, 128, 16), "int3": Storage(3, 128, 16),
+    "mxfp4": Storage(4, 32, 8),
 })  # fmt: skip
 # Modules whose matrices are not rounded: tables, whose rows are looked up; what decides how others are used.
-KEPT_WIDE = frozenset("embed position_embed router shared_gate decay decay_a decay_b beta dt x".split())
+KEPT_WIDE = DECIDING | {"embed", "position_embed"}
 SPELLINGS: Mapping[str, str] = MappingProxyType({
     "fp32": "float32", "float": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16",
     "half": "float16", "fp4": "mxfp4", "float8": "fp8",
@@ -61,7 +63,7 @@ def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str
     On a CPU our kernels round the activations of each token to int8 where weights are int8 or narrower
     (docs/kernels.md); elsewhere fp8 weights meet fp8 activations where there is a unit for it; else as activations are.
     """
-    if hardware.kind == "cpu" and weights in ("int8", "int4", "int3"):
+    if hardware.kind == "cpu" and weights in ("int8", "int4", "int4-128", "int3"):
         return "int8"
     return "fp8" if weights == "fp8" and hardware.unit("fp8") == "fp8" else activations
 
