@@ -16,7 +16,8 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.llm import LLM
 from ridgeline.sched.stats import Stats
-from ridgeline.sim.metrics import Answered, Report, Slo, Usage, report
+from ridgeline.sim import Slo
+from ridgeline.sim.metrics import Answered, Report, Usage, report
 from ridgeline.sim.workload import SECOND, Request, Workload
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
