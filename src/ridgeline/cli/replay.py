@@ -21,12 +21,14 @@ def replay(
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut requests to the longest context.")] = False,
     slo: Annotated[str | None, typer.Option("--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[str | None, typer.Option("--plot", help="Draw it: out.png or out.svg.")] = None,
     device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+    kv_cache_dtype: o.KVCacheDType = "auto", weights: o.WeightFormat = "auto", threads: o.Threads = None,
 ) -> None:  # fmt: skip
     """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
     given = locals()  # every option, by its name
@@ -38,7 +40,12 @@ def replay(
     limits = Slo.parse(slo) if slo else None
     llm = load(model, o.llm_options(given) | {"skip_tokenizer_init": True})
     workload = workload_of(given, llm.max_model_len)
-    found = run(llm, workload, slo=limits, seed=seed)
+    measured = run(llm, workload, slo=limits, seed=seed)
+    found = measured.report
+    if plot:
+        from ridgeline.sim.picture import draw
+
+        draw(f"{model}: {found.requests:,} requests, measured", measured, plot)
     if json_output:
         import json
 

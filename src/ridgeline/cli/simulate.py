@@ -90,7 +90,7 @@ def _run(given: dict[str, Any]) -> None:
     if given["plot"]:
         from ridgeline.sim.picture import draw
 
-        draw(title, found, given["plot"])
+        draw(title, found.run, given["plot"])
     if given["json_output"]:
         import json
 

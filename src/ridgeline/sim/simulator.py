@@ -16,7 +16,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
 from ridgeline.sched.cruise import CruisingScheduler
 from ridgeline.sched.scheduler import Scheduler
-from ridgeline.sim.book import Book
+from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
 from ridgeline.sim.metrics import Report, Usage, report
 from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
@@ -32,6 +32,11 @@ class Simulated:
     report: Report
     book: Book
     first_refusal: str | None = None
+
+    @property
+    def run(self) -> Run:
+        """For a picture of it."""
+        return Run(self.report, self.book.answered(), self.book.timeline)
 
 
 def simulate(
