@@ -132,7 +132,7 @@ class _Replay:
         usage["byte_ns"] += busy * used
         usage["peak_bytes"] = max(usage["peak_bytes"], used)
         batch = stats.running + self._over
-        self._timeline.add(start + busy, busy, busy * batch, busy * stats.waiting, busy * used)
+        self._timeline.add(start, start + busy, batch, stats.waiting, used)
 
     def _used(self, before: Stats) -> Usage:
         after = self._stats()

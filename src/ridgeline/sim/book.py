@@ -48,7 +48,7 @@ class Open:
 
 
 class Timeline:
-    """Means over stretches of time, as fine as BUCKETS allow: a step counts where it ends."""
+    """Means over stretches of time, as fine as BUCKETS allow."""
 
     NAMES = ("busy", "batch", "waiting", "bytes")
 
@@ -56,19 +56,22 @@ class Timeline:
         self.width = FIRST_WIDTH
         self.sums: list[list[int]] = []  # per bucket, as NAMES says: times nanoseconds
 
-    def add(self, end: int, busy: int, batch: int, waiting: int, size: int) -> None:
-        """busy: nanoseconds; the others: sums of a number times nanoseconds."""
-        place = end // self.width
-        while place >= BUCKETS:
+    def add(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
+        """Between two times, in nanoseconds, a replica is at work, with so many sequences and bytes."""
+        last = (end - 1) // self.width
+        while last >= BUCKETS:
             self._halve()
-            place = end // self.width
-        while len(self.sums) <= place:
+            last = (end - 1) // self.width
+        while len(self.sums) <= last:
             self.sums.append([0, 0, 0, 0])
-        sums = self.sums[place]
-        sums[0] += busy
-        sums[1] += batch
-        sums[2] += waiting
-        sums[3] += size
+        width = self.width
+        for place in range(start // width, last + 1):
+            busy = min(end, (place + 1) * width) - max(start, place * width)
+            sums = self.sums[place]
+            sums[0] += busy
+            sums[1] += busy * batch
+            sums[2] += busy * waiting
+            sums[3] += busy * size
 
     def _halve(self) -> None:
         self.width *= 2
@@ -98,27 +101,24 @@ class StepLog:
     def step(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
         """One step, in which pages of `size` bytes are in use."""
         self.ends.append(end)
-        self._add(end, end - start, batch, waiting, (end - start) * size)
-        if size > self.peak:
-            self.peak = size
+        self._add(start, end, batch, waiting, size)
 
     def calm(self, start: int, ends: Sequence[int], batch: int, waiting: int, sizes: Sequence[tuple[int, int]]) -> None:
         """Steps that follow each other; sizes: (place among them, bytes in use from there on), the first at 0."""
         self.ends.extend(ends)
-        width = self._timeline.width
         for (first, size), (stop, _) in zip(sizes, [*sizes[1:], (len(ends), 0)], strict=True):
-            self.peak = max(self.peak, size)
-            together = first < stop and ends[first] // width == ends[stop - 1] // width
-            for a, b in [(first, stop)] if together else [(i, i + 1) for i in range(first, stop)]:
-                busy = ends[b - 1] - (ends[a - 1] if a else start)
-                self._add(ends[b - 1], busy, batch, waiting, busy * size)
+            if first < stop:
+                self._add(ends[first - 1] if first else start, ends[stop - 1], batch, waiting, size)
 
-    def _add(self, end: int, busy: int, batch: int, waiting: int, byte_ns: int) -> None:
+    def _add(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
+        busy = end - start
         self.busy += busy
         self.batch += batch * busy
         self.waiting += waiting * busy
-        self.size += byte_ns
-        self._timeline.add(end, busy, batch * busy, waiting * busy, byte_ns)
+        self.size += size * busy
+        if size > self.peak:
+            self.peak = size
+        self._timeline.add(start, end, batch, waiting, size)
 
 
 class Book:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SIZE_INCHES, DPI = (13.0, 8.6), 130
 TTFT, TPOT, E2E, RUN, WAIT, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#1f77b4", "#e8a010", "#555555"
-BINS = 48  # of time, for percentiles
+BINS, BIN_REQUESTS = 48, 8  # of time, for percentiles: at most, and requests of each in the mean at least
 POINTS = 1000  # of a curve
 GIGA = 1e9
 
@@ -60,16 +60,24 @@ def draw(title: str, run: Run, path: str) -> None:
 def _latencies(axes: Axes, answered: Answered, slo: Slo | None) -> None:
     """Median and 99th percentile over the time of arrival."""
     arrival = answered.arrival / SECOND
-    edges = np.linspace(arrival.min(), arrival.max() + 1e-9, BINS + 1)
+    count = min(max(len(arrival) // BIN_REQUESTS, 1), BINS)
+    edges = np.linspace(arrival.min(), arrival.max() + 1e-9, count + 1)
     place = np.searchsorted(edges, arrival, "right") - 1
     middles = (edges[1:] + edges[:-1]) / 2
     for name, values, color in (
         ("TTFT", (answered.first - answered.arrival) / SECOND, TTFT), ("TPOT", answered.tpot, TPOT),
     ):  # fmt: skip
-        bins = [values[(place == b) & ~np.isnan(values)] for b in range(BINS)]
+        bins = [values[(place == b) & ~np.isnan(values)] for b in range(count)]
         for q, style in ((50, "-"), (99, ":")):
             line = [np.percentile(b, q) if len(b) else np.nan for b in bins]
-            axes.plot(middles, np.array(line) * 1e3, style, color=color, label=f"{name} p{q}")
+            axes.plot(
+                middles,
+                np.array(line) * 1e3,
+                style,
+                marker="." if count < BINS else "",
+                color=color,
+                label=f"{name} p{q}",
+            )
     for limit, color in ((slo and slo.ttft_s, TTFT), (slo and slo.tpot_s, TPOT)):
         if limit:
             axes.axhline(limit * 1e3, color=color, linestyle="--", linewidth=0.8, alpha=0.7)
