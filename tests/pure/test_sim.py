@@ -13,7 +13,9 @@ import pytest
 from ridgeline.errors import RequestError
 from ridgeline.sched import Scheduler
 from ridgeline.sim import LinearCost, Percentiles, Request, Settings, Simulated, Slo, Workload, simulate
+from ridgeline.sim.book import Book
 from ridgeline.sim.metrics import SECOND, Answered, Usage, report
+from ridgeline.sim.replica import CostTable, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import ROUTES
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.traces import read_trace
@@ -239,6 +241,14 @@ def test_goodput() -> None:
     for bad in ("ttft", "ttft=x", "speed=3s", "ttft=-1s", "ttft=200ms;tpot=3"):
         with pytest.raises(RequestError, match="--slo"):
             Slo.parse(bad)
+
+
+def test_nobody_else_has_the_first_requests_pages() -> None:
+    """A request without blocks finds nothing, also where the pages of one that had the number 0 are still there."""
+    replica = SteppingReplica(0, make_scheduler(Scheduler, pool()), CostTable(each(1.0)), Book(1))
+    replica.add(0, Request(0, 64, 1), 0)
+    replica.begin(0)
+    assert replica.complete() and not replica.cached_tokens(Request(0, 64, 1))
 
 
 # ---- workloads ---------------------------------------------------------------------------------------------

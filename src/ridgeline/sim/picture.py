@@ -12,6 +12,7 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
+from ridgeline.plan.units import decimal_bytes
 from ridgeline.sim.book import BUCKETS, Run, Timeline
 from ridgeline.sim.metrics import SECOND, Answered
 
@@ -22,7 +23,7 @@ SIZE_INCHES, DPI = (13.0, 8.6), 130
 TTFT, TPOT, E2E, RUN, WAIT, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#1f77b4", "#e8a010", "#555555"
 BINS, BIN_REQUESTS = 48, 8  # of time, for percentiles: at most, and requests of each in the mean at least
 POINTS = 1000  # of a curve
-GIGA = 1e9
+FAR = 20  # times the memory in use
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -111,9 +112,14 @@ def _load(axes: Axes, run: Run) -> None:
 def _memory(axes: Axes, run: Run) -> None:
     times, _, _, used = _timeline(run.timeline)
     r = run.report
-    axes.fill_between(times, used / GIGA, color=E2E, alpha=0.5, linewidth=0, label="pages in use, mean")
-    axes.axhline(r.state_bytes * r.replicas / GIGA, color=LIMIT, linestyle="--", label="all pages")
-    axes.set(xlabel="time, s", ylabel="GB", title="memory of the state", ylim=(0, None))
+    whole = r.state_bytes * r.replicas
+    is_near = FAR * used.max() >= whole  # else the limit would leave nothing to be seen
+    unit, size = ("GB", 1e9) if (whole if is_near else used.max()) >= 1e9 else ("MB", 1e6)
+    axes.fill_between(times, used / size, color=E2E, alpha=0.5, linewidth=0, label="pages in use, mean")
+    if is_near:
+        axes.axhline(whole / size, color=LIMIT, linestyle="--", label="all pages")
+    title = "memory of the state" if is_near else f"memory of the state, of {decimal_bytes(whole)} in all"
+    axes.set(xlabel="time, s", ylabel=unit, title=title, ylim=(0, None))
 
 
 def _timeline(timeline: Timeline) -> tuple[Floats, Floats, Floats, Floats]:

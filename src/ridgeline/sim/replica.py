@@ -30,6 +30,7 @@ from ridgeline.sim.workload import SECOND, Request
 TOKEN, NOTHING = Result((0,)), Result()
 LONGEST_JUMP = 64  # steps: what a jump that is cut short has cost in vain
 TABLE_BLOCK = 4096  # contexts
+NOBODY = 1 << 62  # no request has this number, so none has its pages
 PROMPTS_KEPT = 1 << 16  # chunks of prompts, each by its tokens and its context
 
 S = TypeVar("S", bound=Scheduler)
@@ -89,7 +90,7 @@ class Replica(Generic[S]):
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a prompt that it would find in the prefix index."""
-        return self._scheduler.cached_tokens(counted_sequence(0, request))
+        return self._scheduler.cached_tokens(counted_sequence(NOBODY, request))
 
     def catch_up(self, now: int) -> None:
         """Bring what can be seen from outside up to `now`."""
