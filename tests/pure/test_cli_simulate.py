@@ -30,6 +30,12 @@ def test_tables_json_and_a_picture(tmp_path: Path) -> None:
         found["requests"] == 60 and found["ttft_s"]["p99"] > 0 and found["arguments"]["changes"] == ["kv=fp8", "tp=2"]
     )
     assert "</svg>" in picture.read_text()
+    over_time = found["timeline"]
+    width = 2 * over_time["time_s"][0]
+    at_work = sum(over_time["at_work"]) * width
+    assert at_work == pytest.approx(found["utilisation"] * found["duration_s"], rel=1e-9)
+    assert sum(over_time["used_bytes"]) * width == pytest.approx(found["mean_used_bytes"] * at_work, rel=1e-9)
+    assert sum(over_time["batch"]) * width == pytest.approx(found["mean_batch"] * at_work, rel=1e-9)
 
 
 def test_every_step_gives_the_same() -> None:

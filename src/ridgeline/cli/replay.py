@@ -33,7 +33,7 @@ def replay(
     """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
     given = locals()  # every option, by its name
     from ridgeline.cli.loading import load
-    from ridgeline.cli.simulate import show_report, workload_of
+    from ridgeline.cli.simulate import print_json, show_report, workload_of
     from ridgeline.measure.replay import replay as run
     from ridgeline.sim import Slo
 
@@ -47,9 +47,7 @@ def replay(
 
         draw(f"{model}: {found.requests:,} requests, measured", measured, plot)
     if json_output:
-        import json
-
-        print(json.dumps({"arguments": given, **found.to_json()}))
+        print_json(given, measured)
         return
     import sys
 

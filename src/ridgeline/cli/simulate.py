@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Percentiles, Report, Settings, Simulated, Workload
+    from ridgeline.sim.book import Run
 
 _WORK, _MACHINE, _OUT = "What comes in", "On what", "What comes out"
 DEFAULT_REQUESTS, DEFAULT_ARRIVALS = 1000, "poisson:8"
@@ -92,9 +93,7 @@ def _run(given: dict[str, Any]) -> None:
 
         draw(title, found.run, given["plot"])
     if given["json_output"]:
-        import json
-
-        print(json.dumps({"arguments": given | {"routing": given["routing"].value}, **found.report.to_json()}))
+        print_json(given | {"routing": given["routing"].value}, found.run)
     else:
         _print(title, found, chosen)
 
@@ -156,6 +155,13 @@ def _check(given: dict[str, Any]) -> None:
         raise RequestError(f"--rate-scale {given['rate_scale']}; it must be positive")
     if not (given["length_cv"] >= 0 and isfinite(given["length_cv"])):
         raise RequestError(f"--length-cv {given['length_cv']}; it must be at least 0")
+
+
+def print_json(given: dict[str, Any], run: Run) -> None:
+    """One object: the arguments, every column, and what there was over time."""
+    import json
+
+    print(json.dumps({"arguments": given, **run.report.to_json(), "timeline": run.timeline.columns()}))
 
 
 def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.sched.sequence import Sequence as Sched
-from ridgeline.sim.metrics import Answered, Ints, Report
+from ridgeline.sim.metrics import SECOND, Answered, Ints, Report
 from ridgeline.sim.workload import Request
 
 BUCKETS = 512  # at most
@@ -50,7 +50,7 @@ class Open:
 class Timeline:
     """Means over stretches of time, as fine as BUCKETS allow."""
 
-    NAMES = ("busy", "batch", "waiting", "bytes")
+    NAMES = ("at_work", "batch", "waiting", "used_bytes")
 
     def __init__(self) -> None:
         self.width = FIRST_WIDTH
@@ -72,6 +72,16 @@ class Timeline:
             sums[1] += busy * batch
             sums[2] += busy * waiting
             sums[3] += busy * size
+
+    def columns(self) -> dict[str, list[float]]:
+        """Of each stretch, sums over replicas: its middle, the share of the time at work times replicas, and means over
+        all of the time of the sequences that run, of those that wait, and of the bytes in use.
+        """
+        sums = np.array(self.sums or [[0] * 4], np.float64) / self.width
+        times = (np.arange(len(sums)) + 0.5) * self.width / SECOND
+        return {"time_s": times.tolist()} | {
+            name: column.tolist() for name, column in zip(self.NAMES, sums.T, strict=True)
+        }
 
     def _halve(self) -> None:
         self.width *= 2

@@ -6,14 +6,14 @@ Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.units import decimal_bytes
-from ridgeline.sim.book import BUCKETS, Run, Timeline
+from ridgeline.sim.book import Run
 from ridgeline.sim.metrics import SECOND, Answered
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ TTFT, TPOT, E2E, RUN, WAIT, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#1f77b4", 
 BINS, BIN_REQUESTS = 48, 8  # of time, for percentiles: at most, and requests of each in the mean at least
 POINTS = 1000  # of a curve
 FAR = 20  # times the memory in use
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def draw(title: str, run: Run, path: str) -> None:
@@ -102,15 +100,16 @@ def _spread(axes: Axes, answered: Answered) -> None:
 
 
 def _load(axes: Axes, run: Run) -> None:
-    times, batch, waiting, _ = _timeline(run.timeline)
+    found = run.timeline.columns()
     many = " of all replicas" if run.report.replicas > 1 else ""
-    axes.plot(times, batch, color=RUN, label=f"sequences in a step{many}")
-    axes.plot(times, waiting, color=WAIT, label=f"waiting{many}")
+    axes.plot(found["time_s"], found["batch"], color=RUN, label=f"sequences in a step{many}")
+    axes.plot(found["time_s"], found["waiting"], color=WAIT, label=f"waiting{many}")
     axes.set(xlabel="time, s", ylabel="requests", title="batch and queue", ylim=(0, None))
 
 
 def _memory(axes: Axes, run: Run) -> None:
-    times, _, _, used = _timeline(run.timeline)
+    found = run.timeline.columns()
+    times, used = found["time_s"], np.array(found["used_bytes"])
     r = run.report
     whole = r.state_bytes * r.replicas
     is_near = FAR * used.max() >= whole  # else the limit would leave nothing to be seen
@@ -120,12 +119,3 @@ def _memory(axes: Axes, run: Run) -> None:
         axes.axhline(whole / size, color=LIMIT, linestyle="--", label="all pages")
     title = "memory of the state" if is_near else f"memory of the state, of {decimal_bytes(whole)} in all"
     axes.set(xlabel="time, s", ylabel=unit, title=title, ylim=(0, None))
-
-
-def _timeline(timeline: Timeline) -> tuple[Floats, Floats, Floats, Floats]:
-    """Seconds, and means over each bucket: sequences in a step, waiting, bytes in use; sums over replicas."""
-    sums = np.array(timeline.sums or [[0] * 4], np.float64)
-    times = (np.arange(len(sums)) + 0.5) * timeline.width / SECOND
-    means = sums[:, 1:] / timeline.width
-    assert len(sums) <= BUCKETS
-    return times, means[:, 0], means[:, 1], means[:, 2]
