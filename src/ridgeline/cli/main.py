@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, calibrate, chat, doctor, evaluate, explain, generate, inspect, plan, train, verify
+from ridgeline.cli import (
+    bench, calibrate, chat, doctor, evaluate, explain, generate, inspect, plan, replay, simulate, train, verify,
+)  # fmt: skip
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -29,10 +31,12 @@ app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)
 app.command("calibrate")(calibrate.calibrate)
 app.command("explain")(explain.explain)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
 

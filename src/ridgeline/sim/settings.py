@@ -1,0 +1,75 @@
+"""With what an engine would run a model on a machine: pages, sequences, tokens of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import sqrt
+
+from ridgeline.errors import RequestError
+from ridgeline.plan.fit import (
+    SEQS,
+    checkpoint_bytes,
+    checkpoint_grid,
+    left_prefix,
+    num_pages,
+    share_of,
+    with_checkpoints,
+)
+from ridgeline.plan.footprint import Memory, largest
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.units import decimal_bytes
+from ridgeline.spec.groups import StateGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one replica. num_pages: per group, the null page included. max_model_len: of a sequence, in tokens."""
+
+    groups: tuple[StateGroup, ...]
+    num_pages: tuple[int, ...]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum((n - 1) * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
+
+
+def settings(deployment: Deployment, *, max_model_len: int | None = None, max_num_seqs: int = SEQS) -> Settings:
+    """Pages fill what weights and workspace leave, at most for `max_num_seqs` sequences of full length, as an engine's
+    do (plan/fit.py).
+
+    Tokens of a step and of a page are the deployment's. Raises RequestError where not even one sequence of full length
+    fits, with the numbers and what would.
+    """
+    if max_num_seqs < 1:
+        raise RequestError(f"max_num_seqs is {max_num_seqs}; it must be at least 1")
+    length = deployment.spec.resolve_max_model_len(max_model_len)
+    memory = Memory(
+        deployment.spec, deployment.precision, deployment.hardware, deployment.scheme,
+        page_tokens=deployment.page_tokens, chunk=deployment.chunk,
+    )  # fmt: skip
+    one = memory.footprint(1, length)
+    if not one.fits:
+        fits = largest(lambda n: memory.footprint(1, n).fits, length)
+        remedy = f"lower --max-model-len to {fits}" if fits else "take narrower weights, or a larger machine"
+        raise RequestError(
+            f"{decimal_bytes(one.weight_bytes)} of weights, {decimal_bytes(one.workspace_bytes)} of workspace and "
+            f"{decimal_bytes(one.pages_bytes)} for one sequence of {length} tokens do not fit into "
+            f"{deployment.hardware.name}'s {decimal_bytes(one.memory_bytes)}; {remedy}"
+        )
+    full, books = [g.most_pages(length) for g in memory.groups], memory.book_bytes
+
+    def affordable(pages: Sequence[int], seqs: int) -> Fraction:
+        return share_of(pages, memory.groups, memory.room_bytes(seqs, length), books)
+
+    seqs = max(1, largest(lambda n: affordable(full, n) >= 1, max_num_seqs))
+    share = seqs * checkpoint_bytes(memory.groups) / memory.room_bytes(seqs, length)  # for a checkpoint of each
+    between = checkpoint_grid(deployment.page_tokens, left_prefix(length) * sqrt(2 * share))
+    groups = with_checkpoints(memory.groups, between)
+    pages = num_pages(groups, length, seqs, lambda pages: affordable(pages, seqs))
+    return Settings(groups, pages, seqs, deployment.chunk, length)
