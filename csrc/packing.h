@@ -6,8 +6,7 @@
 
 namespace ridgeline {
 
-constexpr int64_t BLOCK = 516;  // tokens that are packed at once, whole tiles: bounds the memory that this takes, changes
-                                // no result
+constexpr int64_t BLOCK = 516;  // tokens that are packed at once, whole tiles: bounds memory, changes no result
 
 enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // of a pool's scratch
 

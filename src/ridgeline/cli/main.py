@@ -10,7 +10,19 @@ import typer
 
 from ridgeline import __version__
 from ridgeline.cli import (
-    bench, calibrate, chat, doctor, evaluate, explain, generate, inspect, plan, replay, simulate, train, verify,
+    bench,
+    calibrate,
+    chat,
+    doctor,
+    evaluate,
+    explain,
+    generate,
+    inspect,
+    plan,
+    replay,
+    simulate,
+    train,
+    verify,
 )  # fmt: skip
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
