@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine import Engine, Session, StaticGenerator
@@ -18,6 +19,7 @@ from ridgeline.ops.devices import host_free_bytes
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.step import DenseStep
@@ -68,9 +70,10 @@ class LLM:
         self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
         self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
         self.tokenizer: Tokenizer | None = None
-        no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
+        self.tokenizer_folder: Path | None = None
+        self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # why there is none, if there is none
         if not skip_tokenizer_init:
-            no_tokenizer = self._open_tokenizer(tokenizer)
+            self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
@@ -78,8 +81,9 @@ class LLM:
             source = Engine(self.loaded, self.config)
             if batching == "static":
                 source = StaticGenerator(source)
-        self.session = Session(source, self.tokenizer)
-        self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
+        self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
+        self.session = Session(source, self.tokenizer, self.grammars)
+        self.frontend = Frontend(self.loaded.spec, self.tokenizer, self.no_tokenizer, self.max_model_len, seed)
 
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory = self.loaded.table.memory
@@ -248,7 +252,7 @@ class LLM:
         folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
         if not other and not any(folder.glob("tokenizer*")):
             return f"{folder} has none"
-        self.tokenizer = Tokenizer.from_folder(folder)
+        self.tokenizer, self.tokenizer_folder = Tokenizer.from_folder(folder), folder
         # Added tokens past the model's vocabulary are another model's business (Gemma 3's image token): an error
         # if text holds one, not before.
         if self.tokenizer.base_vocab_size > self.loaded.spec.vocab_size:

@@ -51,7 +51,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "ops": frozenset({"numpy", "ml_dtypes"}),
     "nn": frozenset({"numpy"}),
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
-    "runtime": frozenset({"numpy"}),
+    "runtime": frozenset({"numpy", "llguidance"}),
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),

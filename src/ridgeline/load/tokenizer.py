@@ -135,6 +135,10 @@ class Tokenizer:
         """Return a Detokenizer that goes on after `prompt`, whose own text it does not return."""
         return Detokenizer(self._text, self.special_ids if skip_special_tokens else frozenset(), prompt)
 
+    def to_json(self) -> str:
+        """Return the vocabulary and its rules as a tokenizer.json holds them."""
+        return str(self._backend.to_str())
+
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)

@@ -35,6 +35,8 @@ class Model:
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._blocks = list(_blocks(spec, weights, table))
         self._head = _head(spec, weights, table)
+        self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
+        self._final_scale = residual_scale(spec.layers[-1])
 
     def __call__(self, step: Step, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
@@ -57,6 +59,11 @@ class Model:
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
         return self._head(stream.residual, stream.delta, rows)
+
+    def hidden(self, stream: Stream) -> Array:
+        """What the head multiplies [T, hidden_size]: the stream after the last norm."""
+        x = stream.residual
+        return self._final_norm(x if stream.delta is None else self._add(x, stream.delta, self._final_scale))
 
     def embed(self, step: Step) -> Array:
         """The residual stream before the first layer."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.runtime.edits import Edits
+from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats, Ints, draw, filter_scores, row_logprobs
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
@@ -55,11 +56,13 @@ class SampleRow:
     @classmethod
     def start(
         cls, params: SamplingParams, prompt: Sequence[int], noise: NoiseKey, eos: Collection[int],
-        output: Sequence[int] = (),
+        output: Sequence[int] = (), grammar: Grammar | None = None,
     ) -> SampleRow:  # fmt: skip
-        """A sequence after `prompt` and the tokens of `output`. eos: the model's end-of-sequence tokens."""
+        """A sequence after `prompt` and the tokens of `output`. eos: the model's end-of-sequence tokens. grammar: what
+        the answer must follow.
+        """
         ends = frozenset(() if params.ignore_eos else eos)
-        edits = Edits.of(params, prompt, ends.union(params.stop_token_ids))
+        edits = Edits.of(params, prompt, ends.union(params.stop_token_ids), grammar)
         row = cls(params, noise, len(prompt), ends, edits)
         for token in output:
             row.push(token)
@@ -133,11 +136,14 @@ def _scores(logits: Floats, rows: Sequence[SampleRow]) -> tuple[Floats, dict[int
         return logits, errors
     scores = np.array(logits, np.float64, order="C")
     scores[broken] = 0
-    for row, row_scores in zip(rows, scores, strict=True):
+    for i, (row, row_scores) in enumerate(zip(rows, scores, strict=True)):
         if row.edits is not None:
-            row.edits.apply(row_scores)
+            try:
+                row.edits.apply(row_scores)
+            except RequestError as e:  # of its grammar
+                errors.setdefault(i, e)
     empty = np.flatnonzero(scores.max(axis=1) == -np.inf)
-    message = "allowed_token_ids, bad_token_ids and min_tokens together leave no token"
+    message = "allowed_token_ids, bad_token_ids, min_tokens and structured_outputs together leave no token"
     errors = {int(i): RequestError(message) for i in empty} | errors
     scores[empty] = 0
     return scores, errors

@@ -1,0 +1,59 @@
+"""What the engine process counts: plain numbers, which pickle, and which the HTTP process prints for Prometheus."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Upper bounds of the histograms' buckets: vLLM's, so that its dashboards draw them.
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+LATENCY = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0)
+STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+STEP_TOKENS = tuple(float(2**e) for e in range(14))
+
+
+class Histogram:
+    """Counts of values up to each bound. Observing costs a search among the bounds."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass(slots=True)
+class EngineMeters:
+    """Since the engine process started. Seconds, tokens.
+
+    steps, busy_s: steps of the engine, and the time in them; alive_s: since it began. finished: answers by reason.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    alive_s: float = 0.0
+    failed_steps: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
+    per_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
+    e2e: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    queue: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    inference: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    prefill: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    decode: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    step_s: Histogram = field(default_factory=lambda: Histogram(STEP))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
+    request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
