@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "llm": None,
     "measure": frozenset({"spec", "ops", "sched", "runtime", "llm"}),
     "async_llm": None,
+    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "__init__"}),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,
@@ -58,6 +59,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
     "measure": frozenset({"numpy"}),
+    "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
     "cli": frozenset({"typer", "rich"}),
 }
 # Where torch may be imported (a file or a folder), and why.

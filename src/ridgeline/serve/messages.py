@@ -160,7 +160,8 @@ class Inbox:
         """The messages that are complete. timeout: seconds to wait for something to read on the pipe or in one of the
         files `also`; None: for ever. Raises EOFError once the other end is closed.
         """
-        readable, _, _ = select.select([self._sock, *also], [], [], timeout)
+        files: list[Any] = [self._sock, *also]
+        readable, _, _ = select.select(files, [], [], timeout)
         if self._sock in readable:
             data = self._sock.recv(_READ)
             if not data:

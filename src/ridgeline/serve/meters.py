@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ridgeline.spec.request import RequestOutput
+
 # Upper bounds of the histograms' buckets: vLLM's, so that its dashboards draw them.
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -57,3 +59,19 @@ class EngineMeters:
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
     request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+    def finish(self, output: RequestOutput) -> None:
+        """A request is complete."""
+        timing, tokens = output.timing, sum(len(o.token_ids) for o in output.outputs)
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens
+        self.finished.update(str(o.finish_reason) for o in output.outputs)
+        self.e2e.observe(timing.total_s)
+        self.queue.observe(timing.queued_s)
+        self.inference.observe(timing.total_s - timing.queued_s)
+        self.prefill.observe(timing.ttft_s - timing.queued_s)
+        self.decode.observe(timing.total_s - timing.ttft_s)
+        if timing.tpot_s is not None:
+            self.per_token.observe(timing.tpot_s)
+        self.request_prompt_tokens.observe(len(output.prompt_token_ids))
+        self.request_generation_tokens.observe(tokens)

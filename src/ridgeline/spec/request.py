@@ -123,7 +123,7 @@ class SamplingParams:
             _flag(name, getattr(self, name))
 
     def _check_structure(self) -> None:
-        given = self.structured_outputs
+        given: Any = self.structured_outputs
         if isinstance(given, Mapping):
             object.__setattr__(self, "structured_outputs", StructuredOutputs.of(given))
         elif given is not None and not isinstance(given, StructuredOutputs):

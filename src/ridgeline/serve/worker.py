@@ -1,0 +1,217 @@
+"""The engine's process: a model, its session, and one pipe to the HTTP process.
+
+Between two steps it reads what has come; after each step it says what came of it, in one message. It ends when the pipe
+does: nothing is left behind by a server that was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.llm import LLM
+from ridgeline.serve.compiler import Compiler
+from ridgeline.serve.embed import embed
+from ridgeline.serve.messages import (
+    Abort,
+    Ask,
+    Chunks,
+    Embed,
+    Embedded,
+    Failed,
+    Inbox,
+    Loading,
+    Lost,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Submit,
+    frame,
+)
+from ridgeline.serve.meters import EngineMeters
+from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, config_dtype
+from ridgeline.spec.request import OutputChunk
+
+IDLE_SECONDS = 1.0  # without work, after which the books are checked
+PROGRESS_SECONDS = 0.25
+
+
+class Worker:
+    """The loop."""
+
+    def __init__(self, llm: LLM, sock: socket.socket, inbox: Inbox) -> None:
+        self._llm, self._sock, self._inbox = llm, sock, inbox
+        self._session = llm.session
+        self._compiler = Compiler(llm.grammars)
+        self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
+        self._chunks: list[tuple[int, OutputChunk]] = []
+        self._meters = EngineMeters()
+        self._started = time.perf_counter()
+        self._checked = True
+
+    def run(self) -> None:
+        """Until the pipe closes."""
+        while True:
+            try:
+                messages = self._inbox.read(self._patience(), [self._compiler.wakeup])
+            except EOFError:
+                return
+            for message in messages:
+                self._take(message)
+            for submit, error in self._compiler.done():
+                if error is None:
+                    self._add(submit)
+                else:
+                    self._send(Refused(submit.id, str(error)))
+            if len(self._session):
+                self._step()
+            elif not messages and not self._checked:
+                self._check()
+            self._flush()
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message."""
+        if len(self._session):
+            return 0.0
+        return None if self._checked else IDLE_SECONDS
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            if not self._compiler.add(message):
+                self._add(message)
+        elif isinstance(message, Abort):
+            self._compiler.abort(message.id)
+            if (known := self._open.pop(message.id, None)) is not None:
+                self._session.abort(known)
+        elif isinstance(message, Embed):
+            self._embed(message)
+        elif isinstance(message, Ask):
+            self._meters.alive_s = time.perf_counter() - self._started
+            self._send(Report(message.id, self._session.stats(), self._meters))
+
+    def _add(self, submit: Submit) -> None:
+        try:
+            self._open[submit.id] = self._session.add(submit.request, self._sink(submit), submit.arrived)
+        except RequestError as e:
+            self._send(Refused(submit.id, str(e)))
+
+    def _sink(self, submit: Submit) -> Callable[[OutputChunk], None]:
+        """What hears of a request: it counts, and passes on what is wanted."""
+        meters, last = self._meters, dict[int, float]()
+
+        def sink(chunk: OutputChunk) -> None:
+            if chunk.token_ids:
+                now = time.perf_counter()
+                if (before := last.get(chunk.index)) is not None:
+                    meters.inter_token.observe((now - before) / len(chunk.token_ids))
+                elif not last:
+                    meters.ttft.observe(now - submit.arrived)
+                last[chunk.index] = now
+                meters.generation_tokens += len(chunk.token_ids)
+            if submit.stream or chunk.output is not None:
+                self._chunks.append((submit.id, chunk))
+            if chunk.output is not None:
+                self._open.pop(submit.id, None)
+                meters.finish(chunk.output)
+
+        return sink
+
+    def _step(self) -> None:
+        meters, before, start = self._meters, self._meters.generation_tokens, time.perf_counter()
+        self._checked = False
+        try:
+            self._session.step()
+        except Exception as e:  # of a device, or a fault of ours: who was open is lost, the next ones are welcome
+            logging.getLogger(__name__).exception("a step of the engine failed")
+            meters.failed_steps += 1
+            self._flush()
+            lost, self._open = list(self._open), {}
+            self._send(Lost(lost, f"a step of the engine failed ({type(e).__name__}); the request is lost, try again"))
+        seconds = time.perf_counter() - start
+        meters.steps += 1
+        meters.busy_s += seconds
+        meters.step_s.observe(seconds)
+        meters.step_tokens.observe(meters.generation_tokens - before)
+
+    def _check(self) -> None:
+        self._checked = True
+        try:
+            self._session.check()
+        except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
+            logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
+
+    def _embed(self, message: Embed) -> None:
+        try:
+            self._send(Embedded(message.id, embed(self._llm.loaded, message.prompts, message.pooling)))
+        except RequestError as e:
+            self._send(Refused(message.id, str(e)))
+
+    def _flush(self) -> None:
+        if self._chunks:
+            chunks, self._chunks = self._chunks, []
+            self._send(Chunks(chunks))
+
+    def _send(self, message: object) -> None:
+        self._sock.sendall(frame(message))
+
+
+def ready(llm: LLM) -> Ready:
+    """What the HTTP process must know of a model."""
+    assert llm.config is not None
+    loaded, memory = llm.loaded, llm.loaded.table.memory
+    dtype = config_dtype(llm.checkpoint.config) if llm.options.dtype == "auto" else DTYPE_NAMES[llm.options.dtype]
+    weights = sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in loaded.spec.weights())
+    settings = llm.config.describe(weights, on_host=memory.on_host)
+    return Ready(
+        loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
+        memory.device, settings, loaded.notes,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The process. Its one argument is the number of the pipe's file."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the HTTP process, which lets the requests end first
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="engine: %(message)s")
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    inbox = Inbox(sock)
+    start: Start = inbox.read_one()
+    try:
+        llm = LLM(start.model, progress_bar=_progress(sock), **start.options)
+    except RidgelineError as e:
+        sock.sendall(frame(Failed(str(e))))
+        return
+    try:
+        sock.sendall(frame(ready(llm)))
+        Worker(llm, sock, inbox).run()
+    except (BrokenPipeError, ConnectionResetError):  # the server is gone
+        return
+
+
+def _progress(sock: socket.socket) -> Callable[[int], Callable[[int], None]]:
+    """A bar that is drawn in the other process."""
+
+    def bar(total: int) -> Callable[[int], None]:
+        done, told = 0, time.perf_counter()
+
+        def advance(more: int) -> None:
+            nonlocal done, told
+            done += more
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                sock.sendall(frame(Loading(done, total)))
+
+        return advance
+
+    return bar
+
+
+if __name__ == "__main__":
+    main()
