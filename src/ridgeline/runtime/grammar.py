@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 MAX_GRAMMAR_BYTES = 1 << 18
+# Between two tokens of JSON: nothing, a space, or a new line and its indentation. Without a bound small models write
+# white space until their tokens are used up.
+JSON_STYLE = {"whitespace_pattern": r"| |\n[ ]{0,16}"}
 _SHOWN = 300  # characters of llguidance's errors
 
 
@@ -109,9 +112,9 @@ def _source(matcher: Any, structure: StructuredOutputs) -> str:
     """The structure in llguidance's own notation."""
     try:
         if structure.json_object:
-            return str(matcher.grammar_from_json_schema('{"type": "object"}'))
+            return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_STYLE))
         if structure.json is not None:
-            return str(matcher.grammar_from_json_schema(structure.json))
+            return str(matcher.grammar_from_json_schema(structure.json, overrides=JSON_STYLE))
         if structure.regex is not None:
             return str(matcher.grammar_from_regex(structure.regex))
     except (ValueError, RecursionError) as e:

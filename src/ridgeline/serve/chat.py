@@ -24,14 +24,17 @@ from ridgeline.spec.request import CompletionOutput, OutputChunk, StructuredOutp
 
 
 class Chat:
-    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served."""
+    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served.
+
+    reading: how its answers are to be read; settled once it is open.
+    """
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         service.check_model(body.model)
         self._service, self._body = service, body
         reading, structure = _reading(body)
         thinks = service.reasoning_parser is not None and structure is None
-        self._reading = replace(reading, parser=service.tool_parser, thinks=thinks)
+        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         special = reading.mode == "auto" and service.tool_parser in SPECIAL_MARKS and body.skip_special_tokens is None
         shown = body.model_copy(update={"skip_special_tokens": False}) if special else body
         self._params = chat_params(shown, service.defaults(), structure)
@@ -47,8 +50,8 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
-        if self._reading.thinks:
-            self._reading = replace(self._reading, inside=render(self._service, body).rstrip().endswith(OPEN))
+        if self.reading.thinks:
+            self.reading = replace(self.reading, inside=render(self._service, body).rstrip().endswith(OPEN))
         return encode(self._service, body)
 
     async def answer(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Chat:
         return {**self._head, "choices": choices, "usage": tally.usage(), **more}
 
     def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
-        reader = AnswerReader(self._reading)
+        reader = AnswerReader(self.reading)
         pieces = [*reader.push(answer.text), *reader.flush()]
         content = "".join(p.content for p in pieces)
         reasoning = "".join(p.reasoning for p in pieces)
@@ -88,7 +91,7 @@ class Chat:
         return choice
 
     def _reason(self, reason: str | None, called: bool) -> str | None:
-        return "tool_calls" if reason == "stop" and called and self._reading.mode != "named" else reason
+        return "tool_calls" if reason == "stop" and called and self.reading.mode != "named" else reason
 
     async def events(self, turn: Turn) -> AsyncIterator[bytes]:
         """The answer as events. What ends it early is told in the last one."""
@@ -123,7 +126,7 @@ class Chat:
             return choices[-1]
 
         if (reader := readers.get(chunk.index)) is None:
-            reader = readers[chunk.index] = AnswerReader(self._reading)
+            reader = readers[chunk.index] = AnswerReader(self.reading)
             add({"role": "assistant", "content": ""})
         pieces = reader.push(chunk.text)
         if chunk.finish_reason is not None:

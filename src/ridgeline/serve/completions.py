@@ -71,7 +71,7 @@ class Completion:
     def _echo(self, prompt: str | None, ids: list[int]) -> str:
         if prompt is not None or self._service.tokenizer is None:
             return prompt or ""
-        return self._service.tokenizer.decode(ids, skip_special_tokens=False)
+        return self._service.tokenizer.decode(ids)
 
     async def events(self, turn: Turn) -> AsyncIterator[bytes]:
         """The answer as events. What ends it early is told in the last one."""

@@ -35,7 +35,7 @@ def of_completion(service: Service, entries: Iterable[TokenLogprobs | None], fir
         text = service.token_text(token)
         tokens.append(text)
         offsets.append(offset)
-        offset += len(text)
+        offset += 0 if service.is_special(token) else len(text)  # texts are without special tokens
         values.append(None if entry is None else max(entry.logprob, LEAST))
         tops.append(None if entry is None else _top(service, entry))
     return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline import __version__
-from ridgeline.serve import prompt
+from ridgeline.serve import prompt, responses
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
 from ridgeline.serve.embeddings import embeddings
@@ -25,6 +25,7 @@ from ridgeline.serve.types import (
     RenderBody,
     TokenizeBody,
 )
+from ridgeline.serve.types_responses import ResponseBody
 
 router = APIRouter()
 
@@ -70,6 +71,12 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation through the model's chat template."""
     return await respond(request, Chat(_service(request), body), bool(body.stream))
+
+
+@router.post("/v1/responses", tags=["OpenAI"])
+async def post_responses(body: ResponseBody, request: Request) -> Response:
+    """The same as a chat, in items; nothing is stored."""
+    return await respond(request, responses.Response(_service(request), body), bool(body.stream))
 
 
 @router.post("/v1/chat/completions/render", tags=["Tokens"])

@@ -165,6 +165,10 @@ class Service:
             await turn.begin()
         return turn
 
+    def is_special(self, token: int) -> bool:
+        """Is the token none of the text?"""
+        return self.tokenizer is not None and token in self.tokenizer.special_ids
+
     def token_text(self, token: int) -> str:
         """A token by itself, as text."""
         if self.tokenizer is None:
