@@ -33,6 +33,7 @@ class Server:
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
         self.port = int(found[1])
+        self._socks: list[socket.socket] = []
 
     def said(self) -> str:
         """All that it wrote."""
@@ -60,14 +61,18 @@ class Server:
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
         return self.ask("POST", path, body)
 
-    def stream(self, path: str, body: dict[str, Any]) -> socket.socket:
-        """A connection that has sent a request, and read nothing yet."""
-        data = json.dumps({**body, "stream": True}).encode()
+    def stream(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
+        """A connection that has sent a request, and read nothing yet; closed with the server, if not before."""
+        return self.send(path, {**body, "stream": True}, **headers)
+
+    def send(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
+        """The same, for a whole answer."""
+        data = json.dumps(body).encode()
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        )
+        named = {"host": "x", "content-type": "application/json", "content-length": str(len(data)), **headers}
+        head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in named.items()) + "\r\n"
         sock.sendall(head.encode() + data)
+        self._socks.append(sock)
         return sock
 
     def metric(self, name: str) -> float:
@@ -93,6 +98,8 @@ class Server:
         """Its exit status after a signal."""
         self.process.send_signal(number)
         status = self.process.wait(30)
+        for sock in self._socks:
+            sock.close()
         self.log = self.said()
         self._log.close()
         return status

@@ -64,6 +64,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 def _of_framework(error: Exception) -> APIError | None:
     if isinstance(error, RequestValidationError):
         return invalid(error.errors())
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, APIError):
+        return error.__cause__  # while the body was read
     if isinstance(error, HTTPException):
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
         text = "there is no such URL; /docs lists those that there are" if code == "unknown_url" else str(error.detail)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from ridgeline.serve.messages import Loading
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 
-log = logging.getLogger(__name__)
+BACKLOG = 2048
 
 
 class _Protocol(H11Protocol):
@@ -85,6 +84,7 @@ async def serve(
             service.draining = True
 
         server = _Server(config, drain)
+        listener.listen(BACKLOG)  # who comes after `on_ready` is not refused, though a moment early
         scheme = "https" if options.ssl_certfile else "http"
         host = f"[{options.host}]" if ":" in options.host else options.host
         on_ready(service, f"{scheme}://{host}:{listener.getsockname()[1]}")
