@@ -128,4 +128,8 @@ def _parts(prompt: Prompt) -> tuple[str, Any, str]:
         raise RequestError(f"{kind} is {value!r}")
     if not isinstance(salt, str):
         raise RequestError(f"{CACHE_SALT} is {salt!r}; it must be a text")
+    try:
+        salt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{CACHE_SALT} has the lone surrogate {salt[error.start]!r}; send valid Unicode") from None
     return kind, value, salt

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,7 +88,7 @@ def serve(
     from ridgeline.cli.loading import find
     from ridgeline.serve.server import run
 
-    options = _options(given)
+    options = serve_options(given, served_model_name or [model])
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if quiet:
@@ -95,10 +97,8 @@ def serve(
     run(model, o.llm_options(given), options, on_loading=lambda loading: None, on_ready=_say_ready)
 
 
-def _options(given: dict[str, Any]) -> ServeOptions:
-    """Raises RequestError for what cannot be."""
-    from pathlib import Path
-
+def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOptions:
+    """Those of a command's parameters that are a server's. names: of the model. Raises RequestError."""
     from ridgeline.errors import RequestError
     from ridgeline.serve import reasoning, tools
     from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
@@ -106,23 +106,29 @@ def _options(given: dict[str, Any]) -> ServeOptions:
     for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
         if given[name] not in (None, *known):
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
-    if (given["ssl_keyfile"] is None) != (given["ssl_certfile"] is None):
+    if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
-    template = given["chat_template"]
-    try:
-        template = None if template is None else Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"--chat-template {template}: {e}") from None
+    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes"):
+        if given.get(name) is not None and given[name] < 0:
+            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 0")
+    same = {field.name for field in fields(ServeOptions)} - {"names", "chat_template"}
+    keys = read_keys(given.get("api_key") or (), given.get("api_key_file"), os.environ.get(ENVIRONMENT_KEYS))
     return ServeOptions(
-        names=tuple(given["served_model_name"] or (given["model"],)),
-        host=given["host"], port=given["port"],
-        key_hashes=read_keys(given["api_key"] or (), given["api_key_file"], os.environ.get(ENVIRONMENT_KEYS)),
-        max_waiting=given["max_waiting"], max_concurrency_per_key=given["max_concurrency_per_key"],
-        max_body_bytes=given["max_body_bytes"], chat_template=template, tool_parser=given["tool_call_parser"],
-        reasoning_parser=given["reasoning_parser"], origins=tuple(given["allowed_origins"] or ()),
-        log_requests=given["log_requests"], ssl_keyfile=given["ssl_keyfile"], ssl_certfile=given["ssl_certfile"],
-        root_path=given["root_path"], seed=given["seed"],
+        names=tuple(names), key_hashes=keys, chat_template=_template(given["chat_template"]),
+        allowed_origins=tuple(given.get("allowed_origins") or ()),
+        **{name: given[name] for name in same & set(given) - {"allowed_origins"}},
     )  # fmt: skip
+
+
+def _template(file: str | None) -> str | None:
+    from pathlib import Path
+
+    from ridgeline.errors import RequestError
+
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"--chat-template {file}: {e}") from None
 
 
 def _say_ready(service: Service, url: str) -> None:
@@ -132,9 +138,11 @@ def _say_ready(service: Service, url: str) -> None:
 
     ready, options = service.ready, service.options
     say(*(f"note: {note}" for note in ready.notes), *ready.settings)
-    say(f"tools                   {service.tool_parser or 'none':<12}{_why(options.tool_parser, service.tool_parser)}")
-    say(f"reasoning               {service.reasoning_parser or 'none':<12}"
-        f"{_why(options.reasoning_parser, service.reasoning_parser)}")  # fmt: skip
+    for name, given, found in (
+        ("tool_call_parser", options.tool_call_parser, service.tool_parser),
+        ("reasoning_parser", options.reasoning_parser, service.reasoning_parser),
+    ):
+        say(f"{name:<24}{found or 'none':<12}{_why(given, found)}")
     if options.host not in LOOPBACK and not options.key_hashes:
         say(f"warning: everybody who reaches {options.host} may use this server: no API key is set")
     key = " -H 'Authorization: Bearer KEY'" if options.key_hashes else ""

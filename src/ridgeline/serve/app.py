@@ -46,9 +46,12 @@ def build_app(service: Service) -> FastAPI:
     for kind in (Exception, HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Guard, service=service)
-    if service.options.origins:
+    if service.options.allowed_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(service.options.origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(service.options.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
         )
     return app
 

@@ -57,6 +57,8 @@ class Answers:
         self._places = {number: place for place, number in enumerate(ids)}  # those that are open
         self._end = end
         self._items: list[tuple[int, OutputChunk]] = []
+        self._committed = 0.0
+        self.committed = 0.0  # when the engine had the first chunk of the last batch
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
@@ -69,6 +71,7 @@ class Answers:
             self._news.clear()
             await self._news.wait()
         items, self._items = self._items, []
+        self.committed = self._committed
         if not items and self._error is not None:
             raise self._error
         return items
@@ -78,11 +81,12 @@ class Answers:
         open_ids, self._places = list(self._places), {}
         self._end(open_ids)
 
-    def put(self, number: int, chunk: OutputChunk) -> bool:
+    def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
         """One more chunk. Is it that request's last?"""
         place = self._places.get(number)
         if place is None:
             return True
+        self._committed = self._committed if self._items else committed
         self._items.append((place, chunk))
         if chunk.output is not None:
             del self._places[number]
@@ -221,7 +225,7 @@ class EngineClient:
         if isinstance(message, Chunks):
             for number, chunk in message.items:
                 answers = self._answers.get(number)
-                if answers is not None and answers.put(number, chunk):
+                if answers is not None and answers.put(number, chunk, message.committed):
                     self._answers.pop(number, None)
         elif isinstance(message, Refused):
             self._fail(message.id, RequestError(message.message))

@@ -105,8 +105,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What a step gave, for each request that is listened to."""
+    """What a step gave, for each request that is listened to. committed: when (time.perf_counter)."""
 
+    committed: float
     items: Sequence[tuple[int, OutputChunk]]
 
 

@@ -20,9 +20,9 @@ class ServeOptions:
 
     names: of the model, as clients may call it; the first is what answers say. key_hashes: of the API keys; none: all
     may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
-    at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's. tool_parser,
-    reasoning_parser: None: what the template suggests. origins: of pages that a browser lets read answers (CORS).
-    log_requests: prompts go into the log.
+    at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's.
+    tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
+    read answers (CORS). log_requests: prompts go into the log.
     """
 
     names: Sequence[str]
@@ -33,9 +33,9 @@ class ServeOptions:
     max_concurrency_per_key: int | None = None
     max_body_bytes: int = 16 << 20
     chat_template: str | None = None
-    tool_parser: str | None = None
+    tool_call_parser: str | None = None
     reasoning_parser: str | None = None
-    origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     log_requests: bool = False
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None

@@ -76,6 +76,7 @@ def _server(page: Page, service: Service) -> None:
     page.value("gauge", "ridgeline:answers_open", "Answers running or waiting.", gate.open)
     page.value("gauge", "ridgeline:answers_capacity", "Answers that may run or wait.", gate.capacity)
     page.value("counter", "ridgeline:requests_refused_total", "Refused: the queue was full.", gate.refused)
+    page.histogram("ridgeline:delivery_seconds", "Of a stream's chunks, from commit to socket.", service.delivery)
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
     page.values("counter", "http_requests_total", "Requests by path and status.", samples)
 

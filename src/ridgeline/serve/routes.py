@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -56,7 +57,10 @@ async def respond(request: Request, work: Answering, stream: bool) -> Response:
         if not stream:
             return _json(await work.answer())
         turn = await work.open(stream=True)
-        return EventStream(work.events(turn), turn.close)
+        delivery = _service(request).delivery
+        return EventStream(
+            work.events(turn), lambda: delivery.observe(time.perf_counter() - turn.committed), turn.close
+        )
 
     return await while_connected(request, answer())
 

@@ -20,6 +20,7 @@ from ridgeline.serve import reasoning, tools
 from ridgeline.serve.client import Answers, EngineClient
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.messages import Ready, Report
+from ridgeline.serve.meters import DELIVERY, Histogram
 from ridgeline.serve.options import ServeOptions
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
@@ -75,6 +76,11 @@ class Turn:
             return first
         return await self._answers.batch()
 
+    @property
+    def committed(self) -> float:
+        """When the engine had the first chunk of the last batch (time.perf_counter)."""
+        return self._answers.committed
+
     async def begin(self) -> None:
         """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
         try:
@@ -102,7 +108,7 @@ class Service:
             if options.chat_template is not None:
                 self.tokenizer.set_chat_template(options.chat_template)
         template = self.tokenizer.chat_template.source if self.tokenizer and self.tokenizer.chat_template else None
-        self.tool_parser = options.tool_parser or tools.suggested(template)
+        self.tool_parser = options.tool_call_parser or tools.suggested(template)
         self.reasoning_parser = options.reasoning_parser or reasoning.suggested(template)
         self.max_model_len = ready.config.max_model_len
         self.frontend = Frontend(ready.spec, self.tokenizer, ready.no_tokenizer, self.max_model_len, options.seed)
@@ -110,6 +116,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self.statuses: Counter[tuple[str, int]] = Counter()  # of responses, by path
+        self.delivery = Histogram(DELIVERY)  # of the chunks of streams, from commit to socket
         self.last_report: Report | None = None
         self._places = count()
         # Answers do not depend on company: the same request and seed under the same fingerprint give the same text.

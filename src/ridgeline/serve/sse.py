@@ -24,17 +24,18 @@ def event(value: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Writes what `events` yields, one write each. close: called when all is written, or nobody reads any more.
+    """Writes what `events` yields, one write each. written: called after each. close: called when all is written, or
+    nobody reads any more.
 
     A reader that is slow holds up its own events only: what it has not read waits in its own queue.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], written: Callable[[], None], close: Callable[[], None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._close = events, close
+        self._events, self._written, self._close = events, written, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         write = asyncio.create_task(self._write(send))
@@ -53,6 +54,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._written()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -52,6 +52,7 @@ class Worker:
         self._compiler = Compiler(llm.grammars)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._chunks: list[tuple[int, OutputChunk]] = []
+        self._committed = 0.0  # when the first of them came
         self._meters = EngineMeters()
         self._started = time.perf_counter()
         self._checked = True
@@ -101,6 +102,9 @@ class Worker:
             self._open[submit.id] = self._session.add(submit.request, self._sink(submit), submit.arrived)
         except RequestError as e:
             self._send(Refused(submit.id, str(e)))
+        except Exception as e:  # a fault of ours, which one request has met, and no other need suffer for
+            logging.getLogger(__name__).exception("a request could not be added")
+            self._send(Lost([submit.id], f"the request could not be added ({type(e).__name__})"))
 
     def _sink(self, submit: Submit) -> Callable[[OutputChunk], None]:
         """What hears of a request: it counts, and passes on what is wanted."""
@@ -116,6 +120,7 @@ class Worker:
                 last[chunk.index] = now
                 meters.generation_tokens += len(chunk.token_ids)
             if submit.stream or chunk.output is not None:
+                self._committed = self._committed if self._chunks else time.perf_counter()
                 self._chunks.append((submit.id, chunk))
             if chunk.output is not None:
                 self._open.pop(submit.id, None)
@@ -156,7 +161,7 @@ class Worker:
     def _flush(self) -> None:
         if self._chunks:
             chunks, self._chunks = self._chunks, []
-            self._send(Chunks(chunks))
+            self._send(Chunks(self._committed, chunks))
 
     def _send(self, message: object) -> None:
         self._sock.sendall(frame(message))
