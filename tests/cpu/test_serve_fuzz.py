@@ -27,9 +27,9 @@ GOOD: dict[str, dict[str, Any]] = {
 FIELDS = (
     "prompt", "messages", "input", "tokens", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop",
     "seed", "logit_bias", "logprobs", "echo", "stream", "stream_options", "response_format", "structured_outputs",
-    "tools", "tool_choice", "priority", "cache_salt", "model", "user", "allowed_token_ids", "stop_token_ids", "top_logprobs",
-    "chat_template_kwargs", "text", "instructions", "encoding_format", "pooling", "prompt_logprobs", "min_tokens",
-    "zzz",
+    "tools", "tool_choice", "priority", "cache_salt", "model", "user", "allowed_token_ids", "stop_token_ids",
+    "top_logprobs", "chat_template_kwargs", "text", "instructions", "encoding_format", "pooling", "prompt_logprobs",
+    "min_tokens", "zzz",
 )  # fmt: skip
 DEEP: Any = []
 for _ in range(300):
