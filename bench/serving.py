@@ -24,7 +24,8 @@ from ridgeline import LLM, SamplingParams
 def main() -> None:
     options = arguments()
     prompts = [[(i * 7 + j * 3) % 500 + 3 for j in range(options.input_len)] for i in range(options.requests)]
-    command = [sys.executable, "-m", "ridgeline", "serve", options.model, "--port", "0", "--quiet", *options.extra]
+    command = [sys.executable, "-m", "ridgeline", "serve", options.model, "--port", "0", "--quiet",
+               "--load-format", options.load_format]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         url = next(found[1] for line in server.stderr if (found := re.search(r" at http://127.0.0.1:(\d+)", line)))
@@ -57,7 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--input-len", type=int, default=16)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--no-offline", dest="offline", action="store_false")
-    parser.add_argument("extra", nargs="*", help="options of `ridgeline serve`, after --")
+    parser.add_argument("--load-format", default="auto")
     return parser.parse_args()
 
 
@@ -83,8 +84,8 @@ async def ask(port: int, prompt: list[int], length: int) -> list[int]:
         "return_token_ids": True, "repetition_penalty": 1.0,
     })  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body.encode())
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(f"{head}\r\n\r\n{body}".encode())
     data = b""
     while b"[DONE]" not in data[-40:]:
         piece = await reader.read(1 << 16)
@@ -126,7 +127,7 @@ def generate(options: argparse.Namespace, prompts: list[list[int]]) -> tuple[flo
     """Tokens per second of LLM.generate with as many at once, and its tokens."""
     from ridgeline.plan import EngineOptions
 
-    llm = LLM(options.model, engine=EngineOptions(max_num_seqs=options.streams))
+    llm = LLM(options.model, load_format=options.load_format, engine=EngineOptions(max_num_seqs=options.streams))
     params = SamplingParams(max_tokens=options.output_len, temperature=0, ignore_eos=True)
     llm.generate(prompts[:1], params)
     start = time.perf_counter()
