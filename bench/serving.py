@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def main() -> None:
         assert server.stderr is not None
         url = next(found[1] for line in server.stderr if (found := re.search(r" at http://127.0.0.1:(\d+)", line)))
         try:
+            cpu = -cpu_seconds(server.pid)
             answers, seconds, before, after = asyncio.run(load(int(url), prompts, options))
+            cpu += cpu_seconds(server.pid)
             rss = memory(server.pid)
         finally:
             server.terminate()
@@ -43,11 +46,19 @@ def main() -> None:
         offline, wanted = generate(options, prompts)
         gate = gate and answers == wanted
     emit(
-        f"serving: {Path(options.model).name}, {options.streams} streams", gate, requests=options.requests,
-        tokens_per_s=round(tokens / seconds, 1), offline_tokens_per_s=round(offline, 1),
-        of_offline=round(tokens / seconds / offline, 3) if offline else None, engine_busy=round(busy / seconds, 3),
-        step_ms=round(1e3 * busy / steps, 3), **delivery, rss_mb=rss, pages_used=after["ridgeline:pages_used"],
-    )  # fmt: skip
+        f"serving: {Path(options.model).name}, {options.streams} streams",
+        gate,
+        requests=options.requests,
+        tokens_per_s=round(tokens / seconds, 1),
+        offline_tokens_per_s=round(offline, 1),
+        of_offline=round(tokens / seconds / offline, 3) if offline else None,
+        engine_busy=round(busy / seconds, 3),
+        step_ms=round(1e3 * busy / steps, 3),
+        http_us_per_token=round(1e6 * cpu / tokens, 1),
+        **delivery,
+        rss_mb=rss,
+        pages_used=after["ridgeline:pages_used"],
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -114,6 +125,12 @@ def percentile(before: dict[str, float], after: dict[str, float], share: float) 
     name = "ridgeline:delivery_seconds_bucket:"
     counts = {key[len(name) :]: after[key] - before.get(key, 0.0) for key in after if key.startswith(name)}
     return next(float(bound) * 1e3 for bound, count in counts.items() if count >= share * counts["+Inf"])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of the HTTP process so far, the system's part for it included."""
+    values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> dict[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from ridgeline.serve.tools import calls_of
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(places)]
 
 
 def read(reading: Reading, parts: list[str]) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -158,3 +160,24 @@ def test_keys(tmp_path: Path) -> None:
     for wrong in (str(file), str(tmp_path / "none")):
         with pytest.raises(RequestError, match="api-key-file"):
             read_keys([], wrong, None)
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Every metric of docs/grafana.json is in a page of metrics."""
+    from ridgeline.sched.stats import GroupStats, Stats
+    from ridgeline.serve import prometheus
+    from ridgeline.serve.messages import Report
+    from ridgeline.serve.meters import EngineMeters
+
+    stats = Stats(1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(9))
+    page = Page({"model_name": "m"})
+    report = Report(0, stats, EngineMeters())
+    prometheus._requests(page, report)
+    prometheus._engine(page, report)
+    source = Path(prometheus.__file__).read_text()
+    text = Path(__file__).parents[2].joinpath("docs/grafana.json").read_text()
+    asked = set(re.findall(r"(?:vllm|ridgeline):\w+|http_requests_total", text))
+    assert len(asked) > 15
+    for name in asked:
+        base = name.removesuffix("_bucket")
+        assert f"# TYPE {base} " in page.text() or f'"{base}"' in source, name

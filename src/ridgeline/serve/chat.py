@@ -16,7 +16,7 @@ from ridgeline.serve.params import chat_params
 from ridgeline.serve.prompt import encode, render
 from ridgeline.serve.reasoning import OPEN
 from ridgeline.serve.service import Service, Turn
-from ridgeline.serve.sse import DONE, event
+from ridgeline.serve.sse import DONE, Envelope, event
 from ridgeline.serve.tally import Tally, head
 from ridgeline.serve.tools import SPECIAL_MARKS, required_schema
 from ridgeline.serve.types import ChatBody, NamedTool
@@ -96,7 +96,7 @@ class Chat:
     async def events(self, turn: Turn) -> AsyncIterator[bytes]:
         """The answer as events. What ends it early is told in the last one."""
         options, tally = self._body.stream_options, Tally(turn.requests)
-        begin = {**self._head, "object": "chat.completion.chunk"}
+        envelope = Envelope({**self._head, "object": "chat.completion.chunk"})
         always = bool(options and options.continuous_usage_stats)
         readers: dict[int, AnswerReader] = {}
         try:
@@ -104,13 +104,13 @@ class Chat:
                 data = b""
                 for _, chunk in batch:
                     tally.take(chunk)
-                    usage = {"usage": tally.usage()} if always else {}
+                    usage = tally.usage() if always else None
                     for choice in self._deltas(chunk, readers):
-                        data += event({**begin, "choices": [choice], **usage})
+                        data += envelope.event([choice], usage)
                 if data:
                     yield data
             if options and options.include_usage:
-                yield event({**begin, "choices": [], "usage": tally.usage()})
+                yield envelope.event([], tally.usage())
             yield DONE
         except Exception as e:
             yield event((as_api_error(e) or internal()).body())

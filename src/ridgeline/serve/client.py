@@ -223,9 +223,9 @@ class EngineClient:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Chunks):
-            for number, chunk in message.items:
+            for number, values in message.items:
                 answers = self._answers.get(number)
-                if answers is not None and answers.put(number, chunk, message.committed):
+                if answers is not None and answers.put(number, OutputChunk(*values), message.committed):
                     self._answers.pop(number, None)
         elif isinstance(message, Refused):
             self._fail(message.id, RequestError(message.message))

@@ -9,7 +9,7 @@ from ridgeline.serve import logprobs
 from ridgeline.serve.errors import as_api_error, internal
 from ridgeline.serve.params import completion_params
 from ridgeline.serve.service import Service, Turn, as_prompts
-from ridgeline.serve.sse import DONE, event
+from ridgeline.serve.sse import DONE, Envelope, event
 from ridgeline.serve.tally import Tally, head
 from ridgeline.serve.types import CompletionBody
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
@@ -78,18 +78,18 @@ class Completion:
         options, tally = self._body.stream_options, Tally(turn.requests)
         always = bool(options and options.continuous_usage_stats)
         offsets: dict[int, int] = {}
+        envelope = Envelope(self._head)
         try:
             while batch := await turn.batch():
                 data = b""
                 for place, chunk in batch:
                     tally.take(chunk)
                     if (choice := self._delta(turn, place, chunk, offsets)) is not None:
-                        usage = {"usage": tally.usage()} if always else {}
-                        data += event({**self._head, "choices": [choice], **usage})
+                        data += envelope.event([choice], tally.usage() if always else None)
                 if data:
                     yield data
             if options and options.include_usage:
-                yield event({**self._head, "choices": [], "usage": tally.usage()})
+                yield envelope.event([], tally.usage())
             yield DONE
         except Exception as e:
             yield event((as_api_error(e) or internal()).body())

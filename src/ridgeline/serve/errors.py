@@ -15,6 +15,9 @@ TYPES = {
 }  # fmt: skip
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
 class APIError(Exception):
     """What a request is answered with instead. retry_after: seconds."""
 
@@ -70,4 +73,4 @@ def invalid(errors: Any) -> APIError:
 
 def dumps(value: Any) -> bytes:
     """JSON as UTF-8. Half a surrogate pair, which a client may have sent, comes back as a question mark."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")

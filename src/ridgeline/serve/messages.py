@@ -10,7 +10,8 @@ import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,10 +106,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What a step gave, for each request that is listened to. committed: when (time.perf_counter)."""
+    """What a step gave, for each request that is listened to. committed: when (time.perf_counter).
+
+    items: each a request's id and the fields of an OutputChunk: tuples go through the pipe ten times as fast.
+    """
 
     committed: float
-    items: Sequence[tuple[int, OutputChunk]]
+    items: Sequence[tuple[int, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,9 @@ class Report:
     id: int
     stats: Stats | None
     meters: EngineMeters
+
+
+chunk_fields = attrgetter(*(field.name for field in fields(OutputChunk)))
 
 
 def frame(message: object) -> bytes:

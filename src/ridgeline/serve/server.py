@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.app import build_app
@@ -22,10 +22,28 @@ from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 
 BACKLOG = 2048
+MAX_HEAD_BYTES = 1 << 16
 
 
-class _Protocol(H11Protocol):
-    """What is no HTTP is told so in the shape of all other errors."""
+class _Protocol(HttpToolsProtocol):
+    """What is no HTTP is told so in the shape of all other errors; headers have an end."""
+
+    _head_bytes: int | None = 0  # of a request whose headers are not complete; None: they are
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"the headers are longer than {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         body = dumps(APIError(400, msg, code="invalid_http").body())

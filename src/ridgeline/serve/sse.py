@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -21,6 +21,18 @@ def event(value: Any, name: str | None = None) -> bytes:
     """One event that holds an object."""
     kind = b"" if name is None else b"event: " + name.encode() + b"\n"
     return kind + b"data: " + dumps(value) + b"\n\n"
+
+
+class Envelope:
+    """The events of one answer, which differ in their choices only. head: the fields that all begin with."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._begin = b"data: " + dumps(head)[:-1] + b',"choices":['
+
+    def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
+        """One event."""
+        used = b"" if usage is None else b',"usage":' + dumps(usage)
+        return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
 
 
 class EventStream(Response):

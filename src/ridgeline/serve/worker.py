@@ -33,6 +33,7 @@ from ridgeline.serve.messages import (
     Report,
     Start,
     Submit,
+    chunk_fields,
     frame,
 )
 from ridgeline.serve.meters import EngineMeters
@@ -51,7 +52,7 @@ class Worker:
         self._session = llm.session
         self._compiler = Compiler(llm.grammars)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
-        self._chunks: list[tuple[int, OutputChunk]] = []
+        self._chunks: list[tuple[int, tuple[Any, ...]]] = []
         self._committed = 0.0  # when the first of them came
         self._meters = EngineMeters()
         self._started = time.perf_counter()
@@ -121,7 +122,7 @@ class Worker:
                 meters.generation_tokens += len(chunk.token_ids)
             if submit.stream or chunk.output is not None:
                 self._committed = self._committed if self._chunks else time.perf_counter()
-                self._chunks.append((submit.id, chunk))
+                self._chunks.append((submit.id, chunk_fields(chunk)))
             if chunk.output is not None:
                 self._open.pop(submit.id, None)
                 meters.finish(chunk.output)
