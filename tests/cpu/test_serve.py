@@ -92,7 +92,8 @@ def test_streams_are_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
 def test_many_at_once_are_the_same_token_by_token(server: Server, llm: LLM) -> None:
     """48 streams that come at different moments, some of which leave early, beside others that do not stream."""
     params = [{"seed": i, "max_tokens": 8 + i % 40, "temperature": i % 3 / 2} for i in range(48)]
-    outputs = [wanted(llm, PROMPTS[i % 4], **p) for i, p in enumerate(params)]
+    sampling = [SamplingParams(**{**llm.default_sampling_fields(), **p}) for p in params]
+    outputs = llm.generate([PROMPTS[i % 4] for i in range(48)], sampling)
 
     async def one(client: openai.AsyncOpenAI, i: int) -> list[int]:
         await asyncio.sleep(0.004 * (i % 16))

@@ -134,7 +134,7 @@ def test_schemathesis(server: Server) -> None:
         body = operation.ok().as_strategy()
 
         @given(case=body)
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
         def one(case: Any) -> None:
             response = case.call(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
             assert response.status_code < 500, (case.method, case.path, case.body, response.text)
