@@ -100,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES), metavar="NAME")
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, metavar="TOKENS")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=STEPS, help="tokens that are timed at each context")
     parser.add_argument("--read", type=Path, help="lines of an earlier run, instead of measuring")
     parser.add_argument("--plots", type=Path, help="draw architectures-state.png and architectures-decode.png there")
@@ -109,29 +110,31 @@ def main() -> None:
     if options.read:
         lines = [json.loads(line) for line in options.read.read_text().splitlines()]
     else:
-        bandwidth = measure_roof(open_table("cpu")).read_bytes_per_s
+        bandwidth = measure_roof(open_table(options.device)).read_bytes_per_s
         contexts = sorted(options.contexts)
-        lines = [line for name in options.only for line in run(name, contexts, options.steps, bandwidth)]
+        lines = [
+            line for name in options.only for line in run(name, contexts, options.device, options.steps, bandwidth)
+        ]
     if options.plots:
         architectures_report.plot(lines, options.plots)
     if options.markdown:
         print(architectures_report.markdown(lines))
 
 
-def run(name: str, contexts: Sequence[int], steps: int, bandwidth: float) -> Iterator[dict[str, Any]]:
+def run(name: str, contexts: Sequence[int], device: str, steps: int, bandwidth: float) -> Iterator[dict[str, Any]]:
     """The lines of one architecture, printed as they are measured. bandwidth: bytes per second that can be read."""
     spec = spec_of(name, contexts[-1] + SPARE)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "ridgeline", "spec": to_json(spec)}
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, cache="off")
+        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, cache="off", device=device)
     bench = Filled(llm, steps)
     exact, computed_s = bench.computed(contexts[0])
     for context in contexts:
         state, seconds, books = bench.filled(context)
         read = spec.num_params() * FLOAT - VOCAB * WIDTH * FLOAT + spec.state_elements(context) * FLOAT
         line = {
-            "architecture": name, "context": context, "state_bytes": state,
+            "architecture": name, "device": device, "context": context, "state_bytes": state,
             "state_bytes_by_formula": spec.state_elements(context) * FLOAT, "read_bytes": read,
             "ms": round(1e3 * seconds, 3), "floor_ms": round(1e3 * read / bandwidth, 3),
         }  # fmt: skip
@@ -213,8 +216,8 @@ class Filled:
         memory = self._llm.loaded.table.memory
         for pages, table in zip(engine._runner._arena._pages, choice.sequence.tables, strict=True):
             for page in sorted({page for page in table if page}):
-                noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1])).astype(np.float32)
-                memory.pages_in(pages, [page], noise)
+                noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1] // 4)).astype(np.float32)
+                memory.pages_in(pages, [page], noise.view(np.uint8))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Attention and recurrent kernels beside the machine's limits: python bench/attention.py [--threads 0] [--rounds 7]
+"""Attention and recurrent kernels beside the machine's limits:
+
+    python bench/attention.py [--threads 0] [--rounds 7] [--parts decode chunk scan] [--models S M L V]
 
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
-    decode   a token of each of 1 and 8 sequences after 8,192; `read_share`: bytes of state over time, over what all
-             threads read of memory; as many layers in turn as make the states larger than the caches
-    chunk    512 tokens after 0 and after 7,680; `peak_share`: multiply-adds that a causal mask leaves, over the peak
+    decode   a token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192; `read_share`: bytes of state over
+             time, over what all threads read of memory; as many layers in turn as make the states larger than caches
+    chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share`: multiply-adds that a causal mask
+             leaves, over the peak
     scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio`: the reference's time on one
              thread, token by token, over it
 
+Every case of attention is measured with its state in each type in turn; `speedup` is float32's time over this one.
 Limits are measured in turn with every case; medians over rounds. They are those of a quiet machine: a core that others
-share makes every share too small. The gate: a query of each case of S, M and L against float64.
+share makes every share too small. The gate: a query of each case of S, M and L against float64 over the state as it is
+stored.
 """
 
 from __future__ import annotations
@@ -26,10 +31,13 @@ from ridgeline import _kernels as kernels
 from ridgeline.ops.api import PagedKeyValues, PagedRows
 from ridgeline.ops.cpu import attention, latent, recurrent
 from ridgeline.ops.host.memory import NumpyMemory
+from ridgeline.ops.host.stored import keys_of, read_places, values_of
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, Attention, LatentAttention, Mamba, Mamba2, RMSNorm, TaylorAttention
+from ridgeline.spec import ALL, Attention, LatentAttention, Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention
+from ridgeline.spec.groups import state_groups
+from ridgeline.spec.storage import STORAGES, Storage, state_bytes
 
-PAGE, CONTEXT, CHUNK, CACHES = 16, 8192, 512, 1 << 27
+PAGE, CHUNK, CACHES = 16, 512, 1 << 27
 MEMORY, NORM = NumpyMemory(), RMSNorm()
 ATTENTION = {
     "S": Attention(9, 3, 64, 64**-0.5),
@@ -41,39 +49,38 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    name: str
+    """A number of layers, one after the other; bytes_read, flops: of them all."""
+
+    dtype: str
     run: Run
-    bytes_read: int = 0
-    flops: int = 0
+    layers: int
+    bytes_read: int
+    flops: float
     correct: bool = True
 
 
-def pages_of(shapes: list[tuple[int, ...]], sequences: int, layers: int, rng: np.random.Generator) -> list[Any]:
-    """Layers of an arena that `sequences` of CONTEXT tokens fill, in pages in any order; and their page tables."""
-    count = sequences * (CONTEXT // PAGE) + 1
-    sizes = [PAGE * int(np.prod(shape)) for shape in shapes]
-    arena = MEMORY.pages(count, layers * sum(sizes))
-    block = rng.standard_normal((1, arena.shape[1]), dtype=np.float32)
-    arena[:] = block  # of every page, the same: what they hold costs nothing
-    views, at = [], 0
-    for _ in range(layers):
-        parts = []
-        for shape, size in zip(shapes, sizes, strict=True):
-            parts.append(MEMORY.page_view(arena, at, (PAGE, *shape)))
-            at += size
+def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Storage, pool: kernels.Pool) -> list[Any]:
+    """Layers of an arena that `sequences` of `context` tokens fill, in pages in any order; and their page tables."""
+    count, rng = sequences * (context // PAGE) + 1, np.random.default_rng(0)
+    (group,) = state_groups(ModelSpec("x", 1, 1, 1, (Layer(case, None, NORM),) * layers, NORM), page_tokens=PAGE,
+                            storage=storage)  # fmt: skip
+    arena, views = MEMORY.pages(count, group.page_bytes), []
+    for slot in group.slots:
+        parts = [MEMORY.page_view(arena, p.offset, (PAGE, *p.shape), p.dtype) for p in slot.parts]
+        rows = [rng.standard_normal((PAGE, *shape), dtype=np.float32) for shape in case.state().parts]
+        attention.write_pages(case, pool)(parts, rows, np.zeros(PAGE, np.int64), np.arange(PAGE))
         views.append(tuple(parts))
-    tables = rng.permutation(np.arange(1, count)).reshape(sequences, -1)
-    return [views, tables]
+    arena[1:] = arena[0]  # every page holds the same: what it is costs nothing
+    return [views, rng.permutation(np.arange(1, count)).reshape(sequences, -1)]
 
 
-def attention_case(name: str, tokens: int, context: int, sequences: int, pool: kernels.Pool) -> Case:
+def attention_case(name: str, tokens: int, context: int, sequences: int, pool: kernels.Pool, storage: Storage) -> Case:
     """`tokens` of each sequence, the last of `context`."""
     case: Any = LATENT if name == "V" else ATTENTION[name]
     rng = np.random.default_rng(0)
-    shapes = list(case.state().parts)
-    per_layer = 4 * sequences * context * sum(int(np.prod(shape)) for shape in shapes)
+    per_layer = sequences * state_bytes(case.state(), storage, context)
     layers = max(1, -(-CACHES // per_layer)) if tokens == 1 else 1
-    views, tables = pages_of(shapes, sequences, layers, rng)
+    views, tables = pages_of(case, sequences, context, layers, storage, pool)
     slices = Slices.plain(
         np.arange(sequences), np.full(sequences, context - tokens), np.full(sequences, tokens, dtype=np.int64)
     )
@@ -84,21 +91,21 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
         up = rng.standard_normal((case.num_heads, 256, 512), dtype=np.float32) / 30
         attend = latent.paged_latent_attention(case, pool)
         work = 2 * case.num_heads * (case.row + case.kv_lora_rank) * seen
-        return Case("", lambda: [attend(q, PagedRows(v, layout), up) for v in views], layers * per_layer, int(work))
+        run: Run = lambda: [attend(q, PagedRows(v, layout), up) for v in views]  # noqa: E731
+        return Case(storage.dtype, run, layers, layers * per_layer, layers * work)
     q = rng.standard_normal((sequences * tokens, case.num_heads, case.head_dim), dtype=np.float32)
     attend = attention.paged_attention(case, pool)
-    correct = right(case, q, views[0], tables, context, attend(q, PagedKeyValues(*views[0], layout)))
+    correct = right(case, q, views[0], tables, attend(q, PagedKeyValues(*views[0], layout)))
     run = lambda: [attend(q, PagedKeyValues(*v, layout)) for v in views]  # noqa: E731
     work = 4 * case.num_heads * case.head_dim * seen
-    return Case("", run, layers * per_layer, int(work), correct)
+    return Case(storage.dtype, run, layers, layers * per_layer, layers * work, correct)
 
 
-def right(case: Attention, q: Any, parts: Any, tables: Any, context: int, found: Any) -> bool:
+def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
     """The last query of the last sequence, against float64."""
-    heads, dim, groups = case.num_kv_heads, case.head_dim, case.num_heads // case.num_kv_heads
-    pages = tables[-1][: context // PAGE]
-    keys = parts[0].reshape(-1, heads, dim, PAGE)[pages].transpose(0, 3, 1, 2).reshape(-1, heads, dim)
-    values = parts[1].reshape(-1, heads, PAGE, dim)[pages].swapaxes(1, 2).reshape(-1, heads, dim)
+    groups = case.num_heads // case.num_kv_heads
+    keys = read_places(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
+    values = read_places(values_of(parts[1]), tables[-1:], numbers_last=True)[0]
     keys, values = (np.repeat(x, groups, 1).astype(np.float64) for x in (keys, values))
     scores = np.einsum("hd,shd->hs", q[-1].astype(np.float64), keys) * case.scale
     weights = np.exp(scores - scores.max(1, keepdims=True))
@@ -142,33 +149,51 @@ def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
     return lambda: ours(*given), lambda: theirs(*one)
 
 
-def measure(case: Case, pool: kernels.Pool, rounds: int) -> None:
-    case.run()
-    read, peak, times = [], [], []
+def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> None:
+    """The same case with its state in each type, in turn."""
+    for case in cases:
+        case.run()
+    times: list[list[float]] = [[] for _ in cases]
+    read, peak = [], []
     for _ in range(rounds):
-        taken = seconds(case.run)
-        times.append(taken)
-        read.append(case.bytes_read / taken / pool.read_rate(CACHES))
-        peak.append(case.flops / taken / pool.fma_rate())
-    emit(
-        case.name, case.correct, threads=pool.size, isa=kernels.isa(), ms=round(statistics.median(times) * 1e3, 3),
-        read_share=round(statistics.median(read), 3), peak_share=round(statistics.median(peak), 3),
-    )  # fmt: skip
+        read.append(pool.read_rate(CACHES))
+        peak.append(pool.fma_rate())
+        for case, taken in zip(cases, times, strict=True):
+            taken.append(seconds(case.run))
+    for case, taken in zip(cases, times, strict=True):
+        # Of a layer: narrower states are of more layers, so that they are larger than the caches.
+        per_layer = [t / case.layers for t in taken]
+        speedups = [a / cases[0].layers / b for a, b in zip(times[0], per_layer, strict=True)]
+        took = statistics.median(taken)
+        shares = [case.bytes_read / t / r for t, r in zip(taken, read, strict=True)]
+        peaks = [case.flops / t / p for t, p in zip(taken, peak, strict=True)]
+        emit(
+            name, case.correct, state=case.dtype, threads=pool.size, isa=kernels.isa(),
+            us_per_layer=round(statistics.median(per_layer) * 1e6, 1), gb_s=round(case.bytes_read / took / 1e9, 2),
+            read_share=round(statistics.median(shares), 3), gflop_s=round(case.flops / took / 1e9, 1),
+            peak_share=round(statistics.median(peaks), 3), speedup=round(statistics.median(speedups), 2),
+        )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=0, help="0: all physical cores")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--parts", nargs="+", default=["decode", "chunk", "scan"])
+    parser.add_argument("--models", nargs="+", default=list("SMLV"))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096, 8192])
     options = parser.parse_args()
     pool = kernels.Pool(options.threads or kernels.usable_cores())
-    for name in "SMLV":
-        for kind, tokens, context, sequences in (
-            ("decode", 1, CONTEXT, 1), ("decode", 1, CONTEXT, 8),
-            ("chunk", CHUNK, CHUNK, 1), ("chunk", CHUNK, CONTEXT, 1),
-        ):  # fmt: skip
-            made = attention_case(name, tokens, context, sequences, pool)
-            measure(made._replace(name=f"{kind} {name} {sequences}x{context}"), pool, options.rounds)
+    decodes = [(1, context, batch) for batch in options.batches for context in options.contexts]
+    chunks = [(512, 512, 1), (2048, 2048, 1), (512, 8192, 1)]
+    for name in options.models:
+        for kind, shapes in (("decode", decodes), ("chunk", chunks)):
+            for tokens, context, sequences in shapes if kind in options.parts else ():
+                cases = [attention_case(name, tokens, context, sequences, pool, s) for s in STORAGES.values()]
+                measure(f"{kind} {name} {sequences}x{tokens} of {context}", cases, pool, options.rounds)
+    if "scan" not in options.parts:
+        return
     import torch
 
     torch.set_num_threads(1)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 
-def emit(case: str, gate: bool, **values: Any) -> None:
+def emit(case: str, gate: bool, **values: Any) -> dict[str, Any]:
     """One JSON line: commit, machine, case, correctness gate, values."""
     line = {"commit": commit(), "machine": machine(), "case": case, "correct": gate, **values}
     print(json.dumps(line), flush=True)
+    return line
 
 
 def commit() -> str:

@@ -1,6 +1,7 @@
 """Recurrent layers: a prompt in chunks beside the same prompt token by token: python bench/recurrent.py [--tokens N]
 
-Both through the engine, one layer 512 wide with random weights, one thread or as many as torch is given. The floor is
+Both through the engine, one layer 512 wide with random weights, in chunks on `--device`, token by token on `--beside`
+(by default the same); one thread or as many as the libraries are given. The floor is
 by arithmetic: operations of the matrices and of the recurrence over the machine's measured products. The gate: the
 token after the prompt is the same both ways.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from common import emit
+from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
@@ -52,6 +54,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="auto", help="in chunks")
+    parser.add_argument("--beside", help="the device that goes token by token")
     parser.add_argument("--mixers", nargs="+", choices=MIXERS, default=list(MIXERS))
     options = parser.parse_args()
     prompt = np.random.default_rng(0).integers(0, VOCAB, options.tokens).tolist()
@@ -60,14 +64,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = {"model_type": "ridgeline", "spec": to_json(spec)}
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            run(name, spec, folder, prompt, options.rounds)
+            rng = np.random.default_rng(0)  # files, for devices differ in what they draw
+            weights = {w.name: rng.normal(0, 0.05, w.shape).astype(np.float32) for w in spec.weights()}
+            save_file(weights, Path(folder) / "model.safetensors")
+            devices = options.beside or options.device, options.device
+            run(name, spec, folder, prompt, options.rounds, devices)
 
 
-def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int) -> None:
+def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int, devices: tuple[str, str]) -> None:
     seconds, tokens = {}, {}
-    for chunk in (1, len(prompt)):
+    for chunk, device in zip((1, len(prompt)), devices, strict=True):
         engine = EngineOptions(max_num_batched_tokens=chunk, max_num_seqs=1)
-        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, engine=engine)
+        llm = LLM(folder, skip_tokenizer_init=True, engine=engine, device=device)
         times = []
         for salt in range(rounds):
             request = {
@@ -82,7 +90,7 @@ def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int)
     work = len(prompt) * (spec.num_active_params() - 2 * VOCAB * WIDTH) + spec.layers[0].mixer.work(len(prompt), 1)
     one, whole = seconds[1], seconds[len(prompt)]
     emit(
-        name, tokens[1] == tokens[len(prompt)], tokens=len(prompt), token_by_token_s=round(one, 3),
+        name, tokens[1] == tokens[len(prompt)], devices=devices, tokens=len(prompt), token_by_token_s=round(one, 3),
         in_chunks_s=round(whole, 3), times=round(one / whole, 2), floor_s=round(2 * work / flops, 3),
     )  # fmt: skip
 

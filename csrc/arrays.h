@@ -50,6 +50,22 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
     return {a.data(), int64_t(a.shape(0)), columns, a.shape(0) > 1 ? int64_t(a.stride(0)) : columns};
 }
 
+// An array of any type, whose elements have `size` bytes, as rows of bytes.
+inline Rows<char> bytes_of(const nb::ndarray<nb::device::cpu>& a, const char* name, int64_t size) {
+    if (uintptr_t(a.data()) % size_t(size))
+        throw nb::value_error((std::string(name) + " begins inside a number of its type").c_str());
+    int64_t columns = size;
+    for (size_t i = a.ndim(); i-- > 1;) {
+        if (a.size() && a.shape(i) > 1 && a.stride(i) * size != columns) {
+            std::string text =
+                std::string(name) + " " + shape_text(a.shape_ptr(), a.ndim()) + " must be dense behind its first axis";
+            throw nb::value_error(text.c_str());
+        }
+        columns *= a.shape(i);
+    }
+    return {(char*)a.data(), int64_t(a.shape(0)), columns, a.shape(0) > 1 ? int64_t(a.stride(0)) * size : columns};
+}
+
 // The same, of a shape that the op asks for.
 template <class T> Rows<T> rows_of(const Given<T>& a, const char* name, int64_t rows, int64_t columns) {
     Rows<T> r = rows_of(a, name);

@@ -107,11 +107,11 @@ void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Seque
     Plan p = plan(step.c, whole_pieces(step.c, sequences, hold.threads()), hold.threads());
     int64_t rows = 1;
     for (const Piece& piece : p.pieces) rows = std::max(rows, piece.work.rows(step.c));
-    const size_t each = kernels.room(step.c, rows);
+    const size_t each = kernels.room(step.c, step.kv.stored, rows);
     float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
     give_room(step.c, p, rooms + each * size_t(hold.threads()));
     hold.draw(int64_t(p.pieces.size()), [&](int64_t i, int thread) {
-        kernels.attend(step, p.pieces[size_t(i)].work, rooms + each * size_t(thread));
+        kernels.attend[int(step.kv.stored)](step, p.pieces[size_t(i)].work, rooms + each * size_t(thread));
     });
     if (!p.merged.empty())
         hold.draw(int64_t(p.merged.size()), [&](int64_t i, int thread) {
@@ -120,7 +120,6 @@ void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Seque
 }
 
 void write_pages(Pool::Hold& hold, const PageWrite& w) {
-    const AttentionKernels& kernels = attention_kernels();
     struct Run {
         int64_t token, n;
     };
@@ -134,18 +133,12 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
         else
             runs.push_back({t, 1});
     }
+    const int64_t head = w.page_tokens * (w.numbers * size_of(w.stored) + scale_bytes(w.stored));
     hold.draw(int64_t(runs.size()), [&](int64_t i, int) {
         const Run& r = runs[size_t(i)];
-        float* to = w.to + w.page[r.token] * w.page_stride;
-        const float* from = w.from + r.token * w.stride;
-        const int64_t slot = w.slot[r.token];
-        if (w.turned)
-            kernels.write_turned(from, w.stride, r.n, w.heads * w.numbers, w.page_tokens, to + slot);
-        else
-            for (int64_t h = 0; h < w.heads; ++h)
-                for (int64_t j = 0; j < r.n; ++j)
-                    std::copy_n(from + j * w.stride + h * w.numbers, w.numbers,
-                                to + (h * w.page_tokens + slot + j) * w.numbers);
+        page_kernels().write[int(w.stored)]({w.from + r.token * w.stride, w.stride, r.n, w.heads, w.numbers,
+                                             w.to + w.page[r.token] * w.page_stride, head, w.page_tokens,
+                                             w.slot[r.token], w.turned});
     });
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "dispatch.h"
+#include "pages.h"
 
 namespace ridgeline {
 
@@ -38,16 +39,21 @@ struct AttentionCase {
     }
 };
 
-// Keys and values of one layer. The number d of a key of head h in slot s of page p stands at
-//   keys + p * key_page + h * key_head + d * page_tokens + s     if `turned`: neighbouring keys are neighbours in
-//   memory keys + p * key_page + h * key_head + s * key_row + d         if not
-// and that of its value at values + p * value_page + h * value_head + s * value_row + d.
+// Keys and values of one layer, in pages; strides are in bytes. The number d of a key of head h in slot s of page p
+// stands at
+//   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighbouring keys are neighbours
+//   keys + p * key_page + h * key_head + s * key_row + d * size          if not
+// and that of its value at values + p * value_page + h * value_head + s * value_row + d * size. Integers (int8) are
+// multiples of a float32 for each head and token, at keys + p * key_page + h * key_head + key_scale + s *
+// key_scale_row, of any alignment, and at the like of values.
 struct KeyValues {
-    const float *keys, *values;
+    Stored stored;
+    const char *keys, *values;
     int64_t pages, page_tokens;
     int64_t key_page, key_head, key_row;
     int64_t value_page, value_head, value_row;
     bool turned;
+    int64_t key_scale = 0, key_scale_row = 0, value_scale = 0, value_scale_row = 0;
 };
 
 // The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
@@ -78,12 +84,10 @@ struct AttentionWork {
 };
 
 struct AttentionKernels {
-    void (*attend)(const AttentionStep&, const AttentionWork&, float* room);
+    void (*attend[4])(const AttentionStep&, const AttentionWork&, float* room);  // by Stored
     // Out from the partial results of all segments.
     void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
-    size_t (*room)(const AttentionCase&, int64_t rows);  // in floats
-    // n tokens [numbers] into neighbouring slots of a page, turned.
-    void (*write_turned)(const float* x, int64_t stride, int64_t n, int64_t numbers, int64_t page_tokens, float* to);
+    size_t (*room)(const AttentionCase&, Stored, int64_t rows);  // in floats
 };
 RL_TABLE(AttentionKernels, attention_kernels)
 

@@ -11,9 +11,12 @@ NB_MODULE(_kernels, m) {
     isa();                         // an instruction set that cannot be had is an error now, not in the first kernel
     m.def("isa", [] { return std::string(isa_name(isa())); });
     bind_pool(m);
+    bind_record(m);
     bind_attention(m);
     bind_linear(m);
+    bind_experts(m);
     bind_latent(m);
     bind_recurrent(m);
     bind_elementwise(m);
+    bind_tokens(m);
 }

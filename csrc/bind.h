@@ -2,6 +2,7 @@
 #pragma once
 #include "activation.h"
 #include "arrays.h"
+#include "record.h"
 #include "threads.h"
 
 namespace ridgeline {
@@ -9,11 +10,36 @@ namespace ridgeline {
 using Ids = Given<const int64_t>;
 
 // While a kernel works other threads of Python run, and other callers of the pool wait.
-struct Work {
+struct Held {
     nb::gil_scoped_release release;
     Pool::Hold hold;
-    explicit Work(Pool& pool) : hold(pool) {}
+    explicit Held(Pool& pool) : hold(pool) {}
 };
+
+// The work of a kernel that no program may contain.
+struct Work {
+    struct Unrecorded {
+        explicit Unrecorded(const Pool& pool) {
+            if (Program* program = Program::of(pool)) program->refuse("a kernel in it cannot be written down");
+        }
+    } unrecorded;
+    Held held;
+    Pool::Hold& hold = held.hold;
+    explicit Work(Pool& pool) : unrecorded(pool), held(pool) {}
+};
+
+// The work of one that a program may contain: job(hold), by value all that it needs but what `bound`, an object of
+// Python's, and the arrays hold.
+template <class Bound, class Job, class... Arrays>
+void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
+    if (Program* program = Program::of(pool)) {
+        (program->see(arrays), ...);
+        program->keep(nb::find(bound));
+        program->add(job);
+    }
+    Held held(pool);
+    job(held.hold);
+}
 
 [[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
 
@@ -28,9 +54,29 @@ inline Activation activation_of(const std::string& name) {
     return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"});
 }
 
+// [tokens, heads, columns], the last axis dense.
+template <class T> struct Heads3 {
+    T* data;
+    int64_t stride, head;
+};
+template <class T>
+Heads3<T> heads_of(const Given<T>& a, const char* name, int64_t tokens, int64_t heads, int64_t columns) {
+    const bool shaped = a.ndim() == 3 && int64_t(a.shape(0)) == tokens && int64_t(a.shape(1)) == heads &&
+                        int64_t(a.shape(2)) == columns;
+    if (!shaped || (columns > 1 && a.stride(2) != 1))
+        refuse(std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but " + std::to_string(tokens) +
+               " tokens of " + std::to_string(heads) + " heads of " + std::to_string(columns) +
+               " numbers side by side are asked for");
+    return {a.data(), int64_t(a.stride(0)), int64_t(a.stride(1))};
+}
+
 void bind_pool(nb::module_& m);
+void bind_record(nb::module_& m);
+void bind_tokens(nb::module_& m);
+void bind_room(nb::class_<Pool>& pool);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_latent(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_elementwise(nb::module_& m);

@@ -22,24 +22,53 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
     return {heads, kv_heads, key_dim, value_dim, scale, softcap, window, kind, number};
 }
 
-// A layer's part of every page, [pages, page_tokens, heads, numbers] by its shape.
-struct Part {
-    float* data;
-    int64_t pages, page_tokens, heads, numbers, stride;
-};
-Part part_of(const Output& a, const char* name) {
-    if (a.ndim() != 4) refuse(std::string(name) + " must be [pages, page_tokens, heads, numbers]");
-    const Rows<float> rows = rows_of(a, name);
-    return {rows.data, rows.rows, int64_t(a.shape(1)), int64_t(a.shape(2)), int64_t(a.shape(3)), rows.stride};
+// Numbers as they are stored: float32, bfloat16 as uint16, float16, or int8, of which each row of numbers has four
+// bytes more, its scale.
+using Anything = nb::ndarray<nb::device::cpu>;
+
+Stored stored_of(const Anything& a, const char* name) {
+    const nb::dlpack::dtype type = a.dtype();
+    if (type == nb::dtype<float>()) return Stored::float32;
+    if (type == nb::dtype<uint16_t>()) return Stored::bfloat16;
+    if (type == nb::dlpack::dtype{uint8_t(nb::dlpack::dtype_code::Float), 16, 1}) return Stored::float16;
+    if (type == nb::dtype<int8_t>()) return Stored::int8;
+    throw nb::type_error((std::string(name) + " must be float32, uint16 (bfloat16), float16 or int8").c_str());
 }
 
-void write(Pool& pool, const Output& pages, const Input& x, const Ids& page, const Ids& slot, bool turned) {
-    const Part p = part_of(pages, "pages");
+// [count, ..., heads, row], dense behind its first axis, `stride` bytes from one to the next.
+struct Part {
+    Stored stored;
+    char* data;
+    int64_t count, heads, numbers, stride;
+    int64_t size() const { return size_of(stored); }
+    int64_t row() const { return numbers * size() + scale_bytes(stored); }  // bytes
+};
+Part part_of(const Anything& a, const char* name) {
+    const Stored stored = stored_of(a, name);
+    const Rows<char> rows = bytes_of(a, name, size_of(stored));
+    const size_t last = a.ndim() - 1;
+    return {stored, rows.data, rows.rows, int64_t(a.shape(last - 1)), int64_t(a.shape(last)) - scale_bytes(stored),
+            rows.stride};
+}
+
+// A layer's part of every page, [pages, page_tokens, heads, row] by its shape.
+struct Paged : Part {
+    int64_t page_tokens;
+    int64_t head() const { return page_tokens * row(); }  // bytes
+};
+Paged pages_of(const Anything& a, const char* name) {
+    if (a.ndim() != 4) refuse(std::string(name) + " must be [pages, page_tokens, heads, numbers]");
+    return {part_of(a, name), int64_t(a.shape(1))};
+}
+
+void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, const Ids& slot, bool turned) {
+    const Paged p = pages_of(pages, "pages");
     const int64_t tokens = int64_t(page.size());
     const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
-    Work work(pool);
-    write_pages(work.hold, {from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
-                            vector_of(slot, "write slots", tokens), p.data, p.pages, p.stride, p.page_tokens, turned});
+    const PageWrite job{from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
+                        vector_of(slot, "write slots", tokens), p.stored, p.data, p.count, p.stride, p.page_tokens,
+                        turned};
+    perform(pool, pool, [job](Pool::Hold& hold) { write_pages(hold, job); }, pages, x, page, slot);
 }
 
 AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& q, const std::optional<Input>& sinks,
@@ -74,21 +103,40 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
     return sequences;
 }
 
-void paged(const AttentionCase& c, Pool& pool, const Input& q, const Output& keys, const Output& values,
+// [tokens, heads, row].
+Part rows_part(const Anything& a, const char* name, int64_t tokens) {
+    if (a.ndim() != 3 || int64_t(a.shape(0)) != tokens)
+        refuse(std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but [" + std::to_string(tokens) +
+               ", heads, numbers] is asked for");
+    return part_of(a, name);
+}
+
+void check_parts(const AttentionCase& c, const Part& k, const Part& v) {
+    if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim ||
+        k.count != v.count || k.stored != v.stored)
+        refuse("keys or values are not of the shape and the type that is asked for");
+}
+
+void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
            const Ids& starts, const Ids& lengths, const Ids& tables, const std::optional<Input>& sinks,
            const Output& out) {
-    const Part k = part_of(keys, "keys"), v = part_of(values, "values");
-    if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim ||
-        k.pages != v.pages || k.page_tokens != v.page_tokens)
-        refuse("keys or values do not have the shape that the case asks for");
-    const int64_t size = k.page_tokens, n = int64_t(starts.size());
-    const KeyValues kv{k.data,      v.data, k.pages, size, k.stride, c.key_dim * size, 0, v.stride, c.value_dim * size,
-                       c.value_dim, true};
+    const Paged k = pages_of(keys, "keys"), v = pages_of(values, "values");
+    check_parts(c, k, v);
+    if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values are not of one size");
+    const int64_t tokens = k.page_tokens, n = int64_t(starts.size()), size = k.size();
+    const KeyValues kv{k.stored,  k.data,   v.data,   k.count,           tokens, k.stride,
+                       k.head(),  0,        v.stride, v.head(),          c.value_dim * size, true,
+                       c.key_dim * size * tokens, 4,  c.value_dim * size * tokens, 4};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
-    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
-                                           vector_of(lengths, "lengths", n), rows_of(tables, "tables"), n);
-    Work work(pool);
-    attend(work.hold, step, sequences);
+    const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
+                  *count = vector_of(lengths, "lengths", n);
+    const Rows<const int64_t> table = rows_of(tables, "tables");
+    // Where the sequences stand is read anew each time that the call is run.
+    auto job = [kv, step, rows, first, count, table, n](Pool::Hold& hold) {
+        const AttentionStep own{step.c, kv, step.q, step.q_stride, step.sinks, step.out, step.out_stride};
+        attend(hold, own, paged_sequences(kv, rows, first, count, table, n));
+    };
+    perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out);
 }
 
 std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
@@ -100,13 +148,16 @@ std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int6
 }
 
 // Whole sequences, one after the other: their keys and values are one page.
-void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys, const Input& values,
+void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
            const Ids& lengths, const std::optional<Input>& sinks, const Output& out) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
-    const Rows<const float> k = rows_of(keys, "keys", tokens, int64_t(c.kv_heads) * c.key_dim);
-    const Rows<const float> v = rows_of(values, "values", tokens, int64_t(c.kv_heads) * c.value_dim);
-    const KeyValues kv{k.data,      v.data,   1,    std::max<int64_t>(1, tokens), 0, c.key_dim, k.stride, 0,
-                       c.value_dim, v.stride, false};
+    const Part k = rows_part(keys, "keys", tokens), v = rows_part(values, "values", tokens);
+    check_parts(c, k, v);
+    const int64_t size = k.size();
+    const KeyValues kv{k.stored, k.data,   v.data,         1, std::max<int64_t>(1, tokens),
+                       0,        k.row(),  k.stride,       0,
+                       v.row(),  v.stride, false,          c.key_dim * size,
+                       k.stride, c.value_dim * size, v.stride};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
@@ -115,15 +166,18 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Input& keys
 
 // Latents: one row for each token, which is the key of all heads, and with its first numbers their value. Heads are
 // counted as groups, so that not all of them need room at once, and every group reads the same rows.
-void check_latents(const AttentionCase& c, int64_t numbers) {
-    if (numbers != c.key_dim || c.value_dim > c.key_dim) refuse("latents do not have the shape that the case asks for");
+void check_latents(const AttentionCase& c, const Part& p) {
+    if (p.heads != 1 || p.numbers != c.key_dim || c.value_dim > c.key_dim)
+        refuse("latents are not of the shape that is asked for");
 }
 
-void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Output& latents, const Ids& starts,
+void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& starts,
                    const Ids& lengths, const Ids& tables, const Output& out) {
-    const Part p = part_of(latents, "latents");
-    check_latents(c, p.heads * p.numbers);
-    const KeyValues kv{p.data, p.data, p.pages, p.page_tokens, p.stride, 0, p.numbers, p.stride, 0, p.numbers, false};
+    const Paged p = pages_of(latents, "latents");
+    check_latents(c, p);
+    const int64_t row = p.numbers * p.size(), scales = row * p.page_tokens;
+    const KeyValues kv{p.stored, p.data, p.data, p.count, p.page_tokens, p.stride, 0, row, p.stride, 0, row, false,
+                       scales,   4,      scales, 4};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const int64_t n = int64_t(starts.size());
     const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
@@ -132,13 +186,14 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Out
     attend(work.hold, step, sequences);
 }
 
-void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Input& latents, const Ids& lengths,
+void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& lengths,
                    const Output& out) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
-    const Rows<const float> rows = rows_of(latents, "latents", tokens, c.key_dim);
-    check_latents(c, rows.columns);
-    const KeyValues kv{rows.data, rows.data,   1,    std::max<int64_t>(1, tokens), 0, 0, rows.stride, 0,
-                       0,         rows.stride, false};
+    const Part p = rows_part(latents, "latents", tokens);
+    check_latents(c, p);
+    const int64_t scale = p.numbers * p.size();
+    const KeyValues kv{p.stored, p.data, p.data,   1,     std::max<int64_t>(1, tokens), 0,     0,       p.stride, 0,
+                       0,        p.stride, false, scale, p.stride,                     scale, p.stride};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);

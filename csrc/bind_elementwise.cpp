@@ -23,14 +23,16 @@ void run_map(Pool& pool, const MapCase& c, const Input& a, const std::optional<I
     const bool dense = x.stride == x.columns && y.stride == x.columns && to.stride == x.columns;
     x = joined(x, dense), y = joined(y, dense), to = joined(to, dense);
     const int64_t blocks = (x.columns + BLOCK - 1) / BLOCK;
-    Work work(pool);
-    work.hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) {
-            const int64_t row = i / blocks, at = i % blocks * BLOCK, n = std::min(BLOCK, x.columns - at);
-            elementwise_kernels().map(c, x.data + row * x.stride + at, b ? y.data + row * y.stride + at : nullptr, n,
-                                      to.data + row * to.stride + at);
-        }
-    });
+    auto job = [c, x, y, to, blocks, two = bool(b)](Pool::Hold& hold) {
+        hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t row = i / blocks, at = i % blocks * BLOCK, n = std::min(BLOCK, x.columns - at);
+                elementwise_kernels().map(c, x.data + row * x.stride + at, two ? y.data + row * y.stride + at : nullptr,
+                                          n, to.data + row * to.stride + at);
+            }
+        });
+    };
+    perform(pool, pool, job, a, b, out);
 }
 
 void activate(Pool& pool, const std::string& name, float alpha, float limit, const Input& a,

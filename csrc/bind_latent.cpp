@@ -7,22 +7,6 @@
 namespace ridgeline {
 namespace {
 
-// [tokens, heads, columns], the last axis dense.
-template <class T> struct Heads3 {
-    T* data;
-    int64_t stride, head;
-};
-template <class T>
-Heads3<T> heads_of(const Given<T>& a, const char* name, int64_t tokens, int64_t heads, int64_t columns) {
-    const bool shaped = a.ndim() == 3 && int64_t(a.shape(0)) == tokens && int64_t(a.shape(1)) == heads &&
-                        int64_t(a.shape(2)) == columns;
-    if (!shaped || (columns > 1 && a.stride(2) != 1))
-        refuse(std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but " + std::to_string(tokens) +
-               " tokens of " + std::to_string(heads) + " heads of " + std::to_string(columns) +
-               " numbers side by side are asked for");
-    return {a.data(), int64_t(a.stride(0)), int64_t(a.stride(1))};
-}
-
 void multiply_heads(Pool& pool, const std::vector<Matrix*>& matrices, const Input& x, const Output& out) {
     if (matrices.empty()) refuse("there are no heads");
     const int64_t heads = int64_t(matrices.size()), tokens = x.ndim() ? int64_t(x.shape(0)) : 0,

@@ -6,8 +6,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "bind.h"
-#include "stages.h"
+#include "bind_mlp.h"
 
 namespace ridgeline {
 namespace {
@@ -50,7 +49,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
                   bool interleave) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});
     const Format format = format_of(format_name);
-    if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 4 parts");
+    if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
     if (parts[0].ndim() != 2) refuse("a part must have two axes");
     const int64_t k = int64_t(parts[0].shape(1));
     if (format == Format::int4 ? group != 32 && group != 128 : group != 0)
@@ -66,7 +65,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     if (k < 1 || *std::min_element(rows.begin(), rows.end()) < 1)
         refuse("a matrix has at least one row and one column");
     if (interleave && (rows.size() != 2 || rows[0] != rows[1])) refuse("two parts of one height can be interleaved");
-    new (self) Matrix(format, k, group, interleave, rows);
+    new (self) Matrix(pool, format, k, group, interleave, rows);
     std::atomic<bool> good{true};
     {
         Work work(pool);
@@ -133,15 +132,9 @@ struct BoundMlp {
     Projection up;
     const Matrix& down;
 };
-struct BoundExperts {
-    Pool& pool;
-    Experts stage;
-};
 
 Projection projection(const Matrix& m, const Norm* norm, float scale) {
-    if (norm && int64_t(norm->weight.size()) != m.k)
-        refuse("a norm of " + std::to_string(norm->weight.size()) + " elements before a matrix of " +
-               std::to_string(m.k) + " columns");
+    check_norm(m, norm);
     return {m, norm ? *norm : Norm{}, scale, {}};
 }
 
@@ -190,8 +183,8 @@ void run_projection(BoundProjection& self, const Input& x, const std::optional<I
                     const std::optional<Ids>& rows, const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.stage, x, delta, rows, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.stage.matrix.parts[0].rows);
-    Work work(self.pool);
-    self.stage.run(work.hold, s, &to);
+    auto job = [&self, s, to](Pool::Hold& hold) { self.stage.run(hold, s, &to); };
+    perform(self.pool, self, job, x, delta, rows, residual, out);
 }
 
 void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& delta,
@@ -210,65 +203,16 @@ void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& del
         n = b.data;
         stride = a.stride;
     }
-    Work work(self.pool);
-    self.stage.run(work.hold, s, to.data(), c, n, stride);
+    auto job = [&self, s, to, c, n, stride](Pool::Hold& hold) { self.stage.run(hold, s, to.data(), c, n, stride); };
+    perform(self.pool, self, job, x, delta, residual, cos, sin, outs);
 }
 
 void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& delta,
                    const std::optional<Output>& residual, const Output& out) {
     const Stream s = stream_of(self.up, x, delta, std::nullopt, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.down.parts[0].rows);
-    Work work(self.pool);
-    run_mlp(work.hold, self.up, self.down, s, to);
-}
-
-void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input& weights, const Output& out) {
-    const Experts& e = self.stage;
-    const int64_t tokens = x.ndim() ? int64_t(x.shape(0)) : 0;
-    const Rows<const float> from = rows_of(x, "x", tokens, e.up[0]->k);
-    const Rows<const int64_t> chosen = rows_of(ids, "ids");
-    const Rows<const float> scores = rows_of(weights, "weights", tokens, chosen.columns);
-    const bool dense =
-        chosen.rows == tokens && (tokens < 2 || (chosen.stride == chosen.columns && scores.stride == chosen.columns));
-    if (!dense) refuse("ids and weights must be dense, a row for each token");
-    for (int64_t i = 0; i < tokens * chosen.columns; ++i)
-        if (chosen.data[i] < 0 || chosen.data[i] >= int64_t(e.up.size()))
-            throw nb::index_error(
-                ("expert " + std::to_string(chosen.data[i]) + " of " + std::to_string(e.up.size())).c_str());
-    const Epilogue::Out to = out_of(out, "out", tokens, e.down[0]->parts[0].rows);
-    Work work(self.pool);
-    e.run(work.hold, from.data, from.stride, tokens, chosen.columns, chosen.data, scores.data, to);
-}
-
-Epilogue gated_by(const Matrix& up, const std::string& name, float alpha, float limit) {
-    Epilogue e;
-    e.kind = up.interleaved ? Epilogue::gated : Epilogue::unary;
-    e.gate = {activation_of(name), alpha, limit};
-    if (!up.interleaved && e.gate.activation == Activation::clamped_swiglu) refuse("a clamped SwiGLU needs a gate");
-    return e;
-}
-
-void check_mlp(const Matrix& up, const Matrix& down) {
-    if (up.parts[0].rows != down.k) refuse("an MLP's second matrix must have as many columns as its first has rows");
-    if (down.parts.size() != 1 || (up.parts.size() != 1 && !up.interleaved))
-        refuse("an MLP's matrices have one part, or two interleaved");
-}
-
-void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& up, const std::vector<Matrix*>& down,
-                   const std::string& activation, float alpha, float limit) {
-    if (up.empty() || up.size() != down.size())
-        refuse("as many first as second matrices of experts, and at least one, are asked for");
-    Experts e;
-    e.gate = {activation_of(activation), alpha, limit};
-    for (size_t i = 0; i < up.size(); ++i) {
-        check_mlp(*up[i], *down[i]);
-        if (!up[i]->interleaved || up[i]->k != up[0]->k || up[i]->parts[0].rows != up[0]->parts[0].rows)
-            refuse("experts are gated, and of one shape");
-        if (down[i]->parts[0].rows != down[0]->parts[0].rows) refuse("experts are gated, and of one shape");
-        e.up.push_back(up[i]);
-        e.down.push_back(down[i]);
-    }
-    new (self) BoundExperts{pool, std::move(e)};
+    auto job = [&self, s, to](Pool::Hold& hold) { run_mlp(hold, self.up, self.down, s, to); };
+    perform(self.pool, self, job, x, delta, residual, out);
 }
 
 void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm, float scale, int64_t head_dim,
@@ -276,7 +220,7 @@ void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm
     if (m.interleaved) refuse("heads need a matrix whose parts are not interleaved");
     if (turned < 0 || size_t(turned) > m.parts.size() || norms.size() > size_t(turned))
         refuse("more parts are turned than there are");
-    HeadsProjection h{projection(m, norm, scale), {head_dim, rope_dim, interleaved, over_all}, {}};
+    HeadsProjection h{projection(m, norm, scale), {head_dim, rope_dim, interleaved, over_all, 0}, {}};
     for (int i = 0; i < turned; ++i) {
         if (m.parts[size_t(i)].rows % head_dim) refuse("a part's rows are not whole heads");
         h.norms.push_back(size_t(i) < norms.size() ? *norms[size_t(i)] : Norm{});
@@ -294,21 +238,24 @@ void run_norm(const Norm& norm, Pool& pool, const Input& x, const Output& out) {
     const Rows<const float> from = rows_of(x, "x", tokens, n);
     const Rows<float> to = rows_of(out, "out", tokens, n);
     const NormWeights weights = norm.view();
-    Work work(pool);
-    work.hold.split(tokens, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t)
-            source_kernels().norm(weights, from.data + t * from.stride, n, to.data + t * to.stride);
-    });
+    auto job = [weights, tokens, from, to, n](Pool::Hold& hold) {
+        hold.split(tokens, [&](int64_t begin, int64_t end, int) {
+            for (int64_t t = begin; t < end; ++t)
+                source_kernels().norm(weights, from.data + t * from.stride, n, to.data + t * to.stride);
+        });
+    };
+    perform(pool, norm, job, x, out);
 }
 
-void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t rope_dim, bool interleaved, const Input& cos,
-          const Input& sin) {
+void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t rope_dim, bool interleaved,
+          const Input& cos, const Input& sin) {
     const Rows<float> rows = rows_of(x, "x");
-    if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || rope_dim > head_dim)
+    if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || first < 0 ||
+        rope_dim > head_dim - first)
         refuse("x is not whole heads of which rope_dim elements turn");
     const Rows<const float> c = rows_of(cos, "cos", rows.rows, rope_dim / 2),
                             s = rows_of(sin, "sin", rows.rows, rope_dim / 2);
-    const HeadsCase heads{head_dim, rope_dim, interleaved, false};
+    const HeadsCase heads{head_dim, rope_dim, interleaved, false, first};
     Work work(pool);
     work.hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t)
@@ -328,8 +275,8 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Norm>(m, "Norm")
         .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), array("weight"), array("bias").none())
         .def("__call__", run_norm, nb::arg("pool"), array("x"), array("out"));
-    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("rope_dim"), nb::arg("interleaved"),
-          array("cos"), array("sin"));
+    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("first"), nb::arg("rope_dim"),
+          nb::arg("interleaved"), array("cos"), array("sin"));
 }
 
 }  // namespace
@@ -372,10 +319,6 @@ void bind_linear(nb::module_& m) {
             nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("norm").none(), nb::arg("residual_scale"),
             nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
         .def("__call__", run_bound_mlp, array("x"), array("delta").none(), array("residual").none(), array("out"));
-    nb::class_<BoundExperts>(m, "Experts")
-        .def("__init__", build_experts, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("activation"),
-             nb::arg("alpha"), nb::arg("limit"), Keep2(), Keep3(), nb::keep_alive<1, 4>())
-        .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("out"));
 }
 
 }  // namespace ridgeline

@@ -45,9 +45,11 @@ double operation_rate(Pool& pool, double (*kernel)(long)) {
 void bind_pool(nb::module_& m) {
     using Free = nb::call_guard<nb::gil_scoped_release>;
     m.def("usable_cores", usable_cores);
-    nb::class_<Pool>(m, "Pool")
-        .def(nb::init<int>(), nb::arg("threads"))
+    nb::class_<Pool> pool(m, "Pool");
+    bind_room(pool);
+    pool.def(nb::init<int>(), nb::arg("threads"))
         .def_prop_ro("size", &Pool::size)
+        .def_prop_ro("busy_seconds", &Pool::busy_seconds)
         .def(
             "read_rate",
             [](Pool& pool, size_t bytes) {

@@ -83,15 +83,104 @@ void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, co
                           rows(x, "x", s, heads * width),
                           rows(b, "B", s, groups * states),
                           rows(c, "C", s, groups * states),
+                          width,
+                          states,
+                          states,
                           each(before, "the state", s.n, size),
                           each(h, "h", s.n, size),
                           rows(y, "y", s, heads * width),
+                          nullptr,
                           rows(dt, "dt", s, heads),
                           vector_of(dt_bias, "dt_bias", heads),
                           vector_of(a, "A", heads),
                           vector_of(d, "D", heads),
                           least,
                           most};
+    Work work(pool);
+    run(work.hold, scan);
+}
+
+void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, const Input& decay,
+                    const Input& before, const Ids& lengths, const Output& y, const Output& h) {
+    const Sequences s = sequences_of(lengths, q);
+    if (q.ndim() != 3) refuse("q must have an axis of heads");
+    const int64_t rows_of_all = s.n * s.m, heads = int64_t(q.shape(1)), dim = int64_t(q.shape(2));
+    const auto queries = heads_of(q, "q", rows_of_all, heads, dim), keys = heads_of(k, "k", rows_of_all, heads, dim),
+               values = heads_of(v, "v", rows_of_all, heads, dim);
+    LinearScan scan{};
+    scan.s = s, scan.heads = heads, scan.width = scan.states = dim, scan.group = 1;
+    scan.x = {values.data, values.stride}, scan.b = {keys.data, keys.stride}, scan.c = {queries.data, queries.stride};
+    scan.x_head = values.head, scan.b_head = keys.head, scan.c_head = queries.head;
+    scan.before = each(before, "the state", s.n, heads * dim * dim), scan.h = each(h, "h", s.n, heads * dim * dim);
+    scan.y = rows(y, "y", s, heads * dim);
+    scan.decay = vector_of(decay, "decay", heads);
+    Work work(pool);
+    run(work.hold, scan);
+}
+
+void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, const Input& v, const Input& decay,
+                const Input& beta, const Input& rate, const Input& dt_bias, const Input& before, const Ids& lengths,
+                const Output& y, const Output& h) {
+    const Sequences s = sequences_of(lengths, q);
+    const int64_t heads = columns_of(beta);
+    if (heads < 1 || key_heads < 1 || heads % key_heads || columns_of(q) % key_heads || columns_of(v) % heads)
+        refuse("q, v or beta do not divide into heads");
+    const int64_t dim = columns_of(q) / key_heads, width = columns_of(v) / heads, size = heads * dim * width;
+    const bool by_channel = columns_of(decay) != heads;
+    const int64_t decays = by_channel ? heads * dim : heads;
+    const DeltaScan scan{s,
+                         heads,
+                         key_heads,
+                         dim,
+                         width,
+                         by_channel,
+                         rows(q, "q", s, key_heads * dim),
+                         rows(k, "k", s, key_heads * dim),
+                         rows(v, "v", s, heads * width),
+                         rows(decay, "decay", s, decays),
+                         rows(beta, "beta", s, heads),
+                         vector_of(rate, "rate", heads),
+                         vector_of(dt_bias, "dt_bias", decays),
+                         each(before, "the state", s.n, size),
+                         each(h, "h", s.n, size),
+                         rows(y, "y", s, heads * width)};
+    Work work(pool);
+    run(work.hold, scan);
+}
+
+void norm_gate(Pool& pool, bool silu, float eps, const Input& y, const Input& z, const Input& weight,
+               const Output& out) {
+    const Rows<const float> a = rows_of(y, "y"), b = rows_of(z, "z", a.rows, a.columns);
+    const Rows<float> to = rows_of(out, "out", a.rows, a.columns);
+    const int64_t size = int64_t(weight.size());
+    const float* w = vector_of(weight, "weight", size);
+    if (size < 1 || a.columns % size) refuse("y does not divide into heads as wide as the weight");
+    Work work(pool);
+    work.hold.split(a.rows, [&](int64_t begin, int64_t end, int) {
+        for (int64_t r = begin; r < end; ++r)
+            for (int64_t i = 0; i < a.columns; i += size)
+                delta_kernels().norm_gate(a.data + r * a.stride + i, b.data + r * b.stride + i, w, size, eps, silu,
+                                          to.data + r * to.stride + i);
+    });
+}
+
+void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Input& d, const Input& before,
+                      const Ids& lengths, const Output& y, const Output& h) {
+    const Sequences s = sequences_of(lengths, u);
+    if (terms.ndim() != 4 || (terms.shape(2) != 6 && terms.shape(2) != 14))
+        refuse("terms are [blocks, modes, 6 or 14, 16]");
+    const int64_t channels = columns_of(u), modes = int64_t(terms.shape(1));
+    StateSpace scan{s,
+                    channels,
+                    modes,
+                    terms.shape(2) == 14,
+                    rows(u, "u", s, channels),
+                    nullptr,
+                    vector_of(d, "D", channels),
+                    each(before, "the state", s.n, modes * 2 * channels),
+                    each(h, "h", s.n, modes * 2 * channels),
+                    rows(y, "y", s, channels)};
+    scan.terms = each(terms, "terms", scan.blocks(), modes * scan.num_terms() * StateSpace::BLOCK);
     Work work(pool);
     run(work.hold, scan);
 }
@@ -126,6 +215,15 @@ void bind_recurrent(nb::module_& m) {
     m.def("linear_scan", linear_scan, nb::arg("pool"), nb::arg("groups"), array("x"), array("dt"), array("dt_bias"),
           array("a"), array("b"), array("c"), array("d"), nb::arg("least"), nb::arg("most"), array("before"),
           array("lengths"), array("y"), array("h"));
+    m.def("lightning_scan", lightning_scan, nb::arg("pool"), array("q"), array("k"), array("v"), array("decay"),
+          array("before"), array("lengths"), array("y"), array("h"));
+    m.def("delta_scan", delta_scan, nb::arg("pool"), nb::arg("key_heads"), array("q"), array("k"), array("v"),
+          array("decay"), array("beta"), array("rate"), array("dt_bias"), array("before"), array("lengths"), array("y"),
+          array("h"));
+    m.def("norm_gate", norm_gate, nb::arg("pool"), nb::arg("silu"), nb::arg("eps"), array("y"), array("z"),
+          array("weight"), array("out"));
+    m.def("state_space_scan", state_space_scan, nb::arg("pool"), array("u"), array("terms"), array("d"),
+          array("before"), array("lengths"), array("y"), array("h"));
     m.def("taylor_scan", taylor_scan, nb::arg("pool"), nb::arg("heads"), array("q"), array("k"), array("v"),
           array("before"), array("lengths"), array("y"), array("h"));
 }

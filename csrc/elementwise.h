@@ -21,6 +21,8 @@ struct ElementwiseKernels {
     // norm(y silu(z)) by groups: out = x / sqrt(mean(x^2) + eps) weight. size: of a group.
     void (*gated_norm)(const float* y, const float* z, const float* weight, int64_t groups, int64_t size, float eps,
                        float* out);
+    // The largest of n > 0 numbers; NaN if there is one among them.
+    float (*largest)(const float* x, int64_t n);
 };
 RL_TABLE(ElementwiseKernels, elementwise_kernels)
 

@@ -9,6 +9,7 @@ struct HeadsCase {
     int64_t rope_dim = 0;      // elements of a head that turn; 0: none
     bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rope_dim / 2)
     bool over_all = false;     // one norm over all heads instead of one per head
+    int64_t first = 0;         // the first element of a head that turns
 };
 
 struct HeadKernels {

@@ -43,6 +43,8 @@ struct PanelKernels {
     bool (*pack)(Matrix&, int64_t panel, const Stored* parts, float* room);
     // One row, as float32: what the products mean.
     void (*unpack)(const Matrix&, int64_t panel, int row, float* out);
+    // A stored row, as float32.
+    void (*widen)(const Stored&, int64_t row, int64_t k, float* out);
 };
 RL_TABLE(PanelKernels, panel_kernels)
 
@@ -55,7 +57,7 @@ struct Epilogue {
         float* data;
         int64_t stride;
     };
-    static constexpr int PARTS = 4;
+    static constexpr int PARTS = 6;
     Out out[PARTS];  // of each part of the matrix; of a gated one, the first
 };
 

@@ -18,7 +18,8 @@ int64_t bytes_of_panel(Format format, int64_t k, int group) {
 
 }  // namespace
 
-Matrix::Matrix(Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows)
+Matrix::Matrix(Pool& pool, Format format, int64_t k, int group, bool interleaved,
+               const std::vector<int64_t>& part_rows)
     : format(format), k(k), padded_k(round_up(k, step_of(format, group))), group(group), interleaved(interleaved) {
     const int64_t rows_of_panel = interleaved ? PANEL / 2 : PANEL;
     for (int64_t rows : part_rows) {
@@ -26,7 +27,7 @@ Matrix::Matrix(Format format, int64_t k, int group, bool interleaved, const std:
         if (!interleaved || parts.size() == 1) panels += (rows + rows_of_panel - 1) / rows_of_panel;
     }
     panel_bytes = bytes_of_panel(format, padded_k, group);
-    data = Pages(size_t(panels * panel_bytes));
+    data = pool.take(size_t(panels * panel_bytes));
 }
 
 }  // namespace ridgeline

@@ -45,13 +45,13 @@ struct Matrix {
     std::vector<Part> parts;
     int64_t panels = 0;
     int64_t panel_bytes = 0;
-    Pages data;
+    Share data;
     std::vector<float> bias;  // in the order of the panels, [panels * 32], or empty
 
-    Matrix(Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows);
+    Matrix(Pool&, Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows);
 
     bool quantised() const { return format == Format::int8 || format == Format::int4; }
-    char* panel(int64_t p) const { return data.data() + p * panel_bytes; }
+    char* panel(int64_t p) const { return data.data + p * panel_bytes; }
     // Of what row r of a part is: its panel and its place there.
     std::pair<int64_t, int> place(int part, int64_t r) const {
         if (interleaved) return {r / 16, int(part * 16 + r % 16)};

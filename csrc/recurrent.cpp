@@ -8,8 +8,8 @@ namespace {
 struct Rooms {
     size_t each;
     float* data;
-    Rooms(Pool::Hold& hold, int64_t states)
-        : each((recurrent_kernels().room(states) + 15) / 16 * 16),
+    Rooms(Pool::Hold& hold, size_t floats)
+        : each((floats + 15) / 16 * 16),
           data((float*)hold.scratch(0, each * size_t(hold.threads()) * sizeof(float))) {}
     float* of(int thread) const { return data + each * size_t(thread); }
 };
@@ -39,7 +39,7 @@ void run(Pool::Hold& hold, const ShortConv& c) {
 
 void run(Pool::Hold& hold, const SelectiveScan& s) {
     const RecurrentKernels& kernels = recurrent_kernels();
-    const Rooms rooms(hold, s.states);
+    const Rooms rooms(hold, kernels.room(s.states));
     const int64_t piece = piece_of(s.s.n, s.channels, kernels.channels, hold.threads());
     draw_pieces(hold, s.s.n, s.channels, piece, [&](int64_t i, int64_t first, int64_t last, int thread) {
         kernels.selective(s, i, first, last, rooms.of(thread));
@@ -48,15 +48,29 @@ void run(Pool::Hold& hold, const SelectiveScan& s) {
 
 void run(Pool::Hold& hold, const LinearScan& s) {
     const RecurrentKernels& kernels = recurrent_kernels();
-    const Rooms rooms(hold, s.states);
+    const Rooms rooms(hold, kernels.room(s.states));
     draw_pieces(hold, s.s.n * s.heads, s.width, kernels.channels,
                 [&](int64_t i, int64_t first, int64_t last, int thread) {
                     kernels.linear(s, i / s.heads, i % s.heads, first, last, rooms.of(thread));
                 });
 }
 
+void run(Pool::Hold& hold, const DeltaScan& s) {
+    const Rooms rooms(hold, delta_kernels().room(s.dim));
+    hold.draw(s.s.n * s.heads, [&](int64_t i, int thread) {
+        delta_kernels().scan(s, i / s.heads, i % s.heads, rooms.of(thread));
+    });
+}
+
+void run(Pool::Hold& hold, const StateSpace& s) {
+    const Rooms rooms(hold, size_t(2 * s.modes * StateSpace::BLOCK));
+    hold.draw(s.s.n * s.blocks(), [&](int64_t i, int thread) {
+        state_space_kernels().scan(s, i / s.blocks(), i % s.blocks(), rooms.of(thread));
+    });
+}
+
 void run(Pool::Hold& hold, const TaylorScan& s) {
-    const Rooms rooms(hold, 1 + s.dim + s.dim * s.dim);
+    const Rooms rooms(hold, recurrent_kernels().room(1 + s.dim + s.dim * s.dim));
     hold.draw(s.s.n * s.heads, [&](int64_t i, int thread) {
         recurrent_kernels().taylor(s, i / s.heads, i % s.heads, rooms.of(thread));
     });

@@ -50,10 +50,12 @@ struct SelectiveScan {
 struct LinearScan {
     Sequences s;
     int64_t heads, width, states, group;
-    Matrix2<const float> x, b, c;  // rows [heads * width], [heads / group * states]
-    const float* before;           // [n, heads, states, width]
+    Matrix2<const float> x, b, c;  // rows of heads, [width], [states] and [states]
+    int64_t x_head, b_head, c_head;  // from one to the next; of B and C, of a group
+    const float* before;             // [n, heads, states, width]
     float* h;
-    Matrix2<float> y;
+    Matrix2<float> y;    // rows [heads * width]
+    const float* decay;  // [heads], the same for every token: lightning attention, which has nothing of what follows
     // Mamba-2: x is multiplied by dt = softplus(dt + bias), between least and most; the decay is exp(dt a); D x is
     // added.
     Matrix2<const float> dt;       // rows [heads]

@@ -1,6 +1,8 @@
 // Recurrent mixers by all threads of a pool.
 #pragma once
+#include "delta.h"
 #include "recurrent.h"
+#include "state_space.h"
 #include "threads.h"
 
 namespace ridgeline {
@@ -9,5 +11,7 @@ void run(Pool::Hold&, const ShortConv&);
 void run(Pool::Hold&, const SelectiveScan&);
 void run(Pool::Hold&, const LinearScan&);
 void run(Pool::Hold&, const TaylorScan&);
+void run(Pool::Hold&, const DeltaScan&);
+void run(Pool::Hold&, const StateSpace&);
 
 }  // namespace ridgeline

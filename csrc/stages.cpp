@@ -1,36 +1,11 @@
 #include "stages.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "packing.h"
 
 namespace ridgeline {
 namespace {
-
-constexpr int64_t BLOCK = 504;  // tokens that are packed at once: bounds the memory that this takes, changes no result
-
-enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };
-
-// What the activations of `tokens` take, and where they lie in `room`.
-size_t activation_bytes(const Matrix& w, int64_t tokens) {
-    const int64_t groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantised() ? 1 : 4);
-    return size_t(round_up(int64_t(data), 64)) + size_t(round_up(tokens * 4, 64)) +
-           size_t(round_up(tokens * groups * 4, 64));
-}
-
-Activations activations(const Matrix& w, int64_t tokens, void* room) {
-    Activations a;
-    const int64_t tile = product_kernels().tile;
-    a.tokens = tokens;
-    a.padded_k = w.padded_k;
-    a.groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
-    a.tiles = (tokens + tile - 1) / tile;
-    a.data = room;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantised() ? 1 : 4);
-    a.scale = (float*)((char*)room + round_up(int64_t(data), 64));
-    a.offset = (int32_t*)((char*)a.scale + round_up(tokens * 4, 64));
-    return a;
-}
 
 struct Job {
     Pool::Hold& hold;
@@ -39,14 +14,6 @@ struct Job {
     const Epilogue& epilogue;
     int64_t grain;  // panels that one thread must have together
 };
-
-void load_unit(const Job& job, const Activations& a, int64_t unit, float* rows, bool keep) {
-    const float* tokens[Activations::UNIT];
-    const int64_t first = unit * Activations::UNIT;
-    const int n = int(std::min<int64_t>(Activations::UNIT, a.tokens - first));
-    for (int i = 0; i < n; ++i) tokens[i] = source_kernels().prepare(job.source, first + i, rows + i * job.w.k, keep);
-    source_kernels().load(a, job.w.format, job.w.group, job.w.k, tokens, first, n);
-}
 
 // One block of tokens. after(begin, end): called on the thread that has finished these panels.
 template <class After> void product(const Job& job, int64_t tokens, After&& after) {
@@ -63,14 +30,14 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
     auto rows_of = [&](int thread) { return rows + thread * Activations::UNIT * w.k; };
     if (tokens > 1)
         job.hold.split(shared.units(), [&](int64_t begin, int64_t end, int thread) {
-            for (int64_t u = begin; u < end; ++u) load_unit(job, shared, u, rows_of(thread), true);
+            for (int64_t u = begin; u < end; ++u) load_unit(w, job.source, shared, u, rows_of(thread), true);
         });
     const int64_t grains = (w.panels + job.grain - 1) / job.grain;
     job.hold.run([&](int thread) {
         const Activations a = tokens > 1 ? shared : activations(w, 1, room + size * thread);
         const int64_t begin = grains * thread / threads * job.grain;
         const int64_t end = std::min(grains * (thread + 1) / threads * job.grain, w.panels);
-        if (tokens == 1 && (begin < end || thread == 0)) load_unit(job, a, 0, rows_of(thread), thread == 0);
+        if (tokens == 1 && (begin < end || thread == 0)) load_unit(w, job.source, a, 0, rows_of(thread), thread == 0);
         if (begin >= end) return;
         product_kernels().multiply(w, a, begin, end, job.epilogue, tiles + tile_room * thread);
         after(begin, end);
@@ -164,44 +131,6 @@ void run_mlp(Pool::Hold& hold, const Projection& up, const Matrix& down, const S
         s.stride = inner;
         const Epilogue::Out part{out.data + first * out.stride, out.stride};
         after.run(hold, {s, tokens}, &part);
-    });
-}
-
-void Experts::run(Pool::Hold& hold, const float* x, int64_t stride, int64_t tokens, int64_t choices, const int64_t* ids,
-                  const float* weights, Epilogue::Out out) const {
-    // Each pair of a token and a choice has a row of its own, so that a token's sum runs over its choices whatever the
-    // others have chosen.
-    const int64_t pairs = tokens * choices, width = down[0]->parts[0].rows;
-    std::vector<std::vector<int64_t>> of(up.size());
-    for (int64_t i = 0; i < pairs; ++i) of[size_t(ids[i])].push_back(i);
-    float* results = (float*)hold.scratch(CHOSEN, size_t(pairs * width) * 4);
-    std::vector<int64_t> place(static_cast<size_t>(pairs));
-    int64_t done = 0;
-    for (size_t expert = 0; expert < up.size(); ++expert) {
-        std::vector<int64_t>& rows = of[expert];
-        for (size_t i = 0; i < rows.size(); ++i) {
-            place[size_t(rows[i])] = done + int64_t(i);
-            rows[i] /= choices;
-        }
-        Source s{};
-        s.x = x;
-        s.stride = stride;
-        s.rows = rows.data();
-        Projection first{*up[expert], {}, 1, {}};
-        first.epilogue.kind = Epilogue::gated;
-        first.epilogue.gate = gate;
-        run_mlp(hold, first, *down[expert], {s, int64_t(rows.size())}, {results + done * width, width});
-        done += int64_t(rows.size());
-    }
-    hold.split(tokens, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t) {
-            float* to = out.data + t * out.stride;
-            for (int64_t c = 0; c < choices; ++c) {
-                const float* from = results + place[size_t(t * choices + c)] * width;
-                const float weight = weights[t * choices + c];
-                for (int64_t i = 0; i < width; ++i) to[i] = c ? to[i] + weight * from[i] : weight * from[i];
-            }
-        }
     });
 }
 

@@ -46,13 +46,4 @@ struct HeadsProjection {
 // down(act(up(norm(...)))): `up` is gated (interleaved) or not.
 void run_mlp(Pool::Hold&, const Projection& up, const Matrix& down, const Stream&, Epilogue::Out out);
 
-// Each token visits some experts: out[t] = sum over its choices c, in order, of weights[t, c] * expert[ids[t,
-// c]](x[t]).
-struct Experts {
-    std::vector<const Matrix*> up, down;
-    Gate gate;
-    void run(Pool::Hold&, const float* x, int64_t stride, int64_t tokens, int64_t choices, const int64_t* ids,
-             const float* weights, Epilogue::Out out) const;
-};
-
 }  // namespace ridgeline

@@ -11,6 +11,7 @@
 // matters too: an idle process must not burn its cores.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,6 +43,24 @@ private:
     size_t bytes_ = 0;
 };
 
+// Memory that lives long, cut from mappings which others are cut from too: so small pieces share huge pages. A mapping
+// goes with its last piece.
+struct Share {
+    std::shared_ptr<Pages> mapping;
+    char* data = nullptr;
+};
+
+class Room {
+public:
+    Share take(size_t bytes);  // zeroed, aligned to 4 KiB, with room to read 8 KiB past the end
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<Pages> open_;
+    size_t used_ = 0;
+};
+class Program;
+
 class Pool {
 public:
     // threads: the caller's own included, at least 1. Workers are pinned to cores of their own, unless there are more
@@ -51,12 +70,16 @@ public:
     Pool(const Pool&) = delete;
 
     int size() const { return size_; }
+    Share take(size_t bytes) { return room_.take(bytes); }
+    double busy_seconds() const;  // that calls have held the pool, so far
+    Program* program = nullptr;   // that writes down the calls of a thread (record.h); changed under Python's lock
 
     // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
     // the first hold makes new workers.
     class Hold {
     public:
         explicit Hold(Pool& pool);
+        ~Hold();
         Hold(const Hold&) = delete;
         int threads() const { return pool_.size_; }
 
@@ -67,6 +90,7 @@ public:
         }
         // f(begin, end, thread) on one stretch of [0, n) for each thread; which thread has which element is fixed.
         template <class Work> void split(int64_t n, Work&& f) {
+            if (n == 1) return f(0, 1, 0);  // to wake the others costs more than most single elements do
             run([&](int thread) {
                 int64_t begin = n * thread / pool_.size_, end = n * (thread + 1) / pool_.size_;
                 if (begin < end) f(begin, end, thread);
@@ -75,6 +99,7 @@ public:
         // f(i, thread) for every i of [0, n): threads draw the next one when they are done. Who computes an element
         // changes, how it is computed does not.
         template <class Work> void draw(int64_t n, Work&& f) {
+            if (n == 1) return f(0, 0);
             std::atomic<int64_t> next{0};
             run([&](int thread) {
                 for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) f(i, thread);
@@ -86,6 +111,7 @@ public:
     private:
         Pool& pool_;
         std::unique_lock<std::mutex> lock_;
+        std::chrono::steady_clock::time_point since_;
     };
     static constexpr int SLOTS = 8;
 
@@ -94,7 +120,9 @@ private:
     void run(void (*work)(void*, int), void* context);
 
     const int size_;
+    std::atomic<int64_t> busy_ns_{0};
     std::unique_ptr<Team> team_;
+    Room room_;
 };
 
 }  // namespace ridgeline

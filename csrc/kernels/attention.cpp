@@ -2,23 +2,16 @@
 //
 // A row is one query of one head of the group that shares the keys. Rows go through a tile of keys in blocks of up to
 // BLOCK, whose accumulators stay in registers.
-#include "attention.h"
-
-#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
 
-#include "vmath.h"
+#include "kernels/attention_tile.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
-// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for
-// more.
-constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
-constexpr int VECTORS = TILE / W;  // of a tile
+constexpr int FEW = BLOCK / 2;  // rows that read numbers as they are stored; for more, a tile is widened once
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
@@ -26,28 +19,30 @@ int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
 // A thread's room, as arrays. Rows of values are padded to whole vectors.
 struct Room {
     int64_t width;
-    float *q, *keys, *scores, *rescale;
+    float *q, *keys, *wide, *scores, *rescale;  // wide: values, where they are stored otherwise
     float *most, *sums, *values;             // of the segment: [rows], [rows, 16], [rows, width]
     float *all_most, *all_sum, *all_values;  // of the segments before
 
-    Room(float* at, const AttentionCase& c, int64_t rows) : width(rounded(c.value_dim)) {
-        float** const parts[] = {&q, &keys, &scores, &rescale, &most, &sums, &values, &all_most, &all_sum, &all_values};
-        const Sizes s = sizes(c, rows);
+    Room(float* at, const AttentionCase& c, Stored stored, int64_t rows) : width(rounded(c.value_dim)) {
+        float** const parts[] = {&q,    &keys, &wide,   &scores,   &rescale, &most,
+                                 &sums, &values, &all_most, &all_sum, &all_values};
+        const Sizes s = sizes(c, stored, rows);
         for (size_t i = 0; i < s.size(); ++i) {
             *parts[i] = at;
             at += rounded(s[i]);
         }
     }
-    using Sizes = std::array<int64_t, 10>;
-    static Sizes sizes(const AttentionCase& c, int64_t rows) {
-        const int64_t values = rows * rounded(c.value_dim);
-        return {rows * c.key_dim, TILE * c.key_dim, BLOCK * TILE, BLOCK, rows, rows * 16, values, rows, rows, values};
+    using Sizes = std::array<int64_t, 11>;
+    static Sizes sizes(const AttentionCase& c, Stored stored, int64_t rows) {
+        const int64_t values = rows * rounded(c.value_dim), wide = stored == Stored::float32 ? 0 : TILE * c.value_dim;
+        return {rows * c.key_dim, TILE * c.key_dim, wide, BLOCK * TILE, BLOCK, rows,
+                rows * 16,        values,           rows, rows,         values};
     }
 };
 
-size_t room_floats(const AttentionCase& c, int64_t rows) {
+size_t room_floats(const AttentionCase& c, Stored stored, int64_t rows) {
     size_t floats = 0;
-    for (int64_t n : Room::sizes(c, rows)) floats += size_t(rounded(n));
+    for (int64_t n : Room::sizes(c, stored, rows)) floats += size_t(rounded(n));
     return floats;
 }
 
@@ -90,144 +85,19 @@ uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
     }
 }
 
-// ---- where the keys and values of a tile are -------------------------------------------------------------------
+// ---- a tile ----------------------------------------------------------------------------------------------------
 
-struct Tile {
-    const float* keys[VECTORS];  // of each vector's keys, the first number; the next is `step` on
-    int64_t step;
-    const float* values[TILE];
-    const float*
-        blocks[VECTORS];  // of each vector's keys, the values, where they lie in one piece; else something near
-    int first, last;      // keys that some query sees lie in [first, last]
-};
-
-// Where the tokens [first, last] of the tile at position `at` stand in pages `page` numbers apart, and `slot` in a
-// page.
-void find(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, const float* base, int64_t page,
-          int64_t slot, const float** found) {
-    for (int j = first; j <= last;) {
-        const int64_t position = s.base + at + j, index = position / kv.page_tokens, inside = position % kv.page_tokens;
-        const int64_t number = !s.table ? index : index < s.table_size ? s.table[index] : 0;
-        const float* p = base + number * page + inside * slot;
-        for (int64_t left = kv.page_tokens - inside; left > 0 && j <= last; --left, ++j, p += slot) found[j] = p;
-    }
-}
-
-// W rows of keys, turned. Rows that no query sees are null.
-void turn_rows(const float* const* rows, int64_t numbers, float* to) {
-    for (int64_t d = 0; d < numbers; d += W) {
-        F x[W];
-        const int n = int(numbers - d < W ? numbers - d : W);
-        RL_FOR(i, W) x[i] = !rows[i] ? set(0.f) : n == W ? load(rows[i] + d) : load(rows[i] + d, n);
-        transpose(x);
-        RL_FOR(i, W)
-            if (i < n) store(to + (d + i) * TILE, x[i]);
-    }
-}
-
-// Does a vector of keys lie in one page, and in order?
-bool in_place(const KeyValues& kv) { return kv.turned && kv.page_tokens % W == 0; }
-
-void find_keys(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, Tile& t, float* room) {
-    const KeyValues& kv = a.kv;
-    const float* base = kv.keys + head * kv.key_head;
-    const bool there = in_place(kv);
-    const int begin = t.first / W, end = t.last / W + 1;
-    const float* rows[TILE] = {};
-    const int first = there ? begin * W : t.first, last = there ? end * W - 1 : t.last;
-    find(kv, *w.sequence, at, first, last, base, kv.key_page, kv.turned ? 1 : kv.key_row, rows);
-    t.step = there ? kv.page_tokens : TILE;
-    for (int v = begin; v < end; ++v) {
-        t.keys[v] = there ? rows[v * W] : room + v * W;
-        if (there) continue;
-        if (!kv.turned || kv.page_tokens == 1) {
-            turn_rows(rows + v * W, a.c.key_dim, room + v * W);
-            continue;
-        }
-        for (int j = v * W; j < (v + 1) * W; ++j)
-            for (int64_t d = 0; d < a.c.key_dim; ++d) room[d * TILE + j] = rows[j] ? rows[j][d * kv.page_tokens] : 0.f;
-    }
-}
-
-void find_values(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, Tile& t) {
-    const KeyValues& kv = a.kv;
-    find(kv, *w.sequence, at, t.first, t.last, kv.values + head * kv.value_head, kv.value_page, kv.value_row, t.values);
-    const bool dense = kv.value_row == a.c.value_dim && kv.page_tokens % W == 0;
-    for (int v = t.first / W; v <= t.last / W; ++v)
-        t.blocks[v] = dense ? t.values[v * W < t.first ? t.first : v * W] : t.keys[v];
-    std::fill(t.values, t.values + t.first, t.values[t.first]);
-    std::fill(t.values + t.last + 1, t.values + TILE, t.values[t.last]);
-}
-
-// The memory of the keys that come next, a key's worth at a time; `t`'s values, which are there already, where none do.
-void keys_ahead(const AttentionStep& a, const AttentionWork& w, int head, int64_t at, const Tile& t,
-                const float** lines) {
-    const KeyValues& kv = a.kv;
-    if (++head == w.head_end) head = w.head, at += TILE;
-    std::copy_n(t.values, TILE, lines);
-    if (at > w.sequence->start + w.last - 1) return;
-    const float* base = kv.keys + head * kv.key_head;
-    find(kv, *w.sequence, at, 0, TILE - 1, base, kv.key_page, kv.turned ? a.c.key_dim : kv.key_row, lines);
-}
-
-// ---- the three parts of a tile ---------------------------------------------------------------------------------
-
-// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and
-// the loop over values for the next keys, both `ahead`.
-
-// N vectors of scores of R rows. q: [numbers][R].
-template <int R, int N> void scores(const float* const* keys, const float* const* ahead, int64_t step, int64_t numbers,
-                                    const float* q, float* to) {
-    F acc[R][N];
-    RL_FOR(r, R)
-        RL_FOR(v, N) acc[r][v] = set(0.f);
-    const float *k[N], *next[N];
-    RL_FOR(v, N) k[v] = keys[v], next[v] = ahead[v];
-    for (int64_t d = 0; d < numbers; ++d, q += R) {
-        F x[N];
-        RL_FOR(v, N) x[v] = load(k[v]), k[v] += step, prefetch_far(next[v]), next[v] += W;
-        RL_FOR(r, R) {
-            const F y = set(q[r]);
-            RL_FOR(v, N) acc[r][v] = fma(x[v], y, acc[r][v]);
-        }
-    }
-    RL_FOR(r, R)
-        RL_FOR(v, N) store(to + r * TILE + v * W, acc[r][v]);
-}
-
-// The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all
-// keys.
-template <int R, int N, bool SOME> void add_values(const Tile& t, const float* const* ahead, int64_t d, int64_t numbers,
-                                                   const float* weights, const float* rescale, float* to,
-                                                   int64_t width) {
-    F acc[R][N];
-    RL_FOR(r, R)
-        RL_FOR(v, N) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
-    const int n = int(numbers - d);
-    for (int j = t.first; j <= t.last; ++j) {
-        F x[N];
-        RL_FOR(v, N) x[v] = N > 1 || n >= W ? load(t.values[j] + d + v * W) : load(t.values[j] + d, n);
-        RL_FOR(v, N) prefetch_far(ahead[j] + d + v * W);
-        RL_FOR(r, R) {
-            const F p = set(weights[r * TILE + j]);
-            RL_FOR(v, N) {
-                const F y = fma(p, x[v], acc[r][v]);
-                acc[r][v] = SOME ? select(p != set(0.f), y, acc[r][v]) : y;
-            }
-        }
-    }
-    RL_FOR(r, R)
-        RL_FOR(v, N) store(to + r * width + d + v * W, acc[r][v]);
-}
-
-// Scores of a row become weights; the segment's largest score and sums go on.
-float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, float* sums) {
+// Scores of a row become weights; the segment's largest score and sums go on. Where numbers are stored by a scale, that
+// of a key is part of its score, that of its value part of the weight.
+float weigh(const AttentionCase& c, const float* key_scales, const float* value_scales, uint64_t mask, float* scores,
+            float& most, float* sums) {
     constexpr int32_t ONE = 1;
     I lane = {};
     for (int i = 0; i < W; ++i) lane[i] = ONE << i;
     F top = set(NONE);
     RL_FOR(v, VECTORS) {
         F x = load(scores + v * W);
+        if (key_scales) x = x * load(key_scales + v * W);
         x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap))
                           : x * set(c.scale * LOG2_E);
         x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
@@ -247,6 +117,7 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
             float* x = scores + (at + v) * W;
             p[v] = select(load(x) == set(NONE), set(0.f), p[v]);
             total.v[(at + v) % V] += p[v];
+            if (value_scales) p[v] = select(p[v] == set(0.f), p[v], p[v] * load(value_scales + (at + v) * W));
             store(x, p[v]);
         }
     }
@@ -254,21 +125,21 @@ float weigh(const AttentionCase& c, uint64_t mask, float* scores, float& most, f
     return rescale;
 }
 
-template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const float* const* ahead, const uint64_t* masks,
-                                int64_t own, const float* q, int64_t row, Room& m) {
+template <int R, class T>
+void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, int64_t offset, const uint64_t* masks,
+               int64_t own, const float* q, int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
     const int begin = t.first / W, end = t.last / W + 1;
     int v = begin;
-    for (; v + WIDE <= end; v += WIDE)
-        scores<R, WIDE>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
-    for (; v < end; ++v) scores<R, 1>(t.keys + v, t.blocks + v, t.step, a.c.key_dim, q, m.scores + v * W);
+    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
+    for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
     bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
         const uint64_t mask = masks[(own + r) / a.c.group()];
         some |= mask != ~uint64_t(0);
         float* p = m.scores + r * TILE;
         if (mask)
-            m.rescale[r] = weigh(a.c, mask, p, m.most[row + r], m.sums + (row + r) * 16);
+            m.rescale[r] = weigh(a.c, t.key_scales, t.value_scales, mask, p, m.most[row + r], m.sums + (row + r) * 16);
         else
             m.rescale[r] = 1.f, memset(p, 0, TILE * 4);
     }
@@ -276,39 +147,66 @@ template <int R> void tile_rows(const AttentionStep& a, const Tile& t, const flo
     float* to = m.values + row * m.width;
     int64_t d = 0;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<R, WIDE, true> : add_values<R, WIDE, false>)(t, ahead, d, numbers, m.scores, m.rescale, to,
-                                                                        m.width);
+        (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, ahead, offset, d, numbers, m.scores,
+                                                                             m.rescale, to, m.width);
     for (; d < numbers; d += W)
-        (some ? add_values<R, 1, true> : add_values<R, 1, false>)(t, ahead, d, numbers, m.scores, m.rescale, to,
-                                                                  m.width);
+        (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, ahead, offset, d, numbers, m.scores,
+                                                                       m.rescale, to, m.width);
 }
 
-template <int... R> constexpr std::array<decltype(&tile_rows<1>), BLOCK> all_rows(std::integer_sequence<int, R...>) {
-    return {tile_rows<R + 1>...};
+template <class T, int... R>
+constexpr std::array<decltype(&tile_rows<1, T>), sizeof...(R)> all_rows(std::integer_sequence<int, R...>) {
+    return {tile_rows<R + 1, T>...};
 }
-constexpr auto TILE_ROWS = all_rows(std::make_integer_sequence<int, BLOCK>());
+template <class T>
+constexpr auto TILE_ROWS = all_rows<T>(std::make_integer_sequence<int, std::is_same_v<T, float> ? BLOCK : FEW>());
 
 // ---- segments --------------------------------------------------------------------------------------------------
 
-void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& m) {
-    const int64_t queries = w.last - w.first, group = a.c.group();
+template <class T>
+void run_rows(const AttentionStep& a, const AttentionWork& w, const Tile<T>& t, const T* const* ahead, int64_t offset,
+              const uint64_t* masks, int head, Room& m) {
+    const int64_t rows = (w.last - w.first) * a.c.group();
+    const Blocks blocks(rows);
+    for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own, row = (head - w.head) * rows + own;
+        TILE_ROWS<T>[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, b == 0 ? offset : t.value, masks, own,
+                                    m.q + row * a.c.key_dim, row, m);
+    }
+}
+
+template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& m) {
+    const KeyValues& kv = a.kv;
+    const int64_t queries = w.last - w.first, size = sizeof(T);
     uint64_t masks[QUERIES], any = 0;
     for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->start + w.first + i, at);
     if (!any) return;
+    const bool many = !std::is_same_v<T, float> && queries * a.c.group() > FEW;
+    Tile<T> t;
+    float scales[2][TILE] = {};
+    const T *lines[TILE], *next[TILE];  // of this tile and of the one that follows
+    t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
+    t.key_scales = t.value_scales = nullptr;
+    find_keys(a.c, kv, *w.sequence, at, t);
+    if (!many) find_lines(a, w, at + TILE, t, next);
+    if (!many && w.head_end - w.head > 1) find_lines(a, w, at, t, lines);
     // Head after head, and then the next keys: pages are read as they lie.
     for (int head = w.head; head < w.head_end; ++head) {
-        Tile t;
-        t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-        find_keys(a, w, head, at, t, m.keys);
-        find_values(a, w, head, at, t);
-        const float* ahead[TILE];
-        keys_ahead(a, w, head, at, t, ahead);
-        const Blocks blocks(queries * group);
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own,
-                          row = (head - w.head) * queries * group + own;
-            TILE_ROWS[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, masks, own, m.q + row * a.c.key_dim, row, m);
+        t.key = head * kv.key_head / size, t.value = head * kv.value_head / size;
+        turn_keys(a.c, kv, t, m.keys);
+        if constexpr (std::is_same_v<T, int8_t>) {
+            find_scales(kv, *w.sequence, at, t.first, t.last, head, scales[0], scales[1]);
+            t.key_scales = scales[0], t.value_scales = scales[1];
         }
+        if constexpr (!std::is_same_v<T, float>)
+            if (many) {
+                const Tile<float> wide = widened(a.c, t, m.keys, m.wide);
+                run_rows(a, w, wide, wide.values, 0, masks, head, m);
+                continue;
+            }
+        const bool last = head + 1 == w.head_end;
+        if (t.key_scales) scales_ahead(kv, *w.sequence, last ? at + TILE : at, last ? w.head : head + 1);
+        run_rows(a, w, t, last ? next : lines, (last ? w.head : head + 1) * kv.key_head / size, masks, head, m);
     }
 }
 
@@ -367,9 +265,9 @@ void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, cons
     for (int64_t d = 0; d < a.c.value_dim; d += W) store(to + d, load(from + d) * set(factor), int(a.c.value_dim - d));
 }
 
-void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
+template <class T> void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
     const int64_t rows = w.rows(a.c);
-    Room m(room, a.c, rows);
+    Room m(room, a.c, a.kv.stored, rows);
     load_queries(a, w, m);
     for (int64_t r = 0; r < rows; ++r) m.all_most[r] = NONE, m.all_sum[r] = 0;
     memset(m.all_values, 0, size_t(rows * m.width) * 4);
@@ -380,7 +278,7 @@ void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
         memset(m.values, 0, size_t(rows * m.width) * 4);
         for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1;
              at += TILE)
-            run_tile(a, w, at, m);
+            run_tile<T>(a, w, at, m);
         for (int64_t r = 0; r < rows; ++r) {
             const float sum = fold(m.sums + r * 16);
             if (!partial) {
@@ -399,7 +297,7 @@ void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
 
 void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
     const int64_t rows = w.rows(a.c);
-    Room m(room, a.c, rows);
+    Room m(room, a.c, a.kv.stored, rows);
     for (int64_t r = 0; r < rows; ++r) {
         m.all_most[r] = NONE, m.all_sum[r] = 0;
         memset(m.all_values + r * m.width, 0, size_t(m.width) * 4);
@@ -411,13 +309,10 @@ void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
     }
 }
 
-void write_turned(const float* x, int64_t stride, int64_t n, int64_t numbers, int64_t page_tokens, float* to) {
-    for (int64_t d = 0; d < numbers; ++d)
-        for (int64_t i = 0; i < n; ++i) to[d * page_tokens + i] = x[i * stride + d];
-}
-
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {attend, merge, room_floats, write_turned};
+extern const AttentionKernels attention_kernels = {{attend<float>, attend<BFloat16>, attend<Float16>, attend<int8_t>},
+                                                  merge,
+                                                  room_floats};
 
 }  // namespace ridgeline::RL_ISA

@@ -67,8 +67,30 @@ void gated_norm(const float* y, const float* z, const float* weight, int64_t gro
     }
 }
 
+float largest(const float* x, int64_t n) {
+    F best = set(x[0]);
+    I numbers = set(-1);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) {
+        const F each = load(x + i);
+        best = each > best ? each : best;
+        numbers &= (I)(each == each);
+    }
+    bool is_number = true;
+    float found = x[0];
+    for (int lane = 0; lane < W; ++lane) {
+        is_number &= numbers[lane] != 0;
+        found = best[lane] > found ? best[lane] : found;
+    }
+    for (; i < n; ++i) {
+        is_number &= x[i] == x[i];
+        found = x[i] > found ? x[i] : found;
+    }
+    return is_number ? found : NAN;
+}
+
 }  // namespace
 
-extern const ElementwiseKernels elementwise_kernels = {map, gated_norm};
+extern const ElementwiseKernels elementwise_kernels = {map, gated_norm, largest};
 
 }  // namespace ridgeline::RL_ISA

@@ -30,6 +30,7 @@ void finish(const HeadsCase& h, const NormWeights& norm, float* x, int64_t begin
         float* head = x + i * h.head_dim;
         if (normed && !h.over_all) source_kernels.norm(norm, head, h.head_dim, head);
         if (!cos) continue;
+        head += h.first;
         if (h.interleaved)
             turn_neighbours(head, h.rope_dim / 2, cos, sin);
         else

@@ -17,9 +17,11 @@ void widen(const Stored& from, int64_t row, int64_t k, float* out) {
     int64_t i = 0;
     for (; i + W <= k; i += W) store(out + i, brain ? from_bf16(p + i) : from_f16(p + i));
     for (; i < k; ++i) {
-        uint32_t u = uint32_t(p[i]) << 16;
+        uint16_t half;  // which stands in a file, wherever its header ends
+        memcpy(&half, (const char*)from.data + (row * from.stride + i) * 2, 2);
+        const uint32_t u = uint32_t(half) << 16;
         memcpy(out + i, &u, 4);
-        if (!brain) out[i] = from_f16(p[i]);
+        if (!brain) out[i] = from_f16(half);
     }
 }
 
@@ -39,6 +41,15 @@ int32_t clamp(float x, int32_t low, int32_t high) {
     return q < low ? low : q > high ? high : q;
 }
 
+// 16 numbers as whole multiples of 1 / inverse.
+RL_INLINE void round16(const float* x, float inverse, int32_t low, int32_t high, int8_t* q) {
+    RL_FOR(v, V) {
+        I r = round(load(x + v * W) * set(inverse));
+        r = r > high ? set(high) : r < low ? set(low) : r;
+        store_i8(q + v * W, r);
+    }
+}
+
 bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) {
     const float peak = peak_of(x, k);
     if (!std::isfinite(peak)) return false;
@@ -47,11 +58,7 @@ bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) 
     int64_t at = 0;
     for (; at + 16 <= k; at += 16) {
         int8_t q[16];
-        RL_FOR(v, V) {
-            I r = round(load(x + at + v * W) * set(inverse));
-            r = r > 127 ? set(127) : r < -127 ? set(-127) : r;
-            store_i8(q + v * W, r);
-        }
+        round16(x + at, inverse, -127, 127, q);
         RL_FOR(j, 4) {
             uint32_t four;
             memcpy(&four, q + j * 4, 4);
@@ -75,10 +82,19 @@ bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
         const uint16_t half = to_f16(peak_of(x + begin, n) / 7.5f);
         const float scale = from_f16(half), inverse = scale > 0 ? 1.f / scale : 0.f;
         if (!(scale <= 65504.f)) return false;
-        for (int c = 0; c < group; ++c) {
-            const uint8_t q = uint8_t(8 + (c < n ? clamp(x[begin + c] * inverse, -8, 7) : 0));
-            uint8_t& byte = out[c / 8 * 128 + row * 4 + c % 4];
-            byte = c % 8 < 4 ? q : uint8_t(byte | q << 4);
+        for (int c = 0; c < group; c += 16) {
+            int8_t q[16] = {};
+            if (c + 16 <= n)
+                round16(x + begin + c, inverse, -8, 7, q);
+            else
+                for (int i = 0; c + i < n; ++i) q[i] = int8_t(clamp(x[begin + c + i] * inverse, -8, 7));
+            RL_FOR(j, 2) {
+                uint32_t four[2];
+                memcpy(four, q + j * 8, 8);  // q + 8 in four bits is q with its highest one turned
+                const uint32_t both =
+                    ((four[0] ^ 0x08080808u) & 0x0f0f0f0fu) | ((four[1] ^ 0x08080808u) & 0x0f0f0f0fu) << 4;
+                memcpy(out + (c / 8 + j) * 128 + row * 4, &both, 4);
+            }
         }
         memcpy(out + group / 8 * 128 + row * 2, &half, 2);
     }
@@ -91,7 +107,10 @@ bool pack_row(Matrix& m, char* panel, int row, const float* x) {
             for (int64_t i = 0; i < m.k; ++i) ((float*)panel)[i * PANEL + row] = x[i];
             return true;
         case Format::bf16:
-            for (int64_t i = 0; i < m.k; ++i) ((uint16_t*)panel)[i / 2 * 2 * PANEL + row * 2 + i % 2] = to_bf16(x[i]);
+            for (int64_t i = 0; i < m.k; i += 2) {
+                const uint32_t both = uint32_t(to_bf16(x[i])) | uint32_t(i + 1 < m.k ? to_bf16(x[i + 1]) : 0) << 16;
+                memcpy(panel + (i / 2 * PANEL + row) * 4, &both, 4);
+            }
             return true;
         case Format::fp16:
             for (int64_t i = 0; i < m.k; ++i) {
@@ -156,6 +175,6 @@ void unpack(const Matrix& m, int64_t panel, int row, float* out) {
 
 }  // namespace
 
-extern const PanelKernels panel_kernels = {pack, unpack};
+extern const PanelKernels panel_kernels = {pack, unpack, widen};
 
 }  // namespace ridgeline::RL_ISA

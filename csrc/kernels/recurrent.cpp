@@ -152,6 +152,10 @@ void scan_all(const Chunk& k, int64_t states, const float* before, float* h, int
 
 // dt and decay of a head, for some tokens.
 void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float* dt, float* decays) {
+    if (s.decay) {
+        std::fill_n(dt, tokens, 1.f), std::fill_n(decays, tokens, s.decay[head]);
+        return;
+    }
     const F bias = set(s.dt_bias[head]), a = set(s.a[head] * LOG2_E), least = set(s.dt_least), most = set(s.dt_most);
     for (int64_t t = 0; t < tokens; t += W) {
         float given[W] = {};
@@ -166,22 +170,24 @@ void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float
 // Channels [first, last) of a head, CHANNELS at a time.
 void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, int channels, float* room) {
     float *x = room, *y = x + CHUNK * CHANNELS, *dt = y + CHUNK * CHANNELS, *decays = dt + CHUNK;
-    const int64_t state = (i * s.heads + head) * s.states * s.width + first, at = head * s.width + first;
+    const int64_t state = (i * s.heads + head) * s.states * s.width + first;
+    const int64_t from = head * s.x_head + first, to = head * s.width + first, group = head / s.group;
     for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
         const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
         steps(s, head, row, tokens, dt, decays);
         for (int64_t t = 0; t < tokens; ++t)
             RL_FOR(v, N)
-                store(x + t * CHANNELS + v * W, load(s.x.row(row + t) + at + v * W, channels - v * W) * set(dt[t]));
-        const int64_t shared = head / s.group * s.states;
-        const Chunk k{tokens, x, decays, s.b.row(row) + shared, s.c.row(row) + shared, s.b.stride, s.c.stride, y};
+                store(x + t * CHANNELS + v * W, load(s.x.row(row + t) + from + v * W, channels - v * W) * set(dt[t]));
+        const float *b = s.b.row(row) + group * s.b_head, *c = s.c.row(row) + group * s.c_head;
+        const Chunk k{tokens, x, decays, b, c, s.b.stride, s.c.stride, y};
         scan_all<true>(k, s.states, (t0 ? s.h : s.before) + state, s.h + state, s.width, channels);
-        const F d = set(s.d[head]);
+        const F d = set(s.d ? s.d[head] : 0.f);
         for (int64_t t = 0; t < tokens; ++t)
             RL_FOR(v, N) {
                 const int n = channels - v * W;
-                store(s.y.row(row + t) + at + v * W,
-                      fma(d, load(s.x.row(row + t) + at + v * W, n), load(y + t * CHANNELS + v * W)), n);
+                const F own = load(y + t * CHANNELS + v * W);
+                store(s.y.row(row + t) + to + v * W, s.d ? fma(d, load(s.x.row(row + t) + from + v * W, n), own) : own,
+                      n);
             }
     }
 }

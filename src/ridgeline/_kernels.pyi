@@ -4,14 +4,15 @@ Arrays are numpy's, float32 unless it says otherwise; an argument of the wrong t
 ValueError. Every call lets other threads of Python run while it works.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+T = TypeVar("T")
 
 def isa() -> str:
     """The instruction set in use: avx512, avx2 or portable."""
@@ -26,12 +27,46 @@ class Pool:
         """threads: the caller's included. More than there are cores is slow, and right."""
     @property
     def size(self) -> int: ...
+    @property
+    def busy_seconds(self) -> float:
+        """How long calls have held the pool, so far."""
+    @property
+    def recording(self) -> bool:
+        """Are the calls of this thread written down?"""
+    def room(self, shape: tuple[int, ...]) -> Floats:
+        """Room of the program that is being written down, free again when the array is gone. ValueError: there is no
+        such program."""
     def read_rate(self, bytes: int) -> float:
         """Bytes per second that all threads read of so much memory, which is taken for that: the best of three."""
     def fma_rate(self) -> float:
         """float32 operations per second in registers; a product and its sum are two."""
     def dot_rate(self) -> float:
         """The same of bytes."""
+
+class Rooms:
+    """Memory of programs: what one leaves there is there until another one runs."""
+
+    def __init__(self) -> None: ...
+    def poison(self) -> None:
+        """NaN everywhere, to see that a program makes all that it reads."""
+
+class Program:
+    """Calls of kernels that can be made again at once, over the arrays that they were made with."""
+
+    def __init__(self, pool: Pool, rooms: Rooms) -> None: ...
+    def know(self, array: Array) -> None:
+        """An array that calls may work on, and that stays where it is as long as the program does."""
+    def record(self, work: Callable[[], T]) -> T:
+        """Run `work`, and write down what this thread calls of the pool's kernels. RuntimeError: another program of
+        the pool is being written."""
+    def borrow(self, array: Floats) -> Floats:
+        """The same array, whose room counts as free: to be read before another program of these rooms runs."""
+    @property
+    def refusal(self) -> str | None:
+        """Why the program must not be run."""
+    def __len__(self) -> int: ...
+    def __call__(self) -> None:
+        """Make all calls again. ValueError: it must not be run."""
 
 # ---- matrices and what is computed with them -------------------------------------------------------------------------
 
@@ -69,8 +104,10 @@ class Norm:
     def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
     def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
 
-def turn(pool: Pool, x: Floats, head_dim: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats) -> None:
-    """Rotate the heads of x [T, heads * head_dim] in place. cos, sin: [T, rope_dim / 2]."""
+def turn(
+    pool: Pool, x: Floats, head_dim: int, first: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats
+) -> None:
+    """Rotate the heads of x [T, heads * head_dim] in place, elements from `first` on. cos, sin: [T, rope_dim / 2]."""
 
 # Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
 # written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round
@@ -133,18 +170,48 @@ class Mlp:
     def __call__(self, x: Floats, delta: Floats | None, residual: Floats | None, out: Floats) -> None: ...
 
 class Experts:
-    """out[t] = the sum over c of weights[t, c] * expert ids[t, c] of x[t], in this order."""
+    """out[t] = sum over c of weights[t, c] * expert ids[t, c] of norm(x[t]), in this order, + plus * sigmoid(gate)."""
 
     def __init__(
-        self, pool: Pool, up: Sequence[Matrix], down: Sequence[Matrix], activation: str, alpha: float, limit: float
-    ) -> None: ...
-    def __call__(self, x: Floats, ids: Ints, weights: Floats, out: Floats) -> None: ...
+        self,
+        pool: Pool,
+        up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        norm: Norm | None,
+        activation: str,
+        alpha: float,
+        limit: float,
+    ) -> None:
+        """up: interleaved where experts are gated."""
+    def __call__(
+        self, x: Floats, ids: Ints, weights: Floats, plus: Floats | None, gate: Floats | None, out: Floats
+    ) -> None:
+        """plus [T, columns of out]; gate [T, 1], of plus."""
+
+def route(
+    pool: Pool,
+    groups: int,
+    open: int,
+    best_two: bool,
+    sigmoid: bool,
+    normalise: bool,
+    scale: float,
+    logits: Floats,
+    bias: Floats | None,
+    ids: Ints,
+    weights: Floats,
+) -> None:
+    """Each token's best experts, ids and weights [T, k], from logits [T, experts]: see spec.MoE. groups: 0 is none."""
 
 # ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
 
-def write_pages(pool: Pool, pages: Floats, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
-    """x [T, K, D] into pages [pages, page_tokens, K, D], in which a part lies as [K, page_tokens, D], or, if turned,
-    as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is written."""
+# Keys, values and latents are float32, bfloat16 by its bits (uint16), float16, or int8; a row of the last one has four
+# elements more, the bytes of its scale. In pages the scales of a head, [page_tokens], stand behind its numbers.
+
+def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
+    """x [T, K, D], rounded to the type of pages [pages, page_tokens, K, row], in which a part lies as [K, page_tokens,
+    D], or, if turned, as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is
+    written."""
 
 class Attention:
     """Causal attention of one layer: what spec.Attention says of scores."""
@@ -166,8 +233,8 @@ class Attention:
         self,
         pool: Pool,
         q: Floats,
-        keys: Floats,
-        values: Floats,
+        keys: Array,
+        values: Array,
         starts: Ints,
         lengths: Ints,
         tables: Ints,
@@ -179,20 +246,20 @@ class Attention:
         self,
         pool: Pool,
         q: Floats,
-        keys: Floats,
-        values: Floats,
+        keys: Array,
+        values: Array,
         lengths: Ints,
         sinks: Floats | None,
         out: Floats,
     ) -> None:
-        """keys, values [T, K, D] of whole sequences."""
+        """keys, values [T, K, row] of whole sequences."""
     def paged_latents(
-        self, pool: Pool, q: Floats, latents: Floats, starts: Ints, lengths: Ints, tables: Ints, out: Floats
+        self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats
     ) -> None:
-        """latents: pages [pages, page_tokens, 1, key_dim]; each is every head's key, its beginning every head's value.
+        """latents: pages [pages, page_tokens, 1, row]; each is every head's key, its beginning every head's value.
         kv_heads: groups of heads that are computed apart."""
-    def dense_latents(self, pool: Pool, q: Floats, latents: Floats, lengths: Ints, out: Floats) -> None:
-        """latents [T, key_dim] of whole sequences."""
+    def dense_latents(self, pool: Pool, q: Floats, latents: Array, lengths: Ints, out: Floats) -> None:
+        """latents [T, 1, row] of whole sequences."""
 
 def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
     """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
@@ -251,6 +318,37 @@ def taylor_scan(
 ) -> None:
     """BASED. before, h [n, H, features, P + 1]."""
 
+def lightning_scan(
+    pool: Pool, q: Floats, k: Floats, v: Floats, decay: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """Lightning attention. q, k, v [n * m, H, D], decay [H]. before, h [n, H, D, D], values last."""
+
+def delta_scan(
+    pool: Pool,
+    key_heads: int,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    beta: Floats,
+    rate: Floats,
+    dt_bias: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+) -> None:
+    """The gated delta rule: see spec.GatedDelta. q, k as they are projected; decay [n * m, H] or [n * m, H * K], beta
+    [n * m, H]; rate [H], negative. before, h [n, H, K, P]."""
+
+def norm_gate(pool: Pool, silu: bool, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
+    """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: of a head."""
+
+def state_space_scan(
+    pool: Pool, u: Floats, terms: Floats, d: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+) -> None:
+    """S4 and S4D. terms [blocks, N / 2, 6 or 14, 16]: see state_space.h. before, h [n, N / 2, 2, C]."""
+
 # ---- functions of elements, in rows --------------------------------------------------------------------------------
 
 def add(pool: Pool, a: Floats, b: Floats, factor: float, out: Floats) -> None:
@@ -272,3 +370,20 @@ def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats,
 
 def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
     """RMS norm of y silu(z), by groups of columns."""
+
+# ---- the two ends of a step ------------------------------------------------------------------------------------------
+
+def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
+    """Rows of a table, widened to float32. IndexError: an id that it does not have."""
+
+def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
+    """factor times cosines and sines [n, pairs] of position * frequency."""
+
+def places(
+    pool: Pool, table: Ints, rows: Ints, positions: Ints, page_tokens: int, pages: Ints, slots: Ints, tables: Ints
+) -> None:
+    """Of one token for each sequence: its page and its place there, and the row of the page table up to that page.
+    IndexError: the table ends before."""
+
+def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
+    """The first place of each row's largest number, or of its first NaN, and what stands there."""

@@ -15,16 +15,17 @@ from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.ops.devices import host_free_bytes
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.ops.devices import host_free_bytes, num_cores
+from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.runtime.step import DenseStep
 from ridgeline.sched.stats import Stats
+from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
+from ridgeline.spec.storage import Storage, has_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,8 +43,11 @@ class LLM:
 
     model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. cache: "on" is the
     engine (paged state), "off" naive sampling; batching: "continuous", or "static": whole batches, room for the
-    longest context reserved. "off" and "static" are baselines to measure against. The other options have vLLM's names:
-    see `LoadOptions` and `EngineOptions`; what is left open is chosen, and explained by `config.reasons`.
+    longest context reserved. "off" and "static" are baselines to measure against. kv_cache_dtype: in which type the
+    keys, values and latents of attention are kept, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off"
+    they are rounded in the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`; what
+    is left open is chosen, and explained by `config.reasons`. What rounded weights or a rounded state cost is in
+    `loaded.notes`; it is measured once, and on_wait is told when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -57,18 +61,24 @@ class LLM:
         batching: Literal["continuous", "static"] = "continuous",
         device: str = "auto",
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         max_model_len: int | None = None,
         load_format: str = "auto",
         revision: str | None = None,
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
+        weights: str = "auto",
+        threads: int | None = None,
         engine: EngineOptions | None = None,
         progress_bar: ProgressBar = no_progress,
+        on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
-        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops)
-        self.loaded: LoadedModel = load_model(model, self.options, progress_bar)
+        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights, threads)
+        self._kv_cache_dtype = kv_cache_dtype
+        storage, _ = choose_storage(kv_cache_dtype)
+        self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # why there is none, if there is none
@@ -85,19 +95,54 @@ class LLM:
         self.session = Session(source, self.tokenizer, self.grammars)
         self.frontend = Frontend(self.loaded.spec, self.tokenizer, self.no_tokenizer, self.max_model_len, seed)
 
+    def _load(
+        self,
+        model: str,
+        tokenizer: str | None,
+        storage: Storage,
+        progress_bar: ProgressBar,
+        on_wait: Callable[[str], None],
+    ) -> LoadedModel:
+        """The model; where its weights or its state are rounded, the price of each is among its notes."""
+        loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
+        loaded = replace(loaded, storage=storage)
+        if not storage.is_exact and has_rows(loaded.spec):
+            from ridgeline.evals.price import describe_state
+
+            notes = (*notes, describe_state(model, self.options, tokenizer, loaded, on_wait))
+        return replace(loaded, notes=(*loaded.notes, *notes))
+
+    def _load_weights(
+        self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
+    ) -> tuple[LoadedModel, tuple[str, ...]]:
+        """The model, its state exact, and what rounding its weights costs."""
+        if not format_of(self.options.weights).is_lossy:
+            return load_model(model, self.options, progress_bar), ()
+        from ridgeline.evals.price import Appraisal
+
+        appraisal = Appraisal(model, self.options, tokenizer, on_wait)
+        loaded = load_model(model, self.options, progress_bar)
+        return loaded, (appraisal.describe(loaded),)
+
     def _resolve(self, options: EngineOptions) -> EngineConfig:
         memory = self.loaded.table.memory
         free = memory.free_bytes()
-        return resolve(
+        config = resolve(
             self.loaded.spec,
             self.loaded.max_model_len,
             options,
+            kv_cache_dtype=self._kv_cache_dtype,
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
             fixed_len=self.options.max_model_len is not None,
             fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
             device_is_host=memory.on_host,
             host_free_bytes=host_free_bytes(),
         )
+        if (driver := self.loaded.table.driver) is None:
+            return config
+        why = f"one on each physical core that this process may use, of {num_cores()} CPUs"
+        reasons = {**config.reasons, "threads": why if self.options.threads is None else "as given"}
+        return replace(config, threads=driver.threads, reasons=reasons)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -214,7 +259,7 @@ class LLM:
         if not sequences:
             return []
         memory = self.loaded.table.memory
-        step = DenseStep.build(sequences, memory)
+        step = self.loaded.dense_step(sequences)
         rows = memory.get(self.loaded.model(step))
         starts = [sum(step.lengths[:i]) for i in range(len(sequences))]
         return [rows[start : start + n] for start, n in zip(starts, step.lengths, strict=True)]

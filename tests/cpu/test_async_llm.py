@@ -14,6 +14,7 @@ from oracle.families import CASES
 from ridgeline import LLM, AsyncLLM, OutputChunk, SamplingParams
 from ridgeline.engine.thread import EngineClosed
 from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.runtime.runner import Runner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 PARAMS = [SamplingParams(max_tokens=8 + i, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(len(PROMPTS))]
@@ -71,7 +72,7 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
         await chunks.aclose()
 
     async def cancelled(llm: AsyncLLM, after: float) -> None:
-        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=50, ignore_eos=True)))
+        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=120, ignore_eos=True)))
         await asyncio.sleep(after)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -79,7 +80,7 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
 
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.01 * n) for n in range(5)]
+            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.002 * n) for n in range(5)]
             results = await asyncio.gather(*(collect(llm, i) for i in range(4)), *leavers)
             assert results[:4] == wanted
             stats = await llm.stats()
@@ -108,17 +109,16 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            model = type(llm.llm.loaded.model)
-            forward, calls = model.forward, 0
+            submit, calls = Runner.submit, 0
 
             def failing(*args: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls == 4:
                     raise MemoryError("the device is full")
-                return forward(*args)
+                return submit(*args)
 
-            monkeypatch.setattr(model, "forward", failing)
+            monkeypatch.setattr(Runner, "submit", failing)
             lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
             assert all(isinstance(e, MemoryError) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted

@@ -159,6 +159,30 @@ def test_json_with_logprobs_and_choices(run: Run, tiny: Path) -> None:
             assert best["logprob"] >= entry["logprob"]
 
 
+def test_threads(run: Run, tiny: Path) -> None:
+    pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+    done = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "--threads", "1", "-v")
+    assert re.search(r"^threads +1 +as given$", done.stderr, re.MULTILINE)
+    chosen = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "-v")
+    assert re.search(r"^threads +\d+ +one on each physical core", chosen.stderr, re.MULTILINE)
+    assert done.stdout == chosen.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--device", "cpu", "--threads", "0"), "threads is 0; this process may use"),
+        (("--device", "cpu", "--threads", "9999"), "threads is 9999; this process may use"),
+        (("--device", "reference", "--threads", "1"), "leave --threads open"),
+    ],
+)
+def test_threads_that_cannot_be(args: tuple[str, ...], words: str, run: Run, tiny: Path) -> None:
+    pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+    done = run("generate", "-m", str(tiny), "a b", *args)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
 def test_several_choices_as_text(run: Run, tiny: Path) -> None:
     found = run("generate", "-m", str(tiny), "abc", "-n", "2", "--seed", "4", "--max-tokens", "8", "--ignore-eos")
     params = SamplingParams(n=2, max_tokens=8, ignore_eos=True)
@@ -291,7 +315,7 @@ def test_inspect_as_json(place: str, run: Run, config_only: Path) -> None:
     assert from_json(report.pop("spec")) == spec
     params = sum(math.prod(w.shape) for w in spec.weights())
     vectors = sum(math.prod(w.shape) for w in spec.weights() if not w.is_matrix)
-    state = 4 * 2 * 2 * 16 * 2  # layers, keys and values, heads, head_dim, bytes
+    state = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head_dim, bytes
     expected = {
         "family": "llama", "layers": 4, "hidden_size": 96, "vocab_size": 259, "max_model_len": CONTEXT,
         "tie_word_embeddings": False, "num_params": params, "num_active_params": params, "weight_dtype": "float32",

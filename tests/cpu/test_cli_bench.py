@@ -61,7 +61,7 @@ def report(found: Done) -> dict[str, Any]:
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.count("\n") == 1
     value: dict[str, Any] = json.loads(found.stdout)
-    keys = "benchmark model weight_dtype arguments machine roof engine reasons measured"
+    keys = "benchmark model weight_dtype weight_format arguments machine roof engine reasons measured"
     assert list(value) == keys.split()
     assert {"cpu", "cores", "torch"} <= set(value["machine"])
     return value
@@ -182,7 +182,7 @@ def test_floors_count_every_weight_and_every_token(name: str) -> None:
         name
     ]
     spec = spec_from_config(config)
-    costs = Costs(spec, matrix_bytes=2, state_bytes=4, longest=60)
+    costs = Costs(spec, matrix_bytes=2, longest=60)
 
     def same(cost: Cost, expected: Cost) -> None:
         assert asdict(cost) == pytest.approx(asdict(expected), rel=1e-9)

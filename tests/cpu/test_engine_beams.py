@@ -174,6 +174,9 @@ def test_what_cannot_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="token ids are 0"):
         llm.generate([PROMPTS[0]], BeamSearchParams(beam_width=2, stop_token_ids=(10**6,)))
     forward = type(llm.loaded.model).logits
+    with TemporaryDirectory() as folder:
+        build(CASES["llama_gqa"], folder)
+        llm = LLM(folder)  # one that has recorded no step
     monkeypatch.setattr(type(llm.loaded.model), "logits", lambda *args: forward(*args) * float("nan"))
     (output,) = llm.generate([PROMPTS[0]], PARAMS[0])
     assert {a.finish_reason for a in output.outputs} == {"error"}

@@ -12,6 +12,7 @@ from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineOptions
+from ridgeline.runtime.runner import Runner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 MIXED = [
@@ -73,18 +74,17 @@ def test_an_interrupt_leaves_a_model_that_answers(
 ) -> None:
     llm = LLM(str(folder), engine=EngineOptions(steps_in_flight=steps_in_flight, max_num_batched_tokens=16))
     wanted = tokens(llm)
-    model, calls = type(llm.loaded.model), 0
-    forward = model.forward
+    submit, calls = Runner.submit, 0
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == when:
             raise KeyboardInterrupt
-        return forward(*args)
+        return submit(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "forward", interrupted)
+        patch.setattr(Runner, "submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tokens(llm)
     assert tokens(llm) == wanted

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from oracle.problems import NUMPY, REFERENCE, SIZES, STORED, Array, Problem, check, each, normal, run
-from ridgeline.ops import api
+from oracle.problems import NUMPY, REFERENCE, SIZES, STORED, Array, Problem, check, each, expert_weights, normal, run
+from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Bucket, DenseKeyValues, DenseRows, PagedKeyValues, PagedRows
 from ridgeline.ops.host import attention
 from ridgeline.ops.host.memory import ALIGNMENT, NumpyMemory, widen
+from ridgeline.ops.host.stored import keys_of, values_of
+from ridgeline.ops.reference.backend import TorchMemory
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import (
     MLP,
@@ -38,6 +40,8 @@ from ridgeline.spec import (
 )
 
 MEMORY = NumpyMemory()
+NUMPY_TABLE = OpsTable(MEMORY, (NUMPY,))
+REFERENCE_TABLE = OpsTable(TorchMemory("reference"), (REFERENCE,))
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
@@ -89,21 +93,6 @@ def matrices(n: int) -> Iterator[Problem]:
         yield Problem(api.LINEAR, None, (normal(5, n), weight, None), 1e-5)
         yield Problem(api.LINEAR, None, (normal(1, n), weight, normal(63)), 1e-5)
         yield Problem(api.LINEAR, None, (normal(2, 3, n), weight, normal(63)), 1e-5)
-    for case in (MoE(7, 2, 20), MoE(64, 8, 5, ClampedSwiGLU(1.3, 0.8)), MoE(7, 2, 20, Ungated("relu2")), MoE(1, 1, 9)):
-        for dtype in STORED:
-            ids, scores = (
-                np.sort(np.argsort(normal(n, case.num_experts), -1)[:, : case.num_experts_per_tok], -1),
-                normal,
-            )
-            stack = [normal(case.num_experts, *s, seed=i, dtype=dtype)
-                     for i, s in enumerate(((case.intermediate_size, 11), (case.intermediate_size, 11),
-                                            (11, case.intermediate_size)))]  # fmt: skip
-            biases = [normal(case.num_experts, w.shape[1], seed=4) for w in stack]
-            if not case.gated:
-                stack[0] = biases[0] = None
-            weights = scores(n, case.num_experts_per_tok)
-            yield Problem(api.EXPERTS, case, (normal(n, 11), ids, weights, *stack, tuple(biases)), 1e-5)
-            yield Problem(api.EXPERTS, case, (normal(n, 11), ids, weights, *stack, None), 1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -111,6 +100,29 @@ def matrices(n: int) -> Iterator[Problem]:
 def test_it_is_the_definition(problems: Callable[[int], Iterator[Problem]], size: int) -> None:
     for problem in problems(size):
         check(problem)
+
+
+EXPERTS = (MoE(7, 2, 20), MoE(64, 8, 5, ClampedSwiGLU(1.3, 0.8)), MoE(7, 2, 20, Ungated("relu2")), MoE(1, 1, 9))
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", EXPERTS, ids=str)
+def test_experts_are_the_definition(case: MoE, size: int, dtype: str) -> None:
+    ids = np.sort(np.argsort(normal(size, case.num_experts), -1)[:, : case.num_experts_per_tok], -1)
+    x, scores, inner = normal(size, 11), normal(size, case.num_experts_per_tok), case.intermediate_size
+    shapes = (inner, 11), (inner, 11), (11, inner)
+    stack: list[Any] = [normal(case.num_experts, *s, seed=i, dtype=dtype) for i, s in enumerate(shapes)]
+    biases: list[Any] = [normal(case.num_experts, w.shape[1], seed=4) for w in stack]
+    if not case.gated:
+        stack[0] = biases[0] = None
+    for b in (None, biases):
+        got = NUMPY_TABLE.stage(api.EXPERT_BLOCK, case, expert_weights(stack, b, NUMPY_TABLE))(x, ids, scores)
+        wide = [None if w is None else torch.from_numpy(w.astype(np.float64)) for w in (*stack, *(b or [None] * 3))]
+        weights = expert_weights(wide[:3], b and wide[3:], REFERENCE_TABLE)
+        given = [torch.from_numpy(a) for a in (x.astype(np.float64), ids, scores.astype(np.float64))]
+        wanted = REFERENCE_TABLE.stage(api.EXPERT_BLOCK, case, weights)(*given).numpy()
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 ROUTES = {
@@ -269,8 +281,8 @@ def test_pages_are_written_where_tokens_stand(page_tokens: int) -> None:
     keys, values = (whole[:, i].reshape(5, page_tokens, 2, 4) for i in (1, 2))
     k, v, slots, where = normal(3, 2, 4), normal(3, 2, 4), np.array([0, page_tokens - 1, 0]), np.array([4, 2, 1])
     NUMPY.primitive(api.WRITE_PAGES, Attention(2, 2, 4, 1.0))((keys, values), (k, v), where, slots)
-    np.testing.assert_array_equal(attention.keys_of(keys)[where, :, :, slots], k)
-    np.testing.assert_array_equal(attention.values_of(values)[where, :, slots], v)
+    np.testing.assert_array_equal(keys_of(keys).numbers[where, :, :, slots], k)
+    np.testing.assert_array_equal(values_of(values).numbers[where, :, slots], v)
     assert np.isfinite(whole).sum() == k.size + v.size
 
 
@@ -306,12 +318,15 @@ def test_put(stored: str, to: str) -> None:
 
 @pytest.mark.parametrize("pages", [1, 7, 1000])
 def test_pages_are_aligned_and_views_share_them(pages: int) -> None:
-    room = MEMORY.pages(pages, 24)
-    assert room.shape == (pages, 24) and room.ctypes.data % ALIGNMENT == 0
-    view = MEMORY.page_view(room, 6, (3, 2))
-    view[...] = 1.0
-    room[:, :6] = room[:, 12:] = 0.0
-    assert view.shape == (pages, 3, 2) and room.sum() == 6 * pages
+    room = MEMORY.pages(pages, 48)
+    assert room.shape == (pages, 48) and room.ctypes.data % ALIGNMENT == 0
+    for dtype, offset, size in (("float32", 12, 4), ("bfloat16", 12, 2), ("float16", 4, 2), ("int8", 8, 1)):
+        room[:] = 0
+        view = MEMORY.page_view(room, offset, (3, 2), dtype)
+        view[...] = 1
+        assert view.shape == (pages, 3, 2) and view.dtype.itemsize == size
+        assert room[:, offset : offset + 6 * size].any() and (view == 1).all()
+        assert not room[:, :offset].any() and not room[:, offset + 6 * size :].any()
 
 
 def test_whole_pages_move() -> None:

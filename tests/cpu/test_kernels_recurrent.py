@@ -14,11 +14,23 @@ import pytest
 import torch
 
 from ridgeline.ops import api
+from ridgeline.ops.reference import delta as reference_delta
 from ridgeline.ops.reference import recurrent as r
-from ridgeline.spec import Mamba, Mamba2, RMSNorm, TaylorAttention
+from ridgeline.ops.reference import s4 as reference_s4
+from ridgeline.spec import (
+    S4,
+    S4D,
+    GatedDelta,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RMSNorm,
+    TaylorAttention,
+)
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
-from ridgeline.ops.cpu import recurrent as ours  # noqa: E402
+from ridgeline.ops.cpu.backend import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 63, 100, 257)
@@ -26,15 +38,18 @@ POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
 
 
 class Problem(NamedTuple):
-    """An op over sequences: widths of its inputs, weights, the shape of a state, and whether it is kept turned."""
+    """An op over sequences: widths of its inputs, weights, and the shape of a state."""
 
     op: Any
     case: Any
     widths: tuple[int, ...]
     weights: tuple[Array, ...]
     state: tuple[int, ...]
-    swap: bool
+    turned: tuple[int, int] | None  # axes of it that the kernels keep the other way round
     arrange: Callable[..., tuple[Any, ...]]  # (inputs, weights, state, lengths) -> the op's arguments
+
+
+LAST = (-1, -2)
 
 
 def grid(low: float, high: float, *shape: int) -> Array:
@@ -43,14 +58,14 @@ def grid(low: float, high: float, *shape: int) -> Array:
 
 def conv(channels: int, k: int, bias: bool) -> Problem:
     weights = (grid(-1, 1.2, channels, 1, k), grid(-0.5, 0.5, channels))
-    return Problem(api.SHORT_CONV, None, (channels,), weights, (k - 1, channels), False,
+    return Problem(api.SHORT_CONV, None, (channels,), weights, (k - 1, channels), None,
                    lambda x, w, h, n: (*x, h, w[0], w[1] if bias else None, n))  # fmt: skip
 
 
 def mamba(channels: int, states: int) -> Problem:
     case = Mamba(inner_size=channels, state_size=states, conv_size=4, dt_rank=2)
     weights = (grid(-2, 1.5, channels, states), grid(-1, 1, channels))
-    return Problem(api.SELECTIVE_SCAN, case, (channels, channels, states, states), weights, (channels, states), True,
+    return Problem(api.SELECTIVE_SCAN, case, (channels, channels, states, states), weights, (channels, states), LAST,
                    lambda x, w, h, n: (x[0], x[1], w[0], x[2], x[3], w[1], h, n))  # fmt: skip
 
 
@@ -58,20 +73,53 @@ def mamba2(heads: int, dim: int, states: int, groups: int, limits: tuple[float, 
     case = Mamba2(heads, dim, states, groups, 4, RMSNorm(1e-5), dt_least=limits[0], dt_most=limits[1])
     weights = (grid(-0.5, 0.5, heads), grid(-2, 1.5, heads), grid(-1, 1, heads))
     widths = (heads * dim, heads, groups * states, groups * states)
-    return Problem(api.SSD, case, widths, weights, (heads, dim, states), True,
+    return Problem(api.SSD, case, widths, weights, (heads, dim, states), LAST,
                    lambda x, w, h, n: (x[0], x[1], w[0], w[1], x[2], x[3], w[2], h, n))  # fmt: skip
 
 
 def based(heads: int, dim: int, features: int) -> Problem:
     case = TaylorAttention(heads, dim, features)
     return Problem(api.TAYLOR_ATTENTION, case, (heads * features, heads * features, heads * dim), (),
-                   (heads, dim + 1, case.num_features), True, lambda x, w, h, n: (*x, h, n))  # fmt: skip
+                   (heads, dim + 1, case.num_features), LAST, lambda x, w, h, n: (*x, h, n))  # fmt: skip
+
+
+def lightning(heads: int, dim: int) -> Problem:
+    case = LightningAttention(heads, dim, RMSNorm(1e-5))
+    return Problem(api.LIGHTNING_ATTENTION, case, (heads * dim,) * 3, (), (heads, dim, dim), LAST,
+                   lambda x, w, h, n: (*(a.reshape(*a.shape[:2], heads, dim) for a in x), h, n))  # fmt: skip
+
+
+def delta(heads: int, key_heads: int, key: int, dim: int) -> Problem:
+    case = GatedDelta(heads, key_heads, key, dim, 4, RMSNorm(1e-5))
+    widths = (key_heads * key, key_heads * key, heads * dim, heads, heads)
+    return Problem(api.DELTA_RULE, case, widths, (grid(-2, 1.5, heads), grid(-1, 1, heads)), (heads, key, dim), None,
+                   lambda x, w, h, n: (*x, *w, h, n))  # fmt: skip
+
+
+def kimi(heads: int, dim: int) -> Problem:
+    case, inner = KimiDelta(heads, dim, 4, 8, RMSNorm(1e-5)), heads * dim
+    weights = (grid(-2, 1.5, heads), grid(-1, 1, inner))
+    return Problem(api.DELTA_RULE, case, (inner, inner, inner, inner, heads), weights, (heads, dim, dim), None,
+                   lambda x, w, h, n: (*x, *w, h, n))  # fmt: skip
+
+
+def state_space(case: S4 | S4D) -> Problem:
+    c, modes = case.channels, case.state_size // 2
+    low_rank = (grid(-0.9, 1, c, 2, modes), grid(1, -0.8, c, 2, modes)) if isinstance(case, S4) else ()
+    weights = (grid(-4, -0.7, c), grid(0.3, -1.5, c, modes), grid(0.1, 9, c, modes), *low_rank,
+               grid(-1, 0.8, c, 2, modes), grid(-1, 1, c))  # fmt: skip
+    return Problem(api.STATE_SPACE, case, (c,), weights, (c, 2, modes), (-1, -3), lambda x, w, h, n: (x[0], *w, h, n))
 
 
 PROBLEMS = {
     "conv": conv(37, 4, True), "conv 2": conv(16, 2, False),
     "mamba": mamba(50, 16), "mamba 5": mamba(6, 5),
     "mamba2": mamba2(4, 64, 32, 2), "mamba2 odd": mamba2(6, 3, 5, 1, (0.05, 2.0)), "mamba2 33": mamba2(2, 33, 17, 2),
+    "lightning": lightning(2, 64), "lightning odd": lightning(3, 7), "lightning 33": lightning(2, 33),
+    "delta": delta(4, 2, 64, 128), "delta odd": delta(6, 3, 5, 3), "delta 33": delta(2, 2, 17, 33),
+    "kimi": kimi(2, 64), "kimi odd": kimi(3, 5), "kimi 33": kimi(1, 33),
+    "s4": state_space(S4(50, 16)), "s4 odd": state_space(S4(3, 6)), "s4d": state_space(S4D(33, 64)),
+    "s4d odd": state_space(S4D(16, 2)),
     "based": based(2, 64, 8), "based odd": based(3, 5, 3), "based 31": based(1, 31, 4),
 }  # fmt: skip
 by_problem = pytest.mark.parametrize("name", PROBLEMS)
@@ -89,7 +137,8 @@ def draw(p: Problem, n: int, m: int, seed: int = 0) -> tuple[list[Array], Array]
 def theirs(p: Problem, inputs: list[Array], h: Array, lengths: Array) -> tuple[Array, Array]:
     functions = {
         api.SHORT_CONV: r.short_conv, api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd,
-        api.TAYLOR_ATTENTION: r.taylor_attention,
+        api.TAYLOR_ATTENTION: r.taylor_attention, api.LIGHTNING_ATTENTION: r.lightning_attention,
+        api.DELTA_RULE: reference_delta.delta_rule, api.STATE_SPACE: reference_s4.state_space,
     }  # fmt: skip
     run = functions[p.op] if p.case is None else functions[p.op](p.case)
     x, w = [torch.from_numpy(a).double() for a in inputs], [torch.from_numpy(a).double() for a in p.weights]
@@ -99,11 +148,11 @@ def theirs(p: Problem, inputs: list[Array], h: Array, lengths: Array) -> tuple[A
 
 def run(p: Problem, inputs: list[Array], h: Array, lengths: Array, pool: int = 1) -> tuple[Array, Array]:
     """The kernel; states as the spec shapes them."""
-    kernel = ours.KERNELS[p.op].make(p.case, POOLS[pool])
-    given = np.ascontiguousarray(np.swapaxes(h, -1, -2)).reshape(h.shape) if p.swap else h
-    y, left = kernel(*p.arrange(inputs, p.weights, given, lengths))
-    swapped = (*h.shape[:-2], h.shape[-1], h.shape[-2])
-    return y, np.swapaxes(left.reshape(swapped), -1, -2) if p.swap else left
+    kernel = KERNELS[p.op].make(p.case, POOLS[pool])
+    axes = p.turned or (0, 0)
+    kept = np.ascontiguousarray(np.swapaxes(h, *axes))
+    y, left = kernel(*p.arrange(inputs, p.weights, kept.reshape(h.shape), lengths))
+    return y, np.swapaxes(left.reshape(kept.shape), *axes)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -113,10 +162,12 @@ def test_against_the_definition(name: str, size: int) -> None:
     inputs, h = draw(p, 2, size)
     lengths = np.full(2, size)
     (y, left), (wanted_y, wanted_left) = run(p, inputs, h, lengths), theirs(p, inputs, h, lengths)
-    # A sum of weights of BASED may be small, and its error is then large.
-    scale = 1.0 if p.op is not api.TAYLOR_ATTENTION else np.abs(wanted_y).max()
-    np.testing.assert_allclose(y, wanted_y, rtol=2e-5, atol=2e-5 * scale)
-    np.testing.assert_allclose(left, wanted_left, rtol=2e-5, atol=2e-5)
+    # A sum of weights of BASED may be small, and its error is then large; others add up what is larger than they are.
+    scales = [1.0, 1.0]
+    if p.op in (api.TAYLOR_ATTENTION, api.LIGHTNING_ATTENTION, api.STATE_SPACE):
+        scales = [max(1.0, np.abs(a).max()) for a in (wanted_y, wanted_left)]
+    np.testing.assert_allclose(y, wanted_y, rtol=2e-5, atol=2e-5 * scales[0])
+    np.testing.assert_allclose(left, wanted_left, rtol=2e-5, atol=2e-5 * scales[1])
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -52,7 +52,7 @@ def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) ->
         "RIDGELINE_ISA": isa,
     }
     files = [str(p) for p in sorted(HERE.glob("test_kernels_*.py")) if p != Path(__file__)]
-    options = ["-x", "-p", "no:cacheprovider", "-k", "not instruction_set and not fork and not one_core"]
+    options = ["-n0", "-x", "-p", "no:cacheprovider", "-k", "not instruction_set and not fork and not one_core"]
     command = [sys.executable, "-c", RUN, str(build), *files, *options]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if "has no such instructions" in run.stderr:

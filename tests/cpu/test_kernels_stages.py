@@ -13,17 +13,21 @@ import numpy as np
 import pytest
 import torch
 
+from oracle.problems import expert_weights
+from ridgeline.nn.model import bind
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Op, Rotary, Weights
+from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.quant import PlainLinear
 from ridgeline.spec import MLP, Attention, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
+from ridgeline.spec.quant import FORMATS, Format
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from ridgeline.ops.cpu.backend import CpuBackend  # noqa: E402
 
 WIDTH = 100
+AS_STORED = FORMATS["auto"]
 REFERENCE = OpsTable(TorchMemory("cpu"), (ReferenceBackend(),))
 RMS, ZERO_CENTRED, LAYER = RMSNorm(1e-5), RMSNorm(1e-6, offset=1.0), LayerNorm(1e-5)
 
@@ -41,26 +45,21 @@ class Cpu:
 
     def __init__(self, threads: int = 1) -> None:
         self.backend = CpuBackend(kernels.Pool(threads))
+        self.table = OpsTable(NumpyMemory(), (self.backend,))
 
     def stage(self, op: Op[Any], case: Any, arrays: dict[str, np.ndarray]) -> Any:
-        return self.backend.stage(op, case, weights(arrays, self))
+        return self.backend.stage(op, case, weights(arrays, self.table))
 
     def primitive(self, op: Op[Any], case: Any = None) -> Any:
         return self.backend.primitive(op, case)
 
-    memory: Any = None
+    def experts(self, case: MoE, matrices: Any, biases: Any, format: Format = AS_STORED) -> Any:
+        return self.table.stage(api.EXPERT_BLOCK, case, expert_weights(matrices, biases, self.table, format))
 
 
 def weights(arrays: dict[str, np.ndarray], table: Any) -> Weights:
-    """Matrices as PlainLinear, the rest as arrays."""
-    linears, rest = {}, {}
-    for name, array in arrays.items():
-        module, _, kind = name.rpartition(".")
-        if kind == "weight" and array.ndim == 2:
-            linears[module] = PlainLinear.build(array, arrays.get(f"{module}.bias"), table)
-        else:
-            rest[name] = array
-    return Weights(linears, rest)
+    """As a model binds them."""
+    return bind({n if n.startswith("norm.") else f"part.{n}": a for n, a in arrays.items()}, table, "part", "norm")
 
 
 def wide(x: Any) -> Any:
@@ -263,13 +262,14 @@ def test_head(norm: Any, scale: float, softcap: float | None) -> None:
 # ---- experts ---------------------------------------------------------------------------------------------------------
 
 
-def expert_arrays(case: MoE) -> list[Any]:
+def expert_arrays(case: MoE) -> tuple[list[Any], list[Any] | None]:
     e, inner = case.num_experts, case.intermediate_size
-    matrices = [
-        draw(e, *s, key=i, scale=s[1] ** -0.5) for i, s in enumerate(((inner, WIDTH), (inner, WIDTH), (WIDTH, inner)))
-    ]
-    biases = tuple(draw(e, n, key=i) for i, n in enumerate((inner, inner, WIDTH))) if case.bias else None
-    return [*matrices, biases]
+    shapes = (inner, WIDTH), (inner, WIDTH), (WIDTH, inner)
+    matrices: list[Any] = [draw(e, *s, key=i, scale=s[1] ** -0.5) for i, s in enumerate(shapes)]
+    biases: list[Any] = [draw(e, n, key=i) for i, n in enumerate((inner, inner, WIDTH))]
+    if not case.gated:
+        matrices[0] = biases[0] = None
+    return matrices, biases if case.bias else None
 
 
 def choices(tokens: int, case: MoE) -> tuple[np.ndarray, np.ndarray]:
@@ -279,30 +279,32 @@ def choices(tokens: int, case: MoE) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.abs(draw(tokens, case.num_experts_per_tok, key=9))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", ClampedSwiGLU(1.7, 0.5)], ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", ClampedSwiGLU(1.7, 0.5), Ungated("relu2")], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_experts(activation: Any, bias: bool) -> None:
     case = MoE(7, 3, 70, activation, bias=bias)
-    x, arrays = draw(63, WIDTH), expert_arrays(case)
+    x, (matrices, biases) = draw(63, WIDTH), expert_arrays(case)
     ids, scores = choices(63, case)
-    got = Cpu().primitive(api.EXPERTS, case)(x, ids, scores, *arrays)
-    given = [wide(a) if not isinstance(a, tuple) else tuple(map(wide, a)) for a in (x, ids, scores, *arrays)]
-    wanted = REFERENCE.primitive(api.EXPERTS, case)(*given).numpy()
+    got = Cpu().experts(case, matrices, biases)(x, ids, scores)
+    exact = expert_weights([w if w is None else wide(w) for w in matrices],
+                           biases and [b if b is None else wide(b) for b in biases], REFERENCE)  # fmt: skip
+    wanted = REFERENCE.stage(api.EXPERT_BLOCK, case, exact)(wide(x), wide(ids), wide(scores)).numpy()
     assert np.abs(got - wanted).max() <= 300 * 2.0**-24 * np.abs(wanted).max()
 
 
-def test_experts_in_any_company() -> None:
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_experts_in_any_company(format: Format) -> None:
     case = MoE(5, 2, 70)
     x, arrays = draw(130, WIDTH), expert_arrays(case)
     ids, scores = choices(130, case)
-    whole = Cpu().primitive(api.EXPERTS, case)(x, ids, scores, *arrays)
+    whole = Cpu().experts(case, *arrays, format)(x, ids, scores)
     for threads in (1, 2, 4):
-        run = Cpu(threads).primitive(api.EXPERTS, case)
+        run = Cpu(threads).experts(case, *arrays, format)
         for begin, end in ((0, 1), (64, 77), (1, 130), (3, 3)):
             some = slice(begin, end)
-            assert same_bits(run(x[some], ids[some], scores[some], *arrays), whole[some])
+            assert same_bits(run(x[some], ids[some], scores[some]), whole[some])
     with pytest.raises(IndexError, match="expert 5 of 5"):
-        run(x[:1], np.array([[0, 5]]), scores[:1], *arrays)
+        run(x[:1], np.array([[0, 5]]), scores[:1])
 
 
 # ---- primitives ------------------------------------------------------------------------------------------------------
@@ -329,26 +331,18 @@ def test_rope(case: Rope) -> None:
     assert same_bits(np.ascontiguousarray(x), before)
 
 
-def test_linear_of_any_axes() -> None:
+def test_a_product_of_any_axes() -> None:
     x, weight, bias = draw(3, 5, 60)[..., 10:], draw(33, 50), draw(33, key=1)
-    run = Cpu().primitive(api.LINEAR)
     for given in (weight, weight.astype(ml_dtypes.bfloat16), weight.astype(np.float16)):
         for b in (None, bias):
+            arrays = {"matrix.weight": given} | ({} if b is None else {"matrix.bias": b})
+            run = Cpu().stage(api.PRODUCT, AS_STORED, arrays)
             wanted = x.astype(np.float64) @ given.astype(np.float64).T + (0 if b is None else b)
-            np.testing.assert_allclose(run(x, given, b), wanted, rtol=1e-5, atol=1e-4)
-            np.testing.assert_allclose(run(x, given, b), wanted, rtol=1e-5, atol=1e-4)  # packed by now
-
-
-def test_packed_matrices_go_with_their_arrays() -> None:
-    """A new array at the same place in memory is another matrix."""
-    run, x = Cpu().primitive(api.LINEAR), np.ones((1, 50), np.float32)
-    for i in range(20):
-        assert run(x, np.full((3, 50), i, np.float32), None)[0, 0] == 50 * i
+            np.testing.assert_allclose(run(x), wanted, rtol=1e-5, atol=1e-4)
+            assert np.array_equal(run.dequantize(), given.astype(np.float32))
 
 
 def test_what_has_no_kernel_is_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
-    assert "ops of their own" in str(backend.refuses(api.MLP_BLOCK, MLPBlock(MoE(8, 2, 8), RMS, 1.0)))
-    assert backend.refuses(api.EXPERTS, MoE(8, 2, 8, Ungated("relu2"))) == "its experts are gated"
-    assert backend.refuses(api.ROUTE, MoE(8, 2, 8)) == "has no kernel yet"
+    assert backend.refuses(api.TAKE, None) == "moves numbers only, as numpy does"

@@ -250,7 +250,7 @@ SPEC = ModelSpec("latent", 50, 24, 64, (LAYER,) * 2, NORM)
 
 def test_the_least_cost_of_a_pass() -> None:
     """A prompt's tokens, which come together, cost what rebuilt keys cost; a token that comes alone, absorbed ones."""
-    costs, mixer = Costs(SPEC, matrix_bytes=4, state_bytes=4, longest=64), CASES[1]
+    costs, mixer = Costs(SPEC, matrix_bytes=4, longest=64), CASES[1]
     heads, rebuilt, absorbed = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim, mixer.row + mixer.kv_lora_rank
     body = SPEC.num_active_params() - 2 * 50 * 24
     pairs = 40 * 41 // 2
@@ -304,5 +304,5 @@ def test_beside_other_mixers(tmp_path: Path) -> None:
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in naive]
     stats = llm.stats()
     assert stats is not None and stats.hit_tokens > 100 and len(stats.groups) == 2
-    groups = state_groups(spec, page_tokens=4, element_bytes=4)
+    groups = state_groups(spec, page_tokens=4)
     assert [g.page_bytes for g in groups] == [4 * 4 * (40 + 32 + 40), 4 * 4 * 16]

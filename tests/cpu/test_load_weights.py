@@ -23,7 +23,7 @@ from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.safetensors import SINGLE, TensorFiles
-from ridgeline.load.weights import load_weights, random_weights
+from ridgeline.load.weights import RandomWeights, load_weights
 from ridgeline.ops import open_table
 from ridgeline.ops.api import DType
 from ridgeline.spec.request import SamplingParams
@@ -441,7 +441,9 @@ def config_only(case: Case, folder: Path) -> Path:
 
 
 def random(folder: Path, seed: int, dtype: DType = "float32") -> Tensors:
-    return random_weights(open_checkpoint(folder).spec, open_table("reference").memory, dtype, seed, lambda done: None)
+    return dict(
+        RandomWeights(open_checkpoint(folder).spec, open_table("reference").memory, dtype, seed, lambda done: None)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,7 +27,7 @@ from ridgeline.ops.host import primitives as host
 from ridgeline.ops.reference import paged, primitives, s4
 from ridgeline.plan import memory
 from ridgeline.plan import recurrent as plan_recurrent
-from ridgeline.runtime import arena, generator, runner, sampler
+from ridgeline.runtime import arena, generator, graphs, runner, sampler
 from ridgeline.spec import (
     S4,
     S4D,
@@ -245,6 +245,7 @@ def test_the_plan_knows_the_bounds_that_others_keep() -> None:
     assert memory.CPU_BLOCK == attention.BLOCK
     assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK == host.WIDEN_BLOCK
     assert memory.SAMPLE_BLOCK == sampler.BLOCK
+    assert memory.RECORDED_SEQS == graphs.MOST_SEQUENCES
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS

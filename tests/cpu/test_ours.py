@@ -130,10 +130,10 @@ def others(pattern: Pattern) -> Iterator[Pattern]:
 
 def test_state_of_patterns() -> None:
     """First tokens stay beside the window, a dilated window reaches further back, a stride reads everything."""
-    first, far, *_ = state_groups(SPECS["first_tokens"], page_tokens=4, element_bytes=4)
+    first, far, *_ = state_groups(SPECS["first_tokens"], page_tokens=4)
     assert (first.lookback, first.first_tokens, first.first_pages) == (23, 5, 2)
     assert (far.lookback, far.first_tokens, far.first_pages) == (23, 20, 5)
-    dilated, *_ = state_groups(SPECS["patterns"], page_tokens=4, element_bytes=4)
+    dilated, *_ = state_groups(SPECS["patterns"], page_tokens=4)
     assert (dilated.lookback, dilated.first_tokens) == (24, 0)
     a = Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(5))
     assert [a.state().elements_at(n) // 32 for n in (1, 13, 14, 500)] == [1, 13, 13, 13]

@@ -33,9 +33,10 @@ class Pages:
     def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator, memory: Memory) -> None:
         self.case, self.size = case, page_tokens
         shape = (page_tokens, case.num_kv_heads, case.head_dim)
-        self.arena: Any = memory.pages(601, 2 * math.prod(shape))
+        size = 4 * math.prod(shape)
+        self.arena: Any = memory.page_view(memory.pages(601, 2 * size), 0, (size // 2,), "float32")
         self.arena[:] = NAN
-        self.keys, self.values = (memory.page_view(self.arena, i * math.prod(shape), shape) for i in range(2))
+        self.keys, self.values = (self.arena[:, i * size // 4 :][:, : size // 4].reshape(601, *shape) for i in range(2))
         self.tables = np.zeros((rows, 130), np.int64)
         self.free = rng.permutation(np.arange(1, 601)).tolist()
         self.state = case.state()

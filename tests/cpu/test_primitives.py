@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.ops import api
+from oracle.problems import expert_weights
+from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import DenseKeyValues, Op, Rotary
-from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend
+from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
 from ridgeline.spec import (
     MLP,
     Attention,
@@ -38,6 +39,7 @@ SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24  # half the distance of 1.0 to the next float32
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REFERENCE, SDPA = ReferenceBackend(), SdpaBackend()
+TABLE = OpsTable(TorchMemory("reference"), (REFERENCE,))
 
 
 def rng(*key: int) -> np.random.Generator:
@@ -423,6 +425,11 @@ def expert_problem(size: int, k: int, dtype: str) -> tuple[MoE, tuple[Tensor, ..
     return case, (x, ids, scores, *(tensor(generator.normal(0, 0.3, s), STORED[dtype]) for s in shapes))
 
 
+def experts(case: MoE, x: Tensor, ids: Tensor, scores: Tensor, *matrices: Tensor) -> Tensor:
+    weights = expert_weights(matrices, None, TABLE)
+    return TABLE.stage(api.EXPERT_BLOCK, case, weights)(x, ids, scores)
+
+
 def run_experts(x: np.ndarray, ids: np.ndarray, scores: np.ndarray, *matrices: np.ndarray) -> np.ndarray:
     gate, up, down = matrices
     out = np.zeros(x.shape)
@@ -437,15 +444,15 @@ def run_experts(x: np.ndarray, ids: np.ndarray, scores: np.ndarray, *matrices: n
 @pytest.mark.parametrize("size", SIZES)
 def test_experts(size: int, k: int, dtype: str) -> None:
     case, args = expert_problem(size, k, dtype)
-    check(call(api.EXPERTS, case, *args), run_experts(*map(exact, args)), atol=1e-5)
+    check(experts(case, *args), run_experts(*map(exact, args)), atol=1e-5)
 
 
 def test_experts_keep_tokens_apart() -> None:
     case, (x, *rest) = expert_problem(63, 3, "float32")
-    clean = call(api.EXPERTS, case, x, *rest)
+    clean = experts(case, x, *rest)
     dirty = x.clone()
     dirty[7] = torch.nan
-    got = call(api.EXPERTS, case, dirty, *rest)
+    got = experts(case, dirty, *rest)
     assert got[7].isnan().all()
     others = [i for i in range(63) if i != 7]
     assert torch.equal(got[others], clean[others])
@@ -532,7 +539,7 @@ def test_gradients_of_experts() -> None:
     def loss(values: list[np.ndarray]) -> float:
         return float((run_experts(values[0], ids.numpy(), *values[1:]) * weights).sum())
 
-    out = call(api.EXPERTS, case, leaves[0], ids, *leaves[1:])
+    out = experts(case, leaves[0], ids, *leaves[1:])
     out.backward(torch.from_numpy(weights).float())
     start = [exact(t) for t in leaves]
     for i, leaf in enumerate(leaves):

@@ -213,7 +213,7 @@ def test_draws_follow_the_distribution(params: SamplingParams, seed: int) -> Non
     logits = np.random.default_rng(3).uniform(-1.5, 1.5, size=25).astype(np.float32)
     probabilities = ours(logits, params)
     assert (probabilities > 0).sum() > 4
-    count = 20_000
+    count = 8_000
     rows = [row(params, NoiseKey(seed, 0), position) for position in range(count)]
     drawn = sample(np.broadcast_to(logits, (count, len(logits))), rows)
     found = np.bincount([token(d) for d in drawn], minlength=len(logits))

@@ -47,6 +47,7 @@ from ridgeline.spec import (
     to_json,
 )
 from ridgeline.spec.groups import state_groups
+from ridgeline.spec.storage import STORAGES
 from ridgeline.train.module import LanguageModel
 
 TOLERANCE = 1e-4
@@ -134,7 +135,7 @@ def test_parameters_and_state_by_formula(factor: int) -> None:
     per_layer = 2 * a.num_kv_heads * a.head_dim
     assert spec.state_elements(100) == 100 * owners * per_layer
     assert dense.num_params() - spec.num_params() == (layers - owners) * per_layer * WIDTH
-    (group,) = state_groups(spec, page_tokens=16, element_bytes=2)
+    (group,) = state_groups(spec, page_tokens=16, storage=STORAGES["bfloat16"])
     assert group.page_bytes == 16 * 2 * owners * per_layer
     assert [slot.layer for slot in group.slots] == list(range(0, layers, factor))
     # The work is not less: every layer reads all keys.
@@ -155,7 +156,7 @@ def test_state_bytes_of_the_paper(name: str, head_dim: int, factor: int, num_byt
 def test_groups_hold_what_owners_keep() -> None:
     """The 1 in 6 layout: one global owner for all global layers, three local ones in each six."""
     spec = SPECS["cla_character"]
-    local, full = state_groups(spec, page_tokens=16, element_bytes=4)
+    local, full = state_groups(spec, page_tokens=16)
     assert (local.lookback, [s.layer for s in local.slots]) == (19, [0, 2, 4, 6, 8, 10])
     assert [s.layer for s in full.slots] == [5]
     assert [spec.state_layer(i) for i in range(12)] == [0, 0, 2, 2, 4, 5, 6, 6, 8, 8, 10, 5]

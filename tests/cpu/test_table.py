@@ -231,8 +231,8 @@ def test_a_model_runs_on_what_the_table_chose() -> None:
     torch.testing.assert_close(fused, plain + 1000)
     by_op = {c.op: c.backend for c in t.choices()}
     assert by_op["head"] == "loud"
-    # Stages of layers that share another one's keys, keep latents or a summary: there are none.
-    absent = {"query_input", "latent_input", "recurrent_block"}
+    # Stages of layers that share another one's keys, keep latents or a summary, or have experts: there are none.
+    absent = {"query_input", "latent_input", "recurrent_block", "expert_block"}
     assert not absent & set(by_op)
     others = {op.name for op in api.STAGES} - absent - {"head"}
     assert {by_op[name] for name in others} == {"composed"}

@@ -13,10 +13,12 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ridgeline.ops import api
-from ridgeline.ops.api import Op, PagedKeyValues
+from ridgeline.nn.model import bind
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Op, PagedKeyValues, Weights
 from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.ops.reference.backend import ReferenceBackend
+from ridgeline.spec.quant import PLAIN, Format
 
 SIZES = (1, 63, 100, 257)
 NUMPY, REFERENCE = NumpyBackend(), ReferenceBackend()
@@ -34,6 +36,17 @@ class Problem(NamedTuple):
 def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
     rng = np.random.default_rng([len(shape), *shape, seed])
     return rng.normal(size=shape).astype(np.float32).astype(STORED[dtype])
+
+
+def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format = PLAIN) -> Weights:
+    """Of an EXPERT_BLOCK. matrices, biases: of gate (None where there is none), up and down, of all experts each."""
+    arrays = {}
+    for name, matrix, bias in zip(("gate", "up", "down"), matrices, biases or (None,) * 3, strict=True):
+        if matrix is not None:
+            arrays[f"mlp.experts.{name}.weight"] = matrix
+        if bias is not None:
+            arrays[f"mlp.experts.{name}.bias"] = bias
+    return Weights({}, {}, bind(arrays, table, "mlp", "norm", format).experts)
 
 
 # ---- the same arguments for both -------------------------------------------------------------------------------------

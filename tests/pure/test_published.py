@@ -10,6 +10,8 @@ from published import PUBLISHED
 from ridgeline.archs import FAMILIES, spec_from_config
 from ridgeline.cli.inspect import describe
 from ridgeline.spec import from_json, to_json
+from ridgeline.spec.quant import PLAIN
+from ridgeline.spec.storage import STORAGES
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -51,7 +53,8 @@ def test_every_family_has_a_published_model() -> None:
 
 def test_inspect_counts_recurrent_state_in_float32() -> None:
     """Jamba: 4 layers of 8 heads of 128 in 16 bit, 28 of 8,192 channels with 16 numbers and 3 tokens each in 32."""
-    report = describe(spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0]), "bfloat16")
+    spec = spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0])
+    report = describe(spec, "bfloat16", None, PLAIN, STORAGES["bfloat16"])
     recurrent, per_token = 28 * 8192 * (16 + 3) * 4, 4 * 2 * 8 * 128 * 2
     assert report["recurrent_state_bytes"] == recurrent
     assert report["state_bytes_per_token"] == per_token

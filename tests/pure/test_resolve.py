@@ -75,7 +75,7 @@ def anything_fits(q: dict[str, Any]) -> bool:
     lengths = [q["max_model_len"]] if q["fixed_len"] else [1, 16, q["max_model_len"]]
     for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
         checkpoint = options.checkpoint_tokens or checkpoint_grid(size, 0)
-        groups = state_groups(spec, page_tokens=size, element_bytes=4, checkpoint_tokens=checkpoint)
+        groups = state_groups(spec, page_tokens=size, checkpoint_tokens=checkpoint)
         count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
         for tokens, seqs, length in product(
             [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
@@ -138,7 +138,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
         assert config.swap_bytes == 0
     assert len(config.num_host_pages) == len(config.groups)
     assert min(config.num_host_pages) > 1 or max(config.num_host_pages) == 0
-    names = {*asdict(options), "max_model_len"}
+    names = {*asdict(options), "max_model_len", "kv_cache_dtype"}
     assert set(config.reasons) == names
     assert all(config.reasons.values())
     text = "\n".join(config.describe(1000, on_host=q["device_is_host"]))
@@ -162,7 +162,7 @@ def check_remedies(q: dict[str, Any], message: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(specs() | st.sampled_from(list(SPECS.values())), st.data())
 def test_smaller_settings_never_take_more(spec: ModelSpec, data: st.DataObject) -> None:
-    groups = state_groups(spec, page_tokens=data.draw(st.sampled_from([1, 16, 100])), element_bytes=4)
+    groups = state_groups(spec, page_tokens=data.draw(st.sampled_from([1, 16, 100])))
     count = Workspace(spec, groups, on_cpu=data.draw(st.booleans()))
     sizes = st.tuples(logarithmic(14), logarithmic(12), logarithmic(20), logarithmic(30))
     few, more = data.draw(sizes), data.draw(sizes)

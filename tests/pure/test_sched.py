@@ -13,7 +13,8 @@ from ridgeline.errors import RequestError
 from ridgeline.sched import LAST, Priority, Result, Scheduler, Sequence, StepPlan, Update, hash_root
 from ridgeline.sched.pages import PagePool
 from ridgeline.spec import ALL, Attention, GatedMLP, Layer, ModelSpec, RMSNorm
-from ridgeline.spec.groups import LayerSlot, StateGroup, state_groups
+from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.storage import STORAGES
 
 KV = StateGroup("kv", 4, ALL, 64)
 WINDOW = StateGroup("window", 4, 7, 64)
@@ -56,11 +57,11 @@ def test_layers_group_by_what_they_remember_not_by_shape() -> None:
     norm, mlp = RMSNorm(1e-6), GatedMLP(8)
     layers = tuple(Layer(mixer, mlp, norm) for mixer in (wide, window, narrow, window))
     spec = ModelSpec("x", 32, 32, 64, layers, norm)
-    everything, windowed = state_groups(spec, page_tokens=16, element_bytes=2)
+    everything, windowed = state_groups(spec, page_tokens=16, storage=STORAGES["bfloat16"])
     assert (everything.lookback, windowed.lookback) == (ALL, 9)
     size = 2 * 2 * 8 * 16 * 2
-    assert everything.slots == (LayerSlot(0, 0, size), LayerSlot(2, size, size // 2))
-    assert windowed.slots == (LayerSlot(1, 0, size), LayerSlot(3, size, size))
+    assert [(s.layer, s.offset, s.bytes) for s in everything.slots] == [(0, 0, size), (2, size, size // 2)]
+    assert [(s.layer, s.offset, s.bytes) for s in windowed.slots] == [(1, 0, size), (3, size, size)]
     assert everything.page_bytes == size * 3 // 2
     assert not everything.snapshot
 

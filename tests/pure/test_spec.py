@@ -203,7 +203,7 @@ def test_whole_numbers_count_as_floats() -> None:
 LAYER_0, LAYER_3 = "spec.layers[0]", "spec.layers[3]"
 ONE_LAYER = {"count": 1, "layer": to_json(SMALL)["layers"][0]["layer"]}
 # (path to an object, field, new value or `del`, what the message must say)
-DEL = object()
+DEL = ...  # stands for: take it away
 DAMAGE: list[tuple[str, str, Any, str]] = [
     ("", "vocab", 1, "spec: ModelSpec has no field vocab"),
     ("", "vocab_size", DEL, "spec: ModelSpec needs vocab_size"),
@@ -480,7 +480,7 @@ def test_a_layer_of_an_mlp_alone() -> None:
     assert [w.name for w in MLP_ALONE.weights(16)] == ["mlp_norm.weight", "mlp.up.weight", "mlp.down.weight"]
     assert alone.num_params() == SMALL.num_params() + 2 * (16 + 2 * 16 * 24)
     assert alone.state_elements(100) == SMALL.state_elements(100)
-    (group,), (other,) = (state_groups(s, page_tokens=16, element_bytes=4) for s in (alone, SMALL))
+    (group,), (other,) = (state_groups(s, page_tokens=16) for s in (alone, SMALL))
     assert group.page_bytes == other.page_bytes
     assert [s.layer - 1 for s in group.slots] == [s.layer for s in other.slots]
     assert from_json(json.loads(json.dumps(to_json(alone)))) == alone

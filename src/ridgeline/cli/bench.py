@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ridgeline.llm import LLM
     from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
     from ridgeline.runtime.generator import GenerationRequest
+    from ridgeline.spec.dtype import DType
 
 app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, beside what the roofline allows.")
 
@@ -37,12 +38,13 @@ def latency(
     num_iters_warmup: Annotated[int, typer.Option("--num-iters-warmup", min=0, help="Not counted.")] = 1,
     num_iters: Annotated[int, typer.Option("--num-iters", min=1, help="Batches to measure.")] = 5,
     json_output: Json = False, verbose: o.Verbose = False,
-    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
+    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
+    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
@@ -73,12 +75,13 @@ def throughput(
         str | None, typer.Option("--dataset", help="Prompts as for generate; max_tokens of a row comes first.")
     ] = None,
     json_output: Json = False, verbose: o.Verbose = False, tokenizer: o.TokenizerName = None,
-    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
+    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
+    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
     """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
@@ -118,14 +121,13 @@ def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LL
 
 def _costs(llm: LLM, longest: int) -> Costs:
     from ridgeline.measure import Costs
-    from ridgeline.runtime.arena import ELEMENT_BYTES
-    from ridgeline.spec.dtype import DTYPE_BYTES
 
-    return Costs(llm.loaded.spec, matrix_bytes=DTYPE_BYTES[_dtype(llm)], state_bytes=ELEMENT_BYTES, longest=longest)
+    matrix_bytes = llm.loaded.model.format.number_bytes(_dtype(llm))
+    return Costs(llm.loaded.spec, matrix_bytes=matrix_bytes, storage=llm.loaded.storage, longest=longest)
 
 
-def _dtype(llm: LLM) -> str:
-    """Of the weight matrices."""
+def _dtype(llm: LLM) -> DType:
+    """Of the weight matrices, as they are stored."""
     from ridgeline.cli.inspect import weight_dtype
 
     return weight_dtype(dict(llm.checkpoint.config), llm.options.dtype)
@@ -181,13 +183,14 @@ def _report(
     """One JSON line, or the tables under what they were measured on."""
     from ridgeline.cli.doctor import machine, versions
 
-    computer, config, dtype = machine(), llm.config, _dtype(llm)
+    computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.format
     host = f"{computer['cpu']}, {computer['cores']} cores"
     if given["json_output"]:
         settings = {key: getattr(config, key) for key in ENGINE_SETTINGS} if config else {}
         arguments = {key: value for key, value in given.items() if key not in ("json_output", "verbose")}
         line = {
-            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "arguments": arguments,
+            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "weight_format": format.name,
+            "arguments": arguments,
             "machine": {"cpu": computer["cpu"], "cores": int(computer["cores"]), "torch": versions()["torch"],
                         "device": llm.loaded.table.memory.device},
             "roof": asdict(roof), "engine": settings, "reasons": dict(config.reasons) if config else {},
@@ -202,7 +205,7 @@ def _report(
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{given['batching'].value} batching" if config else "naive sampling"
-    console.print(f"{given['model']}: {dtype} weights, {mode}")
+    console.print(f"{given['model']}: {format.name if format.is_lossy else dtype} weights, {mode}")
     console.print(what)
     console.print(
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "

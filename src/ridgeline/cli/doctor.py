@@ -134,6 +134,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         Rope,
         TaylorAttention,
     )
+    from ridgeline.spec.quant import FORMATS
 
     rope, rms = Rope(64), RMSNorm()
     plain = Attention(8, 2, 64, 0.125, rope)
@@ -149,13 +150,12 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("softcap", Attention(8, 2, 64, 0.125, rope, softcap=50.0)),
             ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
         ],
-        "latent_attention": [("latent", latent)],
-        "paged_latent_attention": [("latent", latent)],
+        **{name: [("latent", latent)] for name in ("latent_attention", "paged_latent_attention")},
         "activation": [("GatedMLP", GatedMLP(1024))],
-        "route": [("MoE", MoE(8, 2, 1024))],
-        "experts": [("MoE", MoE(8, 2, 1024))],
-        "attention_input": [("grouped", AttentionInput(plain, rms, 1.0))],
-        "query_input": [("grouped", AttentionInput(plain, rms, 1.0))],
+        **{name: [("MoE", MoE(8, 2, 1024))] for name in ("route", "experts", "expert_block")},
+        "product": list(FORMATS.items()),
+        **{name: [("int8", FORMATS["int8"])] for name in ("quantise", "dequantise", "quantised_linear")},
+        **{name: [("grouped", AttentionInput(plain, rms, 1.0))] for name in ("attention_input", "query_input")},
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
         "attention_output": [("grouped", plain)],
         "mlp_block": [

@@ -41,8 +41,8 @@ def evaluate(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
-    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto", revision: o.Revision = None,
-    ops: o.Ops = None,
+    weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
     """How well a model predicts texts: perplexity, bits per byte. With --against, how far it is from its original."""
     from ridgeline.cli.report import say
@@ -54,7 +54,14 @@ def evaluate(
         more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
         say(f"note: skipped: {'; '.join(skipped[:SHOWN])}{more}")
     common = {"cache": "off", "device": device, "max_model_len": max_model_len, "ops": o.parse_ops(ops)}
-    given = {"tokenizer": tokenizer, "dtype": dtype, "load_format": load_format, "revision": revision}
+    given = {
+        "tokenizer": tokenizer,
+        "dtype": dtype,
+        "weights": weights,
+        "kv_cache_dtype": kv_cache_dtype,
+        "load_format": load_format,
+        "revision": revision,
+    }
     llm, original, documents = _prepare(model, against, common, given, texts, limit_tokens)
     divergence = None
     with _tokens_bar(sum(d.num_scored for d in documents)) as on_tokens:

@@ -37,12 +37,13 @@ def generate(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     verbose: o.Verbose = False,
     tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
-    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
+    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
+    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     max_tokens: o.MaxTokens = None, min_tokens: o.MinTokens = 0,
     temperature: o.Temperature = None, top_p: o.TopP = None, top_k: o.TopK = None, min_p: o.MinP = None,
@@ -201,11 +202,16 @@ def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[Req
 
 def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]:
     """What the lines of an output file must agree with."""
-    from ridgeline.cli.results import model_fingerprint, prompt_fingerprint
+    from ridgeline.cli.results import prompt_fingerprint
+    from ridgeline.load.fingerprint import model_fingerprint
     from ridgeline.load.hub import SMALL_FILES, find_model
 
     options, seed = run.options, run.options["seed"]
-    bearing = {name: options[name] for name in ("dtype", "max_model_len", "load_format", "skip_tokenizer_init")}
+    bearing = {
+        name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
+    }
+    if options["kv_cache_dtype"] not in ("auto", "float32"):  # which are one
+        bearing["kv_cache_dtype"] = options["kv_cache_dtype"]
     if options["load_format"] == "dummy":
         bearing["seed"] = seed
     if options["tokenizer"]:

@@ -9,15 +9,18 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.spec import AnyLayer, ModelSpec, State
-
-STATE_BYTES, RECURRENT_BYTES = 2, 4  # per element: keys and values in 16 bit; summaries are float32 always
+    from ridgeline.spec import AnyLayer, ModelSpec
+    from ridgeline.spec.dtype import DType
+    from ridgeline.spec.quant import Format
+    from ridgeline.spec.storage import Storage
 
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A folder with a config.json, or a Hugging Face hub id.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto",
+    kv_cache_dtype: o.KVCacheDType = "auto",
     max_model_len: o.MaxModelLen = None,
     revision: o.Revision = None,
 ) -> None:
@@ -25,10 +28,13 @@ def inspect(
     from ridgeline.archs import spec_from_config
     from ridgeline.load.checkpoint import read_json
     from ridgeline.load.hub import CONFIG_FILES, find_model
+    from ridgeline.plan import choose_storage
+    from ridgeline.spec.quant import format_of
 
     config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
     spec = spec_from_config(config)
-    report = describe(spec, weight_dtype(config, dtype), max_model_len)
+    storage, _ = choose_storage(kv_cache_dtype)
+    report = describe(spec, weight_dtype(config, dtype), max_model_len, format_of(weights), storage)
     if json_output:
         import json
 
@@ -36,10 +42,10 @@ def inspect(
 
         print(json.dumps({**report, "spec": to_json(spec)}, indent=2))
     else:
-        _print(model, spec, report)
+        _print(model, spec, report, storage)
 
 
-def weight_dtype(config: dict[str, Any], wanted: str) -> str:
+def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
     """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
     from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
@@ -52,15 +58,22 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> str:
     return DTYPE_NAMES[wanted]
 
 
-def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> dict[str, Any]:
-    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes."""
-    from ridgeline.spec.dtype import DTYPE_BYTES
+def describe(
+    spec: ModelSpec, dtype: DType, max_model_len: int | None, format: Format, storage: Storage
+) -> dict[str, Any]:
+    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes. storage: of
+    the rows of attention.
+
+    Rounded weights are counted as the kernels take them, and the embedding, whose rows are looked up, beside them.
+    """
+    from ridgeline.spec.footprint import footprint
+    from ridgeline.spec.storage import state_bytes as bytes_of
 
     context = spec.resolve_max_model_len(max_model_len)
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
 
     def state_bytes(tokens: int) -> int:
-        return sum(state.elements_at(tokens) * element_bytes(state) for state in states)
+        return sum(bytes_of(state, storage, tokens) for state in states)
 
     return {
         "family": spec.family,
@@ -72,9 +85,10 @@ def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> d
         "num_params": spec.num_params(),
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
-        "weight_bytes": sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in spec.weights()),
+        "weight_format": format.name,
+        "weight_bytes": footprint(spec, format, dtype, packs=format.is_lossy).total,
         "compute_dtype": "float32",
-        "state_dtype_bytes": STATE_BYTES,
+        "state_dtype": storage.dtype,
         "state_bytes_per_token": state_bytes(1) - state_bytes(0),
         "state_bytes_per_token_at_max_len": state_bytes(context) - state_bytes(context - 1),
         "state_bytes_at_max_len": state_bytes(context),
@@ -83,11 +97,12 @@ def describe(spec: ModelSpec, dtype: str, max_model_len: int | None = None) -> d
     }
 
 
-def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
+def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> None:
     from rich.console import Console
     from rich.markup import escape
 
     from ridgeline.spec import State
+    from ridgeline.spec.storage import storage_of
     from ridgeline.spec.text import describe, index_ranges, num_bytes
 
     console = Console(highlight=False, soft_wrap=True)
@@ -95,9 +110,8 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any]) -> None:
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
         kept = layer.mixer.state() if layer.mixer else State(())
-        state = (
-            f"{num_bytes(kept.elements * element_bytes(kept))} of state per {'sequence' if kept.snapshot else 'token'}"
-        )
+        per = "sequence" if kept.snapshot else "token"
+        state = f"{num_bytes(sum(storage_of(kept, storage).part_bytes(p) for p in kept.parts))} of state per {per}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state}, each")
         mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
@@ -120,18 +134,25 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     recurrent = f" and {size(r['recurrent_state_bytes'])} per sequence in float32" if r["recurrent_state_bytes"] else ""
     return [
         ("parameters", f"{r['num_params']:,}{used}"),
-        ("weights", f"{size(r['weight_bytes'])} ({r['weight_dtype']} matrices, float32 vectors)"),
-        ("compute", f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"),
+        ("weights", f"{size(r['weight_bytes'])} ({_stored(r)} matrices, float32 vectors)"),
+        ("compute", _computed(r)),
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
         *(("note", note) for note in r["notes"]),
-        ("state", f"{size(per)} per token in 16 bit{windowed}{recurrent}; {whole} at full context"),
+        ("state", f"{size(per)} per token in {r['state_dtype']}{windowed}{recurrent}; {whole} at full context"),
     ]
 
 
-def element_bytes(state: State) -> int:
-    """Of one number of a layer's state."""
-    return RECURRENT_BYTES if state.snapshot else STATE_BYTES
+def _stored(r: dict[str, Any]) -> str:
+    """The types of the matrices."""
+    dtype, format = r["weight_dtype"], r["weight_format"]
+    return str(dtype) if format == "plain" else f"{format} and, where rows are looked up or little is saved, {dtype}"
+
+
+def _computed(r: dict[str, Any]) -> str:
+    if r["weight_format"] == "plain":
+        return f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"
+    return f"{r['compute_dtype']} activations, in 8 bits where they meet a rounded matrix"
 
 
 def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:

@@ -24,7 +24,7 @@ def load(model: str, options: dict[str, Any]) -> LLM:
     from ridgeline.llm import LLM
 
     with loading_bar() as progress_bar:
-        llm = LLM(model, progress_bar=progress_bar, **options)
+        llm = LLM(model, progress_bar=progress_bar, on_wait=say, **options)
     for note in llm.loaded.notes:
         say(f"note: {note}")
     return llm

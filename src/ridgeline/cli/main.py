@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, run_batch, serve, train, verify
+from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, run_batch, serve, train, verify
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -28,6 +28,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("run-batch")(run_batch.run_batch)
 app.command("inspect")(inspect.inspect)
+app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)

@@ -52,7 +52,15 @@ Model = Annotated[
 TokenizerName = Annotated[str | None, _model("--tokenizer", help="Folder or hub id, if not with the model.")]
 SkipTokenizer = Annotated[bool, _model("--skip-tokenizer-init", help="Token ids in, token ids out.")]
 Device = Annotated[str, _model("--device", help="auto, cpu, reference, cuda or cuda:N.")]
+Threads = Annotated[int | None, _model("--threads", help="Of the CPU's kernels; default: one on each physical core.")]
 DType = Annotated[str, _model("--dtype", help="Of the weight matrices: auto, float32, bfloat16, float16.")]
+WeightFormat = Annotated[
+    str,
+    _model(
+        "--weights",
+        help="Matrices rounded to nearest: int8, int4 (groups of 32), int4-128; auto: as stored. The price is printed.",
+    ),
+]
 MaxModelLen = Annotated[int | None, _model("--max-model-len", help="Longest context in tokens; default: the model's.")]
 LoadFormat = Annotated[str, _model("--load-format", help="auto, safetensors, or dummy: random weights.")]
 Revision = Annotated[str | None, _model("--revision", help="Branch, tag or commit on the hub.")]
@@ -62,6 +70,12 @@ MaxNumSeqs = Annotated[int | None, _engine("--max-num-seqs", help="Sequences tha
 MaxNumBatchedTokens = Annotated[
     int | None,
     _engine("--max-num-batched-tokens", help="Tokens of one step; default: chosen."),
+]
+KVCacheDType = Annotated[
+    str,
+    _engine(
+        "--kv-cache-dtype", help="Of attention's keys, values and latents: auto, float32, bfloat16, float16, int8."
+    ),
 ]
 BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page; default: 16.")]
 CheckpointTokens = Annotated[
@@ -120,8 +134,8 @@ KeepSpecial = Annotated[bool, _sampling("--no-skip-special-tokens", help="Show s
 
 # Parameters of commands that are arguments of LLM by the same name.
 _OF_LLM = (
-    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "max_model_len", "load_format",
-    "revision", "seed",
+    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "kv_cache_dtype", "max_model_len",
+    "load_format", "revision", "seed", "weights", "threads",
 )  # fmt: skip
 
 

@@ -21,19 +21,11 @@ def say(*lines: str) -> None:
         print(line, file=sys.stderr)
 
 
-def weight_bytes(llm: LLM) -> int:
-    """Bytes of a model's weights, as they are stored."""
-    from ridgeline.cli.inspect import describe, weight_dtype
-
-    size: int = describe(llm.loaded.spec, weight_dtype(dict(llm.checkpoint.config), llm.options.dtype))["weight_bytes"]
-    return size
-
-
 def chosen(llm: LLM, verbose: bool) -> list[str]:
     """What the engine chose: two lines of what matters most, or every setting with its reason and all memory."""
     from ridgeline.spec.text import num_bytes
 
-    config, weights = llm.config, weight_bytes(llm)
+    config, weights = llm.config, llm.loaded.weight_bytes
     if config is None:
         return [f"naive sampling: nothing is kept between tokens; {num_bytes(weights)} of weights"]
     if verbose:
@@ -67,6 +59,8 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
             f"pages: at most {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
+        if stats.unrecorded and llm.loaded.table.driver is not None:
+            lines.append(f"decode steps are not recorded: {stats.unrecorded}")
     return lines
 
 

@@ -33,11 +33,10 @@ START = b'{"index": '  # of every line
 OTHER_FILE = "give another -o, or remove the file"
 # What the parts of a fingerprint stand for, in messages.
 PARTS = (
-    "another model (or --dtype, --max-model-len, --load-format, --tokenizer)",
+    "another model (or --dtype, --weights, --kv-cache-dtype, --max-model-len, --load-format, --tokenizer)",
     "other sampling parameters (or another --seed)",
     "another prompt",
 )
-WHOLE_FILE, BLOCK, BLOCKS = 1 << 25, 1 << 16, 64  # bytes: a longer file is known by its size and samples of it
 
 
 class Results:
@@ -144,22 +143,6 @@ class Results:
             raise RequestError(f"another run is writing to {self._path} now; wait for it, or give another -o") from None
         except OSError:  # a file system without locks
             return
-
-
-def model_fingerprint(folder: Path, patterns: Sequence[str], **options: object) -> str:
-    """32 bits, in hex, of a model: of its files that match, and of options that bear on what it says."""
-    digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=4)
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(f"{path.name} {size}\n".encode())
-            if size <= WHOLE_FILE:
-                digest.update(file.read())
-            else:
-                for i in range(BLOCKS):
-                    file.seek(i * (size - BLOCK) // (BLOCKS - 1))
-                    digest.update(file.read(BLOCK))
-    return digest.hexdigest()
 
 
 def prompt_fingerprint(prompt: Prompt, params: Params, seed: int) -> str:

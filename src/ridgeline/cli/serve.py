@@ -77,10 +77,11 @@ def serve(
     log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
     quiet: Annotated[bool, _server("--quiet", "-q", help="No line for each request.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
-    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto", revision: o.Revision = None,
-    ops: o.Ops = None, max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
     block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
 ) -> None:  # fmt: skip
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM: what is open may end; a second one ends at once."""

@@ -34,9 +34,11 @@ def verify(
     seed: Annotated[int, typer.Option(help="Of prompts, noise, arrivals, combinations, dummy weights.")] = 0,
     device: o.Device = "auto",
     dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto",
     max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
+    kv_cache_dtype: o.KVCacheDType = "auto",
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, company, preemption, forks, pages.
 
@@ -46,8 +48,8 @@ def verify(
 
     _spare_threads(model, revision)
     options = {
-        "cache": "off", "device": device, "dtype": dtype, "max_model_len": max_model_len, "load_format": load_format,
-        "revision": revision, "seed": seed,
+        "cache": "off", "device": device, "dtype": dtype, "weights": weights, "max_model_len": max_model_len,
+        "load_format": load_format, "revision": revision, "seed": seed, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.verify import verify

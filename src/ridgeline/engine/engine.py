@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, count
 
 import numpy as np
 
@@ -17,17 +17,15 @@ from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats
+from ridgeline.runtime.logits import Floats, Ints
 from ridgeline.runtime.runner import Forward, Runner
-from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample
+from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample, take_best
 from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import Result, StepPlan, Work
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
-
-STATE_PRECISION = "float32"
 
 
 @dataclass(slots=True)
@@ -145,7 +143,7 @@ class Engine:
         self._requests[request_id] = _Request(prompt, ids, set(ids), params.prompt_logprobs)
 
     def _root(self, salt: str, alone: str = "") -> bytes:
-        return hash_root(cache_salt=salt, state_precision=STATE_PRECISION, alone=alone)
+        return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
 
     def propose(self, request_id: int, choice: int, drafts: Seq[int]) -> None:
         """Tokens that may follow those of an answer so far, to be verified together in its next step, as many as
@@ -197,7 +195,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        return self._scheduler.stats()
+        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
@@ -214,15 +212,26 @@ class Engine:
             self._read_prompts(forward, plan.works)
             works = [w for w in plan.works if w.sample]
             if works:
-                ends = np.cumsum([len(w.tokens) for w in plan.works])[[w.sample for w in plan.works]]
-                rows = [np.arange(end - w.num_draft - 1, end) for w, end in zip(works, ends, strict=True)]
-                found = self._sample(forward.logits(np.concatenate(rows)), works)
+                found = self._sample(forward, _sampled_rows(plan.works), works)
         return _Flight(plan, [found.get(w.sequence) for w in plan.works])
 
-    def _sample(self, logits: Floats, works: Seq[Work]) -> dict[int, Sampled]:
-        """What each of the works gives, by sequence. logits [n, vocabulary]: after each work's last known token, and
-        after each of its drafts.
+    def _sample(self, forward: Forward, rows: Ints | None, works: Seq[Work]) -> dict[int, Sampled]:
+        """What each of the works gives, by sequence. rows: of the step's tokens, those that follow one another here:
+        each work's last known token and its drafts; None for all.
         """
+        best = forward.best() if rows is None else None
+        choices = [self._choices.get(w.sequence) for w in works]
+        if best is not None and all(choice is not None and choice.row.wants_best() for choice in choices):
+            results = take_best(best)
+            found: dict[int, Sampled] = {}
+            for work, result in zip(works, results, strict=True):
+                self._row_at(work)
+                self._take(work, 0, result, found)
+            return found
+        return self._sample_logits(forward.logits(rows), works)
+
+    def _sample_logits(self, logits: Floats, works: Seq[Work]) -> dict[int, Sampled]:
+        """The same from their logits [n, vocabulary]."""
         found: dict[int, Sampled] = {}
         going: list[tuple[int, Work]] = []  # with the row of its next logits
         at = 0
@@ -334,3 +343,12 @@ class Engine:
         request.open.discard(sequence)
         if not request.open:
             del self._requests[choice.request]
+
+
+def _sampled_rows(works: Seq[Work]) -> Ints | None:
+    """Of a step's tokens, each work's last known one and its drafts, where it samples; None for all of them."""
+    if all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
+        return None
+    ends = accumulate(len(w.tokens) for w in works)
+    rows = [np.arange(end - w.num_draft - 1, end) for w, end in zip(works, ends, strict=True) if w.sample]
+    return np.concatenate(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.evals.estimates import Estimate, Proportion, block_mean
 from ridgeline.evals.perplexity import Perplexity, estimate_json
-from ridgeline.evals.scores import check_documents, logprob_blocks, losses
-from ridgeline.evals.windows import BATCH_TOKENS, SlidingContext, batches
+from ridgeline.evals.scores import check_documents, logit_blocks, logprob_blocks, logprobs, losses
+from ridgeline.evals.windows import BATCH_TOKENS, Batch, SlidingContext, batches
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats
 
@@ -66,11 +66,43 @@ def measure_divergence(
     limit = min(original.max_model_len, other.max_model_len)
     sliding = SlidingContext.choose(limit, context, stride)
     check_documents(documents, sizes[0])
+    every = batches(documents, sliding, batch_tokens)
+    return _compare(lambda batch: logprob_blocks(original, batch), other, documents, sliding, every, on_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a model makes of documents, so that it can go before another one comes: float32 logits, in memory."""
+
+    documents: Sequence[Document]
+    sliding: SlidingContext
+    logits: Sequence[Sequence[Floats]]  # batch by batch
+
+    @classmethod
+    def of(cls, original: LoadedModel, documents: Sequence[Document]) -> Recorded:
+        """Arguments and errors of `measure_divergence`."""
+        sliding = SlidingContext.choose(original.max_model_len)
+        check_documents(documents, original.spec.vocab_size)
+        every = batches(documents, sliding)
+        return cls(documents, sliding, [[x.copy() for x in logit_blocks(original, batch)] for batch in every])
+
+    def measure(self, other: LoadedModel) -> Divergence:
+        """How far another model is from it, whose vocabulary and context are the same."""
+        kept = iter(self.logits)
+        every = batches(self.documents, self.sliding)
+        return _compare(lambda batch: logprobs(next(kept)), other, self.documents, self.sliding, every, lambda n: None)
+
+
+def _compare(
+    original: Callable[[Batch], Iterable[Floats]], other: LoadedModel, documents: Sequence[Document],
+    sliding: SlidingContext, every: Iterable[Batch], on_tokens: Callable[[int], None],
+) -> Divergence:  # fmt: skip
+    """original: log probabilities of the rows of a batch, in blocks."""
     began, computed, columns = time.perf_counter(), 0, []
-    for batch in batches(documents, sliding, batch_tokens):
+    for batch in every:
         computed += batch.num_tokens
         at = 0
-        for p, q in zip(logprob_blocks(original, batch), logprob_blocks(other, batch), strict=True):
+        for p, q in zip(original(batch), logprob_blocks(other, batch), strict=True):
             targets = batch.targets[at : at + len(p)]
             columns.append(np.stack([losses(p, targets), losses(q, targets), divergences(p, q), agreements(p, q)]))
             at += len(p)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,9 +12,22 @@ from ridgeline.evals.windows import Batch
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, Ints, log_softmax
 from ridgeline.runtime.sampler import BLOCK
-from ridgeline.runtime.step import DenseStep
 
 HEAD_BLOCK = 2**24  # logits that the device computes at once: 64 MiB; the head is read once for all their rows
+
+
+def logit_blocks(loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK) -> Iterator[Floats]:
+    """The logits of the rows of a batch, in order, as blocks [n, vocabulary] of `head_block` numbers, float32.
+
+    Raises RequestError if they are not numbers.
+    """
+    memory, rows = loaded.table.memory, max(1, head_block // loaded.spec.vocab_size)
+    stream = loaded.model.forward(loaded.dense_step(batch.sequences))
+    for start in range(0, len(batch.rows), rows):
+        logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + rows])))
+        if not np.isfinite(logits).all():
+            raise RequestError("the model's logits hold NaN or infinity")
+        yield logits
 
 
 def logprob_blocks(
@@ -24,15 +37,15 @@ def logprob_blocks(
 
     Raises RequestError if the model's logits are not numbers.
     """
-    memory, vocabulary = loaded.table.memory, loaded.spec.vocab_size
-    stream = loaded.model.forward(DenseStep.build(batch.sequences, memory))
-    many, few = (max(1, size // vocabulary) for size in (head_block, block))
-    for start in range(0, len(batch.rows), many):
-        logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + many])))
-        if not np.isfinite(logits).all():
-            raise RequestError("the model's logits hold NaN or infinity")
-        for i in range(0, len(logits), few):
-            yield log_softmax(logits[i : i + few])
+    return logprobs(logit_blocks(loaded, batch, head_block), block)
+
+
+def logprobs(blocks: Iterable[Floats], block: int = BLOCK) -> Iterator[Floats]:
+    """The log softmax of blocks of logits, as smaller blocks [n, vocabulary] of `block` numbers, float64."""
+    for logits in blocks:
+        rows = max(1, block // logits.shape[1])
+        for start in range(0, len(logits), rows):
+            yield log_softmax(logits[start : start + rows])
 
 
 def losses(logprobs: Floats, targets: Ints) -> Floats:

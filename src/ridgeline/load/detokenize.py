@@ -42,13 +42,16 @@ class _Rules:
 
 
 class TokenText:
-    """What each id of a vocabulary adds to the text; shared by all the Detokenizers of a tokenizer."""
+    """What each id of a vocabulary adds to the text; shared by all the Detokenizers of a tokenizer.
+
+    size: the largest id and one more. To ask for it takes a copy of the vocabulary: tens of milliseconds of a start.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Read the decoder of `backend`; raises TokenizerError when its text cannot be streamed exactly."""
         self.rules = _rules(backend)
         self._backend = backend
-        self._size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._pieces: dict[int, str | bytes | None] = {}
 
     def piece(self, token_id: int) -> str | bytes | None:
@@ -56,7 +59,7 @@ class TokenText:
         try:
             return self._pieces[token_id]
         except KeyError:
-            piece = self._piece(int(token_id)) if 0 <= token_id < self._size else None
+            piece = self._piece(int(token_id)) if 0 <= token_id < self.size else None
             if piece is not None:  # ids outside the vocabulary come from outside: they must not fill the memory
                 self._pieces[token_id] = piece
             return piece

@@ -45,6 +45,10 @@ class BlockScaledFiles:
         plain = (self._files.info(name) for name in self if name not in self._scaled)
         return sum(t.stop - t.start for t in plain)
 
+    def release(self, name: str) -> None:
+        """As of TensorFiles."""
+        self._files.release(name)
+
     def read(self, name: str) -> HostTensor:
         """As of TensorFiles, dequantised."""
         if name not in self._scaled:

@@ -89,6 +89,9 @@ class Mxfp4Files(TensorFiles):
                 raise CheckpointError(f"{name}{SCALES} {e}") from None
         return self._last[1]
 
+    def release(self, name: str) -> None:
+        super().release(name + BLOCKS if name in self._packed else name)
+
     def _bytes_of(self, name: str) -> int:
         info = self.info(name)
         return info.stop - info.start

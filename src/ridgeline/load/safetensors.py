@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.errors import CheckpointError
+from ridgeline.ops.mapped import release
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -98,6 +99,12 @@ class TensorFiles:
     def codes(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor whose elements are single bytes, whatever they mean, as uint8: a view of the mapped file."""
         return self._view(self._tensors[name], np.uint8)
+
+    def release(self, name: str) -> None:
+        """Let go of the memory that was taken to read a tensor; views stay good."""
+        info = self._tensors[name]
+        if info.file in self._maps:
+            release(self._maps[info.file][info.start : info.stop])
 
     def _view(self, info: TensorInfo, numpy_type: Any) -> np.ndarray[Any, Any]:
         if info.file not in self._maps:

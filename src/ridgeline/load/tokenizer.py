@@ -50,13 +50,13 @@ class Tokenizer:
         self.chat_template = self.chat_templates.get("default")
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._text = TokenText(backend)
+        self.vocab_size = self._text.size
         self.base_vocab_size = backend.get_vocab_size(with_added_tokens=False)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         prefix, suffix = around or guarded(lambda: _around(backend), "the post-processor of the tokenizer")
         self._prefix, self._suffix = list(prefix), list(suffix)
-        self._text = TokenText(backend)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

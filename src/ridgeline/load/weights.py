@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,43 +19,79 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 Progress = Callable[[int], None]  # called with the bytes of each weight that has arrived
 
 
+class StoredWeights(Mapping[str, Array]):
+    """Every weight of a spec by our name, read from a checkpoint onto the device each time that it is asked for.
+
+    dtype: the type of matrices, None to keep the checkpoint's; vectors (norms, biases) are float32 always.
+    A matrix that keeps its type and lies in one piece on a CPU is a view of the mapped file. progress: told of each
+    weight when it is first read. Raises CheckpointError naming the tensors that are missing or unknown, and, as they
+    are read, those of another shape.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress
+    ) -> None:
+        names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
+        self._weights, self._reads = {w.name: w for w in spec.weights()}, names.reads(spec)
+        self._keys = _resolve_keys(spec, names, self._reads, files)
+        self._files, self._memory, self._dtype, self._progress = files, memory, dtype, progress
+        self._fresh = set(self._weights)
+
+    def __getitem__(self, name: str) -> Array:
+        w = self._weights[name]
+        host = _read(w, self._reads[name], self._keys, self._files)
+        target = (self._dtype or host.dtype) if w.is_matrix else "float32"
+        if target == "float16" and host.dtype != "float16":
+            _check_range(w.name, host)
+        found = self._memory.put(host.data, host.dtype, target)
+        if isinstance(found, np.ndarray) and not np.may_share_memory(found, host.data):  # a copy
+            for key in self._reads[name].keys:
+                self._files.release(self._keys[key])
+        if name in self._fresh:
+            self._fresh.remove(name)
+            self._progress(host.data.nbytes)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 def load_weights(
     spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress
 ) -> dict[str, Array]:
-    """Every weight of the spec, on the device, by our name.
+    """All of StoredWeights at once."""
+    return dict(StoredWeights(spec, names, files, memory, dtype, progress))
 
-    dtype: the type of matrices, None to keep the checkpoint's; vectors (norms, biases) are float32 always.
-    A matrix that keeps its type and lies in one piece on a CPU stays a view of the mapped file.
-    Raises CheckpointError naming the tensors that are missing, unknown or of another shape.
+
+class RandomWeights(Mapping[str, Array]):
+    """Random weights of the right shapes (`--load-format dummy`), drawn each time that they are asked for: matrices
+    N(0, 1/in), norms 1, biases 0, steps of a state space 1/20, so that its state remembers something.
     """
-    names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
-    reads = names.reads(spec)
-    keys = _resolve_keys(spec, names, reads, files)
-    weights: dict[str, Array] = {}
-    for w in spec.weights():
-        host = _read(w, reads[w.name], keys, files)
-        target = (dtype or host.dtype) if w.is_matrix else "float32"
-        if target == "float16" and host.dtype != "float16":
-            _check_range(w.name, host)
-        weights[w.name] = memory.put(host.data, host.dtype, target)
-        progress(host.data.nbytes)
-    return weights
 
+    def __init__(self, spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> None:
+        self._weights = {w.name: w for w in spec.weights()}
+        self._memory, self._dtype, self._seed, self._progress = memory, dtype, seed, progress
+        self._fresh = set(self._weights)
 
-def random_weights(spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> dict[str, Array]:
-    """Random weights of the right shapes (`--load-format dummy`): matrices N(0, 1/in), norms 1, biases 0, steps of a
-    state space 1/20, so that its state remembers something.
-    """
-    weights: dict[str, Array] = {}
-    for w in spec.weights():
+    def __getitem__(self, name: str) -> Array:
+        w, memory = self._weights[name], self._memory
+        if name in self._fresh:
+            self._fresh.remove(name)
+            self._progress(w.num_params * (DTYPE_BYTES[self._dtype] if w.is_matrix else 4))
         if w.is_matrix:
-            own_seed = zlib.crc32(w.name.encode()) ^ seed
-            weights[w.name] = memory.random(w.shape, dtype, w.shape[-1] ** -0.5, own_seed)
-        else:
-            fill = 0.0 if w.name.endswith(".bias") else -3.0 if w.name.endswith(".log_dt") else 1.0
-            weights[w.name] = memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
-        progress(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4))
-    return weights
+            own_seed = zlib.crc32(name.encode()) ^ self._seed
+            return memory.random(w.shape, self._dtype, w.shape[-1] ** -0.5, own_seed)
+        fill = 0.0 if name.endswith(".bias") else -3.0 if name.endswith(".log_dt") else 1.0
+        return memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: Files) -> dict[str, str]:
@@ -80,7 +116,10 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: 
     if not spec.tie_word_embeddings or key != found.get(f"{head}.weight"):
         return False
     a, b = files.read(key), files.read(found[f"{embed}.weight"])
-    if a.dtype == b.dtype and np.array_equal(a.data, b.data):
+    is_equal = a.dtype == b.dtype and np.array_equal(a.data, b.data)
+    files.release(key)
+    files.release(found[f"{embed}.weight"])
+    if is_equal:
         return True
     raise CheckpointError(
         f"config.json ties the output head to the embedding, but the checkpoint's {key} differs from it; "
@@ -100,7 +139,13 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> Hos
                 f"{keys[key]} has shape {list(part.data.shape)}, but config.json asks for {list(stored)}"
             )
     cut = [_cut(part.data, read, weight.shape) for part in parts]
-    return HostTensor(np.stack(cut) if read.stacked else cut[0], parts[0].dtype)
+    if not read.stacked:
+        return HostTensor(cut[0], parts[0].dtype)
+    stack = np.empty((len(cut), *cut[0].shape), cut[0].dtype)
+    for of_expert, data, key in zip(stack, cut, read.keys, strict=True):
+        of_expert[...] = data
+        files.release(keys[key])
+    return HostTensor(stack, parts[0].dtype)
 
 
 def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from ridgeline.measure.machine import Roof
 from ridgeline.spec import ModelSpec, MoE
+from ridgeline.spec.storage import EXACT, Storage, state_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,11 @@ class Cost:
 class Costs:
     """What passes over one model cost.
 
-    matrix_bytes, state_bytes: of an element of a matrix and of a number of state. longest: sequence to come, in tokens.
+    matrix_bytes: of an element of a matrix. storage: of the rows of attention. longest: sequence to come, in tokens.
     """
 
-    def __init__(self, spec: ModelSpec, *, matrix_bytes: int, state_bytes: int, longest: int) -> None:
-        self._spec, self._matrix_bytes, self._state_bytes = spec, matrix_bytes, state_bytes
+    def __init__(self, spec: ModelSpec, *, matrix_bytes: float, storage: Storage = EXACT, longest: int) -> None:
+        self._spec, self._matrix_bytes = spec, matrix_bytes
         weights = {w.name: w for w in spec.weights()}
         tables = sum(weights[name].num_params for name in ("embed.weight", "position_embed.weight") if name in weights)
         own_head = sum(w.num_params for name, w in weights.items() if name.startswith("head."))
@@ -48,11 +49,13 @@ class Costs:
         self._dense_bytes = 4 * vectors + matrix_bytes * (self._body + self._head - vectors - sum(self._routed(1.0)))
         kinds = [(layer.mixer, n) for layer, n in Counter(spec.layers).items() if layer.mixer]
         # Up to each length: multiplications of a token with the tokens before it, if it comes alone or, which may cost
-        # less, with all of them; and numbers of state that it reads.
+        # less, with all of them; and bytes of state that it reads.
         lengths = range(1, longest + 1)
         alone = (sum(n * mixer.work(1, length) for mixer, n in kinds) for length in lengths)
         together = (sum(n * mixer.work(length, length) // length for mixer, n in kinds) for length in lengths)
-        state = (sum(n * mixer.state().elements_at(length) for mixer, n in kinds) for length in range(longest))
+        state = (
+            sum(n * state_bytes(mixer.state(), storage, length) for mixer, n in kinds) for length in range(longest)
+        )
         self._alone, self._together = [0, *accumulate(alone)], [0, *accumulate(together)]
         self._state = [0, *accumulate(state)]
 
@@ -72,7 +75,7 @@ class Costs:
 
     def decode(self, start: int, stop: int) -> Cost:
         """The same, one token at a time, each of which reads the state of all before it and gives logits."""
-        state = self._state_bytes * (self._state[stop] - self._state[start])
+        state = self._state[stop] - self._state[start]
         return Cost(bytes=state) + self._products(start, stop, stop - start, self._alone)
 
     def prefill(self, batch: int, length: int) -> Cost:

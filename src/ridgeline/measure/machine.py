@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.ops import OpsTable, api
+from ridgeline.quant import store
+from ridgeline.spec.quant import PLAIN
 
 READ_BYTES = 1 << 29  # much more than caches hold
 READ_WIDTH, SQUARE = 16_384, 2_048
@@ -40,14 +42,16 @@ def measure_roof(table: OpsTable) -> Roof:
 
 def _calls_per_s(table: OpsTable, *, rows: int, out: int, width: int) -> float:
     """How often a [rows, width] can be multiplied by an [out, width] matrix, at best."""
-    memory, linear, take = table.memory, table.primitive(api.LINEAR), table.primitive(api.TAKE)
+    memory, take = table.memory, table.primitive(api.TAKE)
     x, weight = (memory.put(np.ones((n, width), np.float32), "float32", "float32") for n in (rows, out))
+    matrix = store(weight, None, table, PLAIN)
+    matrix.prepare()
     first = memory.integers(np.zeros(1, np.int64))
 
     def run(calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            y = linear(x, weight, None)
+            y = matrix.apply(x)
         memory.get(take(y, first))  # a device works behind the host's back until something is asked of it
         return time.perf_counter() - start
 

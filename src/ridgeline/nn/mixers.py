@@ -37,8 +37,9 @@ def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, 
 def _attention(
     layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float, is_shared: bool
 ) -> Mixer:
-    before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), weights)
-    write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights, table)
+    into, out = weights.parted("o")
+    before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
+    write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
@@ -51,8 +52,9 @@ def _attention(
 def _shared_attention(
     mixer: SharedAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
 ) -> Mixer:
-    before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), weights)
-    attend = _attend(mixer.attention, weights, table)
+    into, out = weights.parted("o")
+    before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), into)
+    attend = _attend(mixer.attention, weights.vector("sinks"), out, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate = before(stream.residual, stream.delta, rotary)
@@ -61,11 +63,12 @@ def _shared_attention(
     return run
 
 
-def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable[[Array, Array | None, Rows], Array]:
+def _attend(
+    attention: Attention, sinks: Array | None, out: Weights, table: OpsTable
+) -> Callable[[Array, Array | None, Rows], Array]:
     """(q, its gate, keys and values) -> the branch's delta."""
     dense, paged = table.primitive(api.ATTENTION, attention), table.primitive(api.PAGED_ATTENTION, attention)
-    after = table.stage(api.ATTENTION_OUTPUT, attention, weights)
-    sinks = weights.vector("sinks")
+    after = table.stage(api.ATTENTION_OUTPUT, attention, out)
 
     def attend(q: Array, gate: Array | None, state: Rows) -> Array:
         keys, values = state.parts
@@ -79,10 +82,11 @@ def _attend(attention: Attention, weights: Weights, table: OpsTable) -> Callable
 def _latent_attention(
     layer: int, mixer: LatentAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
 ) -> Mixer:
-    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), weights)
+    into, out = weights.parted("o")
+    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), into)
     dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
     write = table.primitive(api.WRITE_PAGES, mixer)
-    after = table.stage(api.ATTENTION_OUTPUT, mixer, weights)
+    after = table.stage(api.ATTENTION_OUTPUT, mixer, out)
     kv_b = weights.arrays["kv_b.weight"]
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
+from ridgeline.errors import CheckpointError
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import frequencies
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
-from ridgeline.quant import PlainLinear
-from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope
+from ridgeline.quant import store
+from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec.quant import PLAIN, Format
 
 
 class Model:
     """A ModelSpec with its weights, on one device.
 
-    weights: every weight of `spec.weights()`, by name. max_model_len: the longest context in tokens that will be
-    served; it fixes rotations that depend on the length.
+    weights: every weight of `spec.weights()`, by name; each is asked for when its layer is built, so that a mapping
+    which reads them then has no more than a layer's in memory beside what kernels made of others. max_model_len: the
+    longest context in tokens that will be served; it fixes rotations that depend on the length. format: of matrices.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int, format: Format = PLAIN
+    ) -> None:
         self.spec = spec
         self.max_model_len = max_model_len
         self.weights = weights
+        self.format = format
         self._table_rows = table.primitive(api.EMBEDDING)
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
@@ -33,10 +41,17 @@ class Model:
         for rope in spec.ropes():
             inverse, factor = frequencies(rope, max_model_len)
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
-        self._blocks = list(_blocks(spec, weights, table))
-        self._head = _head(spec, weights, table)
+        self._embedding = weights["embed.weight"]
+        self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
+        # The largest matrix comes first: what it is made of is let go before the others come.
+        self._head = _head(spec, weights, self._embedding, table, format)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
+        self._blocks = self._layers(lambda: _blocks(spec, weights, table, format))
+
+    def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
+        """What a pass runs through."""
+        return list(build())
 
     def __call__(self, step: Step, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
@@ -49,6 +64,10 @@ class Model:
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
         return Stream(stream.residual, stream.delta)
+
+    def constants(self) -> list[Array]:
+        """All arrays that a forward pass reads besides its step."""
+        return [*self.weights.values(), *(inverse for inverse, _ in self._frequencies.values())]
 
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
@@ -67,31 +86,49 @@ class Model:
 
     def embed(self, step: Step) -> Array:
         """The residual stream before the first layer."""
-        x = self._table_rows(self.weights["embed.weight"], step.token_ids)
+        x = self._table_rows(self._embedding, step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
-        if self.spec.num_position_embeddings:
-            x = self._add(x, self._table_rows(self.weights["position_embed.weight"], step.positions), 1.0)
+        if self._positions is not None:
+            x = self._add(x, self._table_rows(self._positions, step.positions), 1.0)
         return x
+
+
+class PassingModel(Model):
+    """A Model for a pass or two: a layer is built when a pass comes to it, and let go when it has gone through."""
+
+    def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
+        return _Anew(build)
+
+
+class _Anew:
+    """Layers that are built each time."""
+
+    def __init__(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> None:
+        self._build = build
+
+    def __iter__(self) -> Iterator[_Block | _DeepNormBlock]:
+        return self._build()
 
 
 class _Block:
     """One layer."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
-    ) -> None:
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format,
+        previous_scale: float,
+    ) -> None:  # fmt: skip
         layer = spec.layers[index]
         assert not isinstance(layer, DeepNormLayer)
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         at = f"layers.{index}."
-        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm")
+        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm", format)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
-            mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
+            mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm", format)
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _OuterNorm(post, f"{at}mixer_post_norm", weights, table)
@@ -117,14 +154,16 @@ class _DeepNormBlock:
     """One layer whose residual is the normed stream."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, previous_scale: float
-    ) -> None:
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format,
+        previous_scale: float,
+    ) -> None:  # fmt: skip
         layer = spec.layers[index]
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
         at = f"layers.{index}."
-        self._mixer = build_mixer(spec, index, bind(weights, table, f"{at}mixer", f"{at}mixer_norm"), table, 1.0)
-        mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm")
+        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm", format)
+        self._mixer = build_mixer(spec, index, mixer, table, 1.0)
+        mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm", format)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
         self._mixer_norm = _OuterNorm(layer.pre_norm, f"{at}mixer_norm", weights, table)
         self._mlp_norm = _OuterNorm(layer.pre_norm, f"{at}mlp_norm", weights, table)
@@ -160,38 +199,62 @@ def residual_scale(layer: AnyLayer) -> float:
     return 1.0 if isinstance(layer, ParallelLayer) else layer.residual_scale
 
 
-def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str) -> Weights:
-    """The weights of one stage: matrices under `prefix` as Linear, everything else as arrays; its norm as "norm"."""
+def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, format: Format = PLAIN) -> Weights:
+    """The weights of one stage: matrices under `prefix` as Linear in a format, where a format may hold them; everything
+    else as arrays; its norm as "norm"."""
     linears: dict[str, Linear] = {}
+    experts: dict[str, list[Linear]] = {}
     arrays: dict[str, Array] = {}
     for name, array in weights.items():
         if name.startswith(f"{norm}."):
             arrays[f"norm.{name.removeprefix(f'{norm}.')}"] = array
         elif name.startswith(f"{prefix}."):
             module, _, kind = name.removeprefix(f"{prefix}.").rpartition(".")
+            bias = weights.get(f"{prefix}.{module}.bias")
+            own = format if Weight(name, array.shape).may_be_rounded else PLAIN
             if kind == "weight" and len(array.shape) == 2:
-                bias = weights.get(f"{prefix}.{module}.bias")
-                linears[module] = PlainLinear.build(array, bias, table)
+                linears[module] = store(array, bias, table, own)
+            elif kind == "weight" and module.startswith("experts."):
+                stack: Any = array, bias
+                experts[module.removeprefix("experts.")] = [
+                    store(stack[0][e], None if bias is None else stack[1][e], table, own) for e in range(array.shape[0])
+                ]
             else:
                 arrays[f"{module}.{kind}" if module else kind] = array
-    return Weights(linears, arrays)
+    return Weights(linears, arrays, experts)
 
 
-def _blocks(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> Iterator[_Block | _DeepNormBlock]:
-    by_layer: list[dict[str, Array]] = [{} for _ in spec.layers]
-    for name, array in weights.items():
+def _blocks(
+    spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format
+) -> Iterator[_Block | _DeepNormBlock]:
+    by_layer: list[list[str]] = [[] for _ in spec.layers]
+    for name in weights:
         if name.startswith("layers."):
-            by_layer[int(name.split(".", 2)[1])][name] = array
+            by_layer[int(name.split(".", 2)[1])].append(name)
     scale = 1.0
     for i, layer in enumerate(spec.layers):
         kind = _DeepNormBlock if isinstance(layer, DeepNormLayer) else _Block
-        yield kind(i, spec, by_layer[i], table, scale)
+        with _named(f"layer {i}"):
+            block = kind(i, spec, {name: weights[name] for name in by_layer[i]}, table, format, scale)
+        yield block
         scale = residual_scale(layer)
 
 
-def _head(spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable) -> api.HeadStage:
+def _head(
+    spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, table: OpsTable, format: Format
+) -> api.HeadStage:
     case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
-    matrix = weights["embed.weight" if spec.tie_word_embeddings else "head.weight"]
+    matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
-    linear = PlainLinear.build(matrix, None, table)
-    return table.stage(api.HEAD, case, Weights({"head": linear}, arrays))
+    linears = {"head": store(matrix, None, table, format)}
+    with _named("the head"):
+        return table.stage(api.HEAD, case, Weights(linears, arrays))
+
+
+@contextmanager
+def _named(part: str) -> Iterator[None]:
+    """Say of which part of a model a matrix is that cannot be stored."""
+    try:
+        yield
+    except ValueError as e:
+        raise CheckpointError(f"{part}: {e}") from None

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from ridgeline.spec.dtype import DType
+from ridgeline.spec.quant import Format
+from ridgeline.spec.storage import StateDType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,13 +33,31 @@ class Array(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+class Product(Protocol):
+    """A matrix that is ready to be multiplied with: x [..., in] -> [..., out], bias and all."""
+
+    def __call__(self, x: Array) -> Array: ...
+    def dequantize(self) -> Array:
+        """The numbers that it multiplies with, float32 [out, in]."""
+        ...
+
+
 class Linear(Protocol):
-    """A stored matrix: `apply(x) ~= x @ dequantize().T + bias`, within `bound` (see quant.plain)."""
+    """A matrix of a model: `apply(x) ~= x @ dequantize().T + bias`, within what its scheme promises (see quant/).
+
+    A stage that is one kernel takes `weight` [out, in] and `bias` [out] as they come, and lays them down in `format`
+    beside others. One that is composed calls `prepare` once, before `apply`.
+    """
 
     @property
-    def scheme(self) -> str: ...
-    def apply(self, x: Array) -> Array: ...
-    def dequantize(self) -> Array: ...
+    def format(self) -> Format: ...
+    @property
+    def weight(self) -> Array: ...
+    @property
+    def bias(self) -> Array | None: ...
+    @property
+    def apply(self) -> Product: ...
+    def prepare(self) -> None: ...
 
 
 class Rotary(NamedTuple):
@@ -44,6 +65,10 @@ class Rotary(NamedTuple):
 
     cos: Array
     sin: Array
+
+
+# Keys, values and latents below are as they are stored: float32, or bfloat16, float16 or int8, the last one with the
+# four bytes of its scale behind each row of numbers. Kernels read them as float32. See spec.storage.
 
 
 class DenseKeyValues(NamedTuple):
@@ -197,6 +222,9 @@ PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("pag
 # (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None, in
 # place [Attention, LatentAttention]
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
+# (rows of a part [T, heads, numbers]) -> as they are stored: what a page would hold of them, in the order of
+# spec.storage.Storage.stored [Storage]
+STORE_ROWS: Op[Callable[[Array], Array]] = Op("store_rows", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
@@ -213,11 +241,18 @@ CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
 # (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids, weights, gate or None, up, down, their biases or None) -> [T, width], by expert [MoE]
-ExpertBiases = tuple[Array | None, Array, Array]  # of gate [experts, inner], of up, of down [experts, width]
-EXPERTS: Op[Callable[[Array, Array, Array, Array | None, Array, Array, ExpertBiases | None], Array]] = Op(
-    "experts", "primitive"
-)
+# (x [T, width], expert ids [T, k], weights [T, k], expert) -> [T, width]: of each token, the weighted sum of what its
+# experts make of it; expert(e, x [n, width]) -> [n, width] is asked once for all tokens of an expert [MoE]
+Expert = Callable[[int, Array], Array]
+EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "primitive")
+# (weight [out, in]) -> codes [out, in], float32 scales [out, groups]: each number is its code times the scale of its
+# group of neighbours, rounded to nearest. Raises ValueError for what cannot be rounded: infinities, NaN [Format]
+QUANTISE: Op[Callable[[Array], tuple[Array, Array]]] = Op("quantise", "primitive")
+# (codes, scales) -> [out, in], float32 [Format]
+DEQUANTISE: Op[Callable[[Array, Array], Array]] = Op("dequantise", "primitive")
+# (x [..., in], codes, scales, bias [out] or None) -> [..., out], of x whose tokens are rounded to 255 steps each: the
+# largest magnitude is 127, and a token that is not finite becomes NaN [Format]
+QUANTISED_LINEAR: Op[Callable[[Array, Array, Array, Array | None], Array]] = Op("quantised_linear", "primitive")
 
 # (pages [pages, *shape], read [N], fresh [N]) -> [N, *shape]: a copy, zeros where a sequence begins [no case]
 READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
@@ -264,6 +299,13 @@ SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitiv
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
+# (page table [rows, P], rows [n], positions [n], page tokens) -> write pages [n], write slots [n], tables [n, P] up to
+# there: the layout of a step of one token for each of n sequences [no case]
+PLACES: Op[Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]] = Op("places", "primitive")
+# (logits [n, vocabulary]) -> ids [n] of the largest, of equals the first, of NaN the first where there is one; and what
+# stands there [n] [no case]
+BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
+
 # ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
 # post-norm, an adapter or a capture may come --------------------------------------------------------------------
 
@@ -291,6 +333,10 @@ RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Kept, Segments], tupl
 )
 # (residual, delta or None) -> residual, delta [stages.MLPBlock]
 MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
+# (x [..., in]) -> [..., out]: one matrix, "matrix" [Format]
+PRODUCT: Op[Product] = Op("product", "stage")
+# (x [T, width], expert ids [T, k], weights [T, k]) -> [T, width]: as the primitive, with their matrices [MoE]
+EXPERT_BLOCK: Op[Callable[[Array, Array, Array], Array]] = Op("expert_block", "stage")
 # (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
 HeadStage = Callable[[Array, Array | None, Array | None], Array]
 HEAD: Op[HeadStage] = Op("head", "stage")
@@ -298,25 +344,34 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
-    ROUTE, EXPERTS,
+    WRITE_PAGES, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    ROUTE, EXPERTS, QUANTISE, DEQUANTISE, QUANTISED_LINEAR,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE,
+    DELTA_RULE, NORM_GATE, PLACES, BEST,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
-    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, MLP_BLOCK, HEAD,
+    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,
+    HEAD,
 )  # fmt: skip
 
 
 class Weights(NamedTuple):
-    """The weights of one stage, by their names in the spec: matrices as Linear, the rest as arrays."""
+    """The weights of one stage, by their names in the spec: matrices as Linear, those of experts as one for each, the
+    rest as arrays.
+    """
 
     linears: Mapping[str, Linear]
     arrays: Mapping[str, Array]
+    experts: Mapping[str, Sequence[Linear]] = MappingProxyType({})
 
     def vector(self, name: str) -> Array | None:
         return self.arrays.get(name)
+
+    def parted(self, name: str) -> tuple[Weights, Weights]:
+        """Those but one matrix, and that matrix: of the stages before and after what has none."""
+        others = {n: w for n, w in self.linears.items() if n != name}
+        return self._replace(linears=others), Weights({name: self.linears[name]}, {})
 
     def under(self, prefix: str) -> Weights:
         """Those of a part, whose names begin with `prefix`, by the rest of the name."""
@@ -357,12 +412,15 @@ class Memory(Protocol):
         """The array in float32, on the device."""
         ...
 
-    def pages(self, num_pages: int, elements: int) -> Array:
-        """A new float32 array [num_pages, elements] for state; its contents are undefined."""
+    def pages(self, num_pages: int, num_bytes: int) -> Array:
+        """A new array of bytes [num_pages, num_bytes] for state; its contents are undefined."""
         ...
 
-    def page_view(self, pages: Array, offset: int, shape: tuple[int, ...]) -> Array:
-        """The elements from `offset` of every page as [num_pages, *shape], sharing memory."""
+    def page_view(self, pages: Array, offset: int, shape: tuple[int, ...], dtype: StateDType) -> Array:
+        """What lies from byte `offset` of every page on, as [num_pages, *shape] of `dtype`, sharing memory.
+
+        offset and the bytes of a page: multiples of 4.
+        """
         ...
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
@@ -374,7 +432,7 @@ class Memory(Protocol):
         ...
 
     def pages_out(self, pages: Array, index: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Host copies of some pages, [len(index), elements]."""
+        """Host copies of some pages, [len(index), num_bytes]."""
         ...
 
     def pages_in(self, pages: Array, index: Sequence[int], host: np.ndarray[Any, Any]) -> None:

@@ -59,17 +59,32 @@ def training_device(name: str) -> str:
     return device
 
 
-def open_table(device: str, overrides: Mapping[str, str] | None = None) -> OpsTable:
-    """The kernels of a device that `resolve_device` returned."""
+def open_table(device: str, overrides: Mapping[str, str] | None = None, threads: int | None = None) -> OpsTable:
+    """The kernels of a device that `resolve_device` returned.
+
+    threads: of the kernels of `cpu`; None for one on each physical core that this process may use. Raises DeviceError
+    for more than there are CPUs, and where there are no such kernels.
+    """
+    if threads is not None:
+        _check_threads(device, threads)
     if device == CPU:
         from ridgeline.ops.host.backend import open_host
 
-        memory, backends = open_host()
-    else:
-        from ridgeline.ops.reference.backend import open_reference
+        memory, backends, driver = open_host(threads)
+        return OpsTable(memory, backends, overrides, driver)
+    from ridgeline.ops.reference.backend import open_reference
 
-        memory, backends = open_reference(device)
-    return OpsTable(memory, backends, overrides)
+    return OpsTable(*open_reference(device), overrides)
+
+
+def _check_threads(device: str, threads: int) -> None:
+    if device != CPU or find_spec("ridgeline._kernels") is None:
+        why = "the extension with its kernels is missing (see ridgeline doctor)" if device == CPU else "it has its own"
+        raise DeviceError(f"threads is {threads}, which device {device!r} cannot be told: {why}; leave --threads open")
+    if type(threads) is not int or not 1 <= threads <= num_cores():
+        raise DeviceError(
+            f"threads is {threads!r}; this process may use {num_cores()} CPUs: set --threads from 1 to that"
+        )
 
 
 def has_torch() -> bool:

@@ -41,6 +41,12 @@ class Primitives(Protocol):
     def primitive(self, op: api.Op[F], case: object = None) -> F: ...
 
 
+class Ops(Primitives, Protocol):
+    """What one of stages needs besides."""
+
+    def stage(self, op: api.Op[F], case: object, weights: Weights) -> F: ...
+
+
 Parts = tuple[Before, Along, After]
 
 

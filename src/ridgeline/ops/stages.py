@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
-from ridgeline.ops.recurrent import Primitives, bind_mixer
+from ridgeline.ops.recurrent import Ops, bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
+from ridgeline.spec.quant import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,15 @@ class Head:
     logit_softcap: float | None
 
 
-def compose(op: Op[Any], case: object, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def compose(op: Op[Any], case: object, weights: Weights, table: Ops) -> Callable[..., Any]:
     """The definition of a stage."""
+    if op is not api.PRODUCT:  # it is what they are made ready with
+        for linear in weights.linears.values():
+            linear.prepare()
     return _COMPOSITIONS[op.name](case, weights, table)
 
 
-def _norm(norm: Norm | None, name: str, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _norm(norm: Norm | None, name: str, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     if norm is None:
         return lambda x: x
     kernel = table.primitive(api.NORM, norm)
@@ -73,12 +78,12 @@ def _norm(norm: Norm | None, name: str, weights: Weights, table: Primitives) -> 
     return lambda x: kernel(x, weight, bias)
 
 
-def _accumulate(scale: float, table: Primitives) -> Callable[[Array, Array | None], Array]:
+def _accumulate(scale: float, table: Ops) -> Callable[[Array, Array | None], Array]:
     add = table.primitive(api.ADD)
     return lambda residual, delta: residual if delta is None else add(residual, delta, scale)
 
 
-def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -97,9 +102,7 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Primitives) 
     return run
 
 
-def _heads(
-    m: Attention, num: int, name: str, weights: Weights, table: Primitives
-) -> Callable[[Array, Rotary | None], Array]:
+def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
     """x [T, width] -> the queries or keys [T, num, D]: projected, normalised, turned."""
     linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
     normalise = _norm(m.qk_norm, f"{name}_norm", weights, table)
@@ -117,7 +120,7 @@ def _gate(m: Attention, weights: Weights) -> Callable[[Array], Array | None]:
     return weights.linears["out_gate"].apply if m.out_gate else lambda x: None
 
 
-def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _query_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -131,7 +134,7 @@ def _query_input(case: AttentionInput, weights: Weights, table: Primitives) -> C
     return run
 
 
-def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[..., Any]:
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
@@ -154,7 +157,7 @@ def _latent_input(case: LatentInput, weights: Weights, table: Primitives) -> Cal
     return run
 
 
-def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _latent_queries(m: LatentAttention, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     if m.q_lora_rank is None:
         return weights.linears["q"].apply
     norm = _norm(m.latent_norm, "q_a_norm", weights, table)
@@ -162,12 +165,12 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Primitives) -> 
     return lambda x: q_b.apply(norm(q_a.apply(x)))
 
 
-def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Ops) -> Callable[..., Any]:
     sigmoid_gate, o = table.primitive(api.SIGMOID_GATE), weights.linears["o"]
     return lambda attended, gate: o.apply(attended if gate is None else sigmoid_gate(attended, gate))
 
 
-def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     take, gather = table.primitive(api.TAKE), table.primitive(api.GATHER)
@@ -195,7 +198,7 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Primitives) 
     return run
 
 
-def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _mlp_block(case: MLPBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     mlp = _moe(case.mlp, weights, table) if isinstance(case.mlp, MoE) else _mlp(case.mlp, weights, table)
@@ -207,7 +210,7 @@ def _mlp_block(case: MLPBlock, weights: Weights, table: Primitives) -> Callable[
     return run
 
 
-def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def _mlp(case: ChannelMixer, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     act = table.primitive(api.ACTIVATION, case)
     up, down = weights.linears["up"], weights.linears["down"]
     if isinstance(case, GatedMLP):
@@ -216,26 +219,18 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Primitives) -> Callable[[A
     return lambda x: down.apply(act(up.apply(x)))
 
 
-_UP_DOWN = ("up", "down")
-
-
-def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
-    route, experts = table.primitive(api.ROUTE, case), table.primitive(api.EXPERTS, case)
-    router = weights.linears["router"]
-    gate, up, down = weights.vector("experts.gate.weight"), *(weights.arrays[f"experts.{n}.weight"] for n in _UP_DOWN)
-    biases: api.ExpertBiases | None = None
-    if case.bias:
-        b_up, b_down = (weights.arrays[f"experts.{n}.bias"] for n in _UP_DOWN)
-        biases = weights.vector("experts.gate.bias"), b_up, b_down
+def _moe(case: MoE, weights: Weights, table: Ops) -> Callable[[Array], Array]:
+    route, router = table.primitive(api.ROUTE, case), weights.linears["router"].apply
+    experts = table.stage(api.EXPERT_BLOCK, case, Weights({}, {}, weights.experts))
     choice_bias = weights.vector("choice.bias")
     latent = (weights.linears["latent_in"], weights.linears["latent_out"]) if case.latent_size else None
 
     def run(x: Array) -> Array:
-        ids, scores = route(router.apply(x), choice_bias)
+        ids, scores = route(router(x), choice_bias)
         if latent is None:
-            return experts(x, ids, scores, gate, up, down, biases)
+            return experts(x, ids, scores)
         into, out = latent
-        return out.apply(experts(into.apply(x), ids, scores, gate, up, down, biases))
+        return out.apply(experts(into.apply(x), ids, scores))
 
     if case.shared is None:
         return run
@@ -246,7 +241,56 @@ def _moe(case: MoE, weights: Weights, table: Primitives) -> Callable[[Array], Ar
     return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
 
 
-def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]:
+def _expert_block(case: MoE, weights: Weights, table: Ops) -> Callable[..., Array]:
+    for linear in chain.from_iterable(weights.experts.values()):
+        linear.prepare()
+    experts, act = table.primitive(api.EXPERTS, case), table.primitive(api.ACTIVATION, case)
+    gate, up, down = (weights.experts.get(name) for name in ("gate", "up", "down"))
+    assert up is not None and down is not None
+
+    def expert(e: int, x: Array) -> Array:
+        raised = up[e].apply(x)
+        return down[e].apply(act(raised) if gate is None else act(gate[e].apply(x), raised))
+
+    return lambda x, ids, scores: experts(x, ids, scores, expert)
+
+
+class _PlainProduct:
+    """A matrix in the type that it came in."""
+
+    def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
+        matrix = weights.linears["matrix"]
+        self._weight, self._bias, self._memory = matrix.weight, matrix.bias, table.memory
+        self._linear = table.primitive(api.LINEAR)
+
+    def __call__(self, x: Array) -> Array:
+        return self._linear(x, self._weight, self._bias)
+
+    def dequantize(self) -> Array:
+        return self._memory.widen(self._weight)
+
+
+class _RoundedProduct:
+    """A matrix as codes and scales."""
+
+    def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
+        matrix = weights.linears["matrix"]
+        self._codes, self._bias = table.primitive(api.QUANTISE, case)(matrix.weight), matrix.bias
+        self._linear = table.primitive(api.QUANTISED_LINEAR, case)
+        self._widen = table.primitive(api.DEQUANTISE, case)
+
+    def __call__(self, x: Array) -> Array:
+        return self._linear(x, *self._codes, self._bias)
+
+    def dequantize(self) -> Array:
+        return self._widen(*self._codes)
+
+
+def _product(case: Format, weights: Weights, table: Ops) -> api.Product:
+    return (_RoundedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
+
+
+def _head(case: Head, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     take, scale = table.primitive(api.TAKE), table.primitive(api.SCALE)
@@ -264,12 +308,14 @@ def _head(case: Head, weights: Weights, table: Primitives) -> Callable[..., Any]
     return run
 
 
-_COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Primitives], Callable[..., Any]]] = {
+_COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Ops], Callable[..., Any]]] = {
     api.ATTENTION_INPUT.name: _attention_input,
     api.QUERY_INPUT.name: _query_input,
     api.LATENT_INPUT.name: _latent_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
     api.RECURRENT_BLOCK.name: _recurrent_block,
+    api.PRODUCT.name: _product,
+    api.EXPERT_BLOCK.name: _expert_block,
     api.MLP_BLOCK.name: _mlp_block,
     api.HEAD.name: _head,
 }

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops.api import PRIMITIVES, STAGES, Backend, Memory, Op, Weights
+from ridgeline.ops.driver import Driver
 from ridgeline.ops.stages import compose
 from ridgeline.spec.text import describe
 
@@ -30,11 +31,18 @@ class OpsTable:
     """The kernels of one device.
 
     backends: candidates in order of preference; the last is complete. overrides: op name -> backend name, for
-    diagnosis. Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
+    diagnosis. driver: what runs them, None where nothing can be asked of it.
+    Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
     """
 
-    def __init__(self, memory: Memory, backends: Sequence[Backend], overrides: Mapping[str, str] | None = None) -> None:
-        self.memory = memory
+    def __init__(
+        self,
+        memory: Memory,
+        backends: Sequence[Backend],
+        overrides: Mapping[str, str] | None = None,
+        driver: Driver | None = None,
+    ) -> None:
+        self.memory, self.driver = memory, driver
         self._backends = backends
         self._overrides = dict(overrides or {})
         self._choices: dict[tuple[str, object], Choice] = {}

@@ -2,6 +2,6 @@
 
 from ridgeline.plan.config import EngineConfig, EngineOptions
 from ridgeline.plan.preempt import PreemptCost
-from ridgeline.plan.resolve import resolve
+from ridgeline.plan.resolve import choose_storage, resolve
 
-__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "resolve"]
+__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "choose_storage", "resolve"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
 
 
@@ -33,11 +34,12 @@ class EngineOptions:
 class EngineConfig:
     """The settings of an engine, frozen.
 
-    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. num_pages: per
-    group, the null page included. num_host_pages: the same, for swapping; 0 where there is none. workspace_bytes: what
-    a step and the books of the pages take at their peak. free_bytes: what the device had free for all of it. reasons:
-    one line for each option, by its name, whether it was given, chosen or cut. num_speculative_tokens: drafts that a
-    sequence may have in a step.
+    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. kv_cache_dtype: of
+    rows; the states of recurrent layers are float32. num_pages: per group, the null page included. num_host_pages: the
+    same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
+    peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
+    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step. threads: of the
+    device's kernels, None where it has threads of its own.
     """
 
     max_model_len: int
@@ -45,6 +47,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     block_size: int
     checkpoint_tokens: int
+    kv_cache_dtype: StateDType
     steps_in_flight: int
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
@@ -53,6 +56,7 @@ class EngineConfig:
     free_bytes: int
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
+    threads: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -83,9 +87,12 @@ class EngineConfig:
             "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
             "block_size": f"{self.block_size}",
             "checkpoint_tokens": f"{self.checkpoint_tokens}",
+            "kv_cache_dtype": self.kv_cache_dtype,
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),
         }
+        if self.threads is not None:
+            values["threads"] = f"{self.threads}"
         lines = [f"{name:<24}{value:<12}{self.reasons[name]}" for name, value in values.items()]
         return lines + [f"{name:<24}{num_bytes(size)}" for name, size in self.memory(weight_bytes, on_host=on_host)]

@@ -27,6 +27,7 @@ from ridgeline.plan.config import EngineOptions
 from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.storage import Storage
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
 STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
@@ -36,12 +37,12 @@ LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is given: see `resolve`. element_bytes: of one number of state. swap: bytes of swap space. drafts: of a
+    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a
     sequence in a step.
     """
 
     spec: ModelSpec
-    element_bytes: int
+    storage: Storage
     max_model_len: int
     fixed_len: bool
     options: EngineOptions
@@ -76,7 +77,7 @@ class Problem:
         groups = state_groups(
             self.spec,
             page_tokens=page_tokens,
-            element_bytes=self.element_bytes,
+            storage=self.storage,
             checkpoint_tokens=self.options.checkpoint_tokens or checkpoint_grid(page_tokens, 0),
         )
         count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts)

@@ -35,6 +35,7 @@ WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a narrow matrix 
 SAMPLE_BLOCK = 2**18  # runtime/sampler.py: scores that are sampled at once
 MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
 PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
+RECORDED_SEQS = 32  # runtime/graphs.py: sequences of a decode step that is recorded, at most
 PROBE_TOKENS = 32  # runtime/runner.py: of a prompt that is timed at the start, where there is swap space
 # Measured: reference counts, free list and index of a page, with room to check them (sched/pages.py); what matrix
 # products and the allocator keep for themselves.
@@ -79,7 +80,7 @@ class Workspace:
 
     def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0) -> None:
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
-        self._drafts = drafts
+        self._drafts, self._on_cpu = drafts, on_cpu
         self._kept = FLOAT * drafts * _kept_elements(spec)
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
         self._layers = {
@@ -99,7 +100,22 @@ class Workspace:
         rotaries = FLOAT * size.tokens * self._rotary_dims
         forward = stream + rotaries + max(layers, _head(size, self._spec)) + _layouts(size, self._groups)
         held = LIBRARY_BYTES + _tables(size, self._groups) + self._kept * size.rows
+        if self._on_cpu and not any(group.snapshot for group in self._groups):
+            held += _recorded(size, self._spec, self._groups)
         return held + max(forward, _moves(size, self._groups, swap_bytes))
+
+    def logits(self, max_tokens: int, max_seqs: int) -> int:
+        """Of these bytes, at most, what logits take, and what sampling and log probabilities make of them."""
+        return _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
+
+
+def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
+    """What recorded decode steps keep for their results: that of the largest, and half of it, and half of that, ..."""
+    mixers = [m.attention if isinstance(m, SharedAttention) else m for m in (layer.mixer for layer in spec.layers)]
+    heads = max((m.num_heads * m.head_dim for m in mixers if isinstance(m, Attention)), default=0)
+    places = sum(group.num_pages(size.length) + 2 for group in groups)
+    row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + sum(r.dim for r in spec.ropes())) + INT * places
+    return 2 * min(size.seqs, RECORDED_SEQS) * row
 
 
 def _layer(
@@ -158,7 +174,7 @@ def _latent_attention(size: StepSize, mixer: LatentAttention, group: StateGroup)
     heads, key = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim
     one, every = _keys_read(size, group)
     several = max(one, min(every, size.block // max(heads, mixer.row)))
-    gathered = several * (2 * FLOAT * mixer.row + 32)
+    gathered = several * ((3 if _is_narrow(group) else 2) * FLOAT * mixer.row + 32)
     # Of a head: its keys and values, or queries and results as long as latents; as many heads as a block holds.
     of_head = max(several * key, size.queries * (mixer.row + mixer.kv_lora_rank))
     up = (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
@@ -175,11 +191,17 @@ def _attention(size: StepSize, mixer: Attention | SharedAttention, group: StateG
     # Keys and values; of more than one sequence a product makes a third copy, [n, K, D, S] in one piece.
     key = FLOAT * kv_heads * mixer.head_dim
     several = min(every, size.block // (kv_heads * mixer.head_dim))
-    gathered = max(one * (2 * key + 32), several * (3 * key + 32) if size.seqs > 1 else 0)
+    narrow = key if _is_narrow(group) else 0  # what is gathered of a part, before it is widened
+    gathered = max(one * (2 * key + narrow + 32), several * (3 * key + narrow + 32) if size.seqs > 1 else 0)
     # The scores, masked, and their softmax; the masks of a query are bytes, one more for each query of a key head.
     pairs = min(size.queries * one, max(size.block // heads, one))
     scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6 + (2 * INT if _measures_distances(mixer) else 0))
     return gathered + scores + 4 * FLOAT * size.queries * heads * mixer.head_dim
+
+
+def _is_narrow(group: StateGroup) -> bool:
+    """Are rows stored in another type than that in which they are computed with?"""
+    return any(part.dtype != "float32" for slot in group.slots for part in slot.parts)
 
 
 def _measures_distances(mixer: Attention | SharedAttention) -> bool:

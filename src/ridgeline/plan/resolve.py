@@ -10,9 +10,10 @@ from ridgeline.plan.config import EngineConfig, EngineOptions
 from ridgeline.plan.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.plan.memory import PAGE_BOOK_BYTES
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
-STATE_ELEMENT_BYTES = 4  # float32, as computed
+NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's free memory; vLLM's default
 # Option -> the least and the most that it may be.
 RANGES: dict[str, tuple[int, int | None]] = {
@@ -33,6 +34,7 @@ def resolve(
     device_is_host: bool = True,
     host_free_bytes: int | None = None,
     num_speculative_tokens: int = 0,
+    kv_cache_dtype: str = "auto",
 ) -> EngineConfig:
     """Choose what is open.
 
@@ -40,16 +42,17 @@ def resolve(
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
     free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
-    that a sequence may have in a step.
+    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`.
     Raises RequestError where even the smallest settings that are open do not fit, with the numbers and what would.
     """
     given = _given(options)
+    storage, why_storage = choose_storage(kv_cache_dtype)
     for name, value in given.items():
         _check(name, value, *RANGES[name])
     _check_checkpoints(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
-        spec, STATE_ELEMENT_BYTES, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
+        spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
         num_speculative_tokens,
     )  # fmt: skip
     found = problem.solve()
@@ -68,15 +71,32 @@ def resolve(
         max_num_batched_tokens=found.tokens,
         block_size=found.page_tokens,
         checkpoint_tokens=found.checkpoint_tokens,
+        kv_cache_dtype=storage.dtype,
         steps_in_flight=options.steps_in_flight or 1,
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
         workspace_bytes=found.workspace() + books,
         free_bytes=free_bytes,
-        reasons=_reasons(problem, found) | dict.fromkeys(given, "as given") | {"swap_space_bytes": why_swap},
+        reasons=_reasons(problem, found)
+        | dict.fromkeys(given, "as given")
+        | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
+    """How the rows of attention are stored, and why. Raises RequestError for a name that is not known.
+
+    `auto` is float32, in every case: the engine's promise, that an answer is what the model says, whatever its company,
+    is kept without asking what the model says when it is rounded.
+    """
+    if kv_cache_dtype == "auto":
+        return EXACT, "as computed; bfloat16, float16 and int8 are smaller, at a price that is printed"
+    if kv_cache_dtype not in STORAGES:
+        known = ", ".join(("auto", *STORAGES))
+        raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
+    return STORAGES[kv_cache_dtype], "as given"
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
@@ -169,6 +189,8 @@ def _failure(problem: Problem, given: dict[str, Any]) -> str:
         swap = 0 if name == "swap_space_bytes" else problem.swap
         if found := replace(problem, options=replace(problem.options, **{name: None}), swap=swap).solve():
             remedies.append(f"set --{name.replace('_', '-')} to {_chosen(found, name)}")
+    if problem.storage.is_exact and replace(problem, storage=STORAGES["bfloat16"]).solve():
+        remedies.append("set --kv-cache-dtype to bfloat16")
     if not remedies and replace(problem, fixed_len=False, options=EngineOptions(), swap=0).solve():
         names = [*given, "max_model_len"] if problem.fixed_len else list(given)
         remedies.append(f"leave {' and '.join(names)} open")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from ridgeline.ops.api import Array, Memory
-from ridgeline.spec import ModelSpec, State
-from ridgeline.spec.groups import LayerSlot, StateGroup
+from ridgeline.spec.groups import StateGroup
 
-ELEMENT_BYTES = 4  # state is float32, as activations are: a cached key is the key that was computed
 MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
 
 
@@ -20,39 +17,36 @@ class Arena:
     """Pages of all state groups, on the device and, for swapping, on the host.
 
     A page holds page_tokens tokens of every layer of its group: per layer the parts of its state, one after the other,
-    each [page_tokens, *shape]; of a snapshot group one state of every layer. Contents are undefined until a step writes
-    them; page 0 of each group holds nothing.
+    each [page_tokens, *shape]; of a snapshot group one state of every layer. Whole pages are bytes. Contents are
+    undefined until a step writes them; page 0 of each group holds nothing.
     """
 
     def __init__(
         self,
-        spec: ModelSpec,
         groups: Sequence[StateGroup],
         num_pages: Sequence[int],
         num_host_pages: Sequence[int],
         memory: Memory,
     ) -> None:
         self._memory = memory
-        elements = [group.page_bytes // ELEMENT_BYTES for group in groups]
-        self._pages = [memory.pages(n, size) for n, size in zip(num_pages, elements, strict=True)]
-        self._host = [np.empty((n, size), np.float32) for n, size in zip(num_host_pages, elements, strict=True)]
+        sizes = [group.page_bytes for group in groups]
+        self._pages = [memory.pages(n, size) for n, size in zip(num_pages, sizes, strict=True)]
+        self._host = [np.empty((n, size), np.uint8) for n, size in zip(num_host_pages, sizes, strict=True)]
         self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
         for g, group in enumerate(groups):
+            tokens = () if group.snapshot else (group.page_tokens,)
             for slot in group.slots:
-                mixer = spec.layers[slot.layer].mixer
-                assert mixer is not None  # a layer without one keeps nothing
-                self._views[slot.layer] = g, tuple(self._views_of(g, group, slot, mixer.state()))
+                parts = ((p.offset, (*tokens, *p.shape), p.dtype) for p in slot.parts)
+                self._views[slot.layer] = g, tuple(memory.page_view(self._pages[g], *part) for part in parts)
+
+    @property
+    def pages(self) -> Sequence[Array]:
+        """The buffers of all groups."""
+        return self._pages
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
         return self._views[index]
-
-    def _views_of(self, g: int, group: StateGroup, slot: LayerSlot, state: State) -> Iterator[Array]:
-        at = slot.offset // ELEMENT_BYTES
-        for shape in state.parts:
-            shape = shape if group.snapshot else (group.page_tokens, *shape)
-            yield self._memory.page_view(self._pages[g], at, shape)
-            at += prod(shape)
 
     def copy(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy pages onto others on the device."""
@@ -74,6 +68,6 @@ class Arena:
         self, group: int, source: Sequence[int], target: Sequence[int]
     ) -> Iterator[tuple[list[int], list[int]]]:
         """As many pages at a time as MOVE_BYTES hold, at least one: a whole sequence may be on its way."""
-        size = max(1, MOVE_BYTES // (self._pages[group].shape[1] * ELEMENT_BYTES))
+        size = max(1, MOVE_BYTES // self._pages[group].shape[1])
         for i in range(0, len(source), size):
             yield list(source[i : i + size]), list(target[i : i + size])

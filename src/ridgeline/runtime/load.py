@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
-from ridgeline.load.packed import open_tensors
-from ridgeline.load.weights import load_weights, random_weights
-from ridgeline.nn import Model
-from ridgeline.ops import OpsTable, open_table, resolve_device
+from ridgeline.load.packed import Files, open_tensors
+from ridgeline.load.weights import RandomWeights, StoredWeights
+from ridgeline.nn import Model, PassingModel
+from ridgeline.ops import OpsTable, api, open_table, resolve_device
+from ridgeline.ops.api import Array
+from ridgeline.ops.table import COMPOSED
+from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType, config_dtype
+from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
+from ridgeline.spec.footprint import footprint
+from ridgeline.spec.quant import PLAIN, Format, format_of
+from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -26,7 +32,9 @@ class LoadOptions:
     """How to load a model; names as in vLLM.
 
     dtype: the type of weight matrices, `auto` keeps the checkpoint's. max_model_len: the longest context to serve,
-    in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`.
+    in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`. weights: the format of
+    the matrices that are multiplied with: `auto` as they are stored, `int8`, `int4` or `int4-128` rounded to nearest.
+    threads: of the kernels of device cpu; None for one on each physical core.
     """
 
     device: str = "auto"
@@ -36,23 +44,36 @@ class LoadOptions:
     revision: str | None = None
     seed: int = 0
     ops: Mapping[str, str] | None = None
+    weights: str = "auto"
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. notes: what a user should know of how it was loaded."""
+    """A model that is ready to run. notes: what a user should know of how it was loaded.
+
+    mapped_bytes: of weights that are views of files, and become resident as they are used. weight_bytes: of all.
+    storage: of the rows that attention keeps.
+    """
 
     model: Model
     checkpoint: Checkpoint
     table: OpsTable
     max_model_len: int
     eos_token_ids: frozenset[int]
-    mapped_bytes: int = 0  # of weights that are views of files, and become resident as they are used
+    mapped_bytes: int = 0
+    weight_bytes: int = 0
     notes: tuple[str, ...] = ()
+    storage: Storage = EXACT
 
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
+        """A pass over whole sequences without pages, which sees what pages would hold. `sequences`: none empty."""
+        store = None if self.storage.is_exact else self.table.primitive(api.STORE_ROWS, self.storage)
+        return DenseStep.build(sequences, self.table.memory, store)
 
 
 def no_progress(total: int) -> Callable[[int], None]:
@@ -65,35 +86,68 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
-    dtype = _check(options)
-    dummy, mapped = options.load_format == "dummy", 0
-    folder = find_model(name, revision=options.revision, files=SMALL_FILES if dummy else MODEL_FILES)
+    return _load(name, options, progress_bar, Model)
+
+
+def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
+    """The same for a pass or two, in little memory: a layer is there while a pass goes through it."""
+    return _load(name, options, progress_bar, PassingModel)
+
+
+def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: type[Model]) -> LoadedModel:
+    dtype, format = _check(options)
+    is_dummy = options.load_format == "dummy"
+    folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
-    table = open_table(resolve_device(options.device), options.ops)
-    if dummy:
-        drawn = dtype or config_dtype(checkpoint.config)
-        total = sum(w.num_params * (DTYPE_BYTES[drawn] if w.is_matrix else 4) for w in spec.weights())
-        _check_memory(total, table)
-        weights = random_weights(spec, table.memory, drawn, options.seed, progress_bar(total))
+    table = open_table(resolve_device(options.device), options.ops, options.threads)
+    files = None if is_dummy else open_tensors(checkpoint)
+    found = _weights(checkpoint, files, table, format, dtype)
+    if build is not PassingModel:
+        _check_memory(found.total - found.mapped, table)
+    weights: Mapping[str, Array]
+    if files is None:
+        weights = RandomWeights(spec, table.memory, found.dtype, options.seed, progress_bar(found.stored))
     else:
-        files = open_tensors(checkpoint)
-        if dtype is not None or not table.memory.on_host:  # else most weights stay views of the files
-            size = DTYPE_BYTES[dtype] if dtype else 0
-            _check_memory(spec.num_params() * size if size else files.num_bytes(), table)
-        else:
-            mapped = files.mapped_bytes()
-            _check_memory(files.num_bytes() - mapped, table)
         progress = progress_bar(files.num_bytes())
-        weights = load_weights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
-    notes = (*spec.notes(max_model_len), *checkpoint.notes)
-    model = Model(spec, weights, table, max_model_len)
-    return LoadedModel(model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), mapped, notes)
+        weights = StoredWeights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
+    model = build(spec, weights, table, max_model_len, format)
+    return LoadedModel(
+        model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
+        notes=(*spec.notes(max_model_len), *checkpoint.notes),
+    )  # fmt: skip
 
 
-def _check(options: LoadOptions) -> DType | None:
-    """The type of the matrices, None for the checkpoint's. Raises RequestError for an option out of range."""
+class _Sizes(NamedTuple):
+    """Bytes of weights as they are stored, as they will be kept, and of those that stay views of files."""
+
+    dtype: DType
+    stored: int
+    total: int
+    mapped: int
+
+
+def _weights(
+    checkpoint: Checkpoint, files: Files | None, table: OpsTable, format: Format, dtype: DType | None
+) -> _Sizes:
+    """dtype: that was asked for. files: None for random weights."""
+    spec = checkpoint.spec
+    own = dtype or ("float32" if checkpoint.weight_blocks else config_dtype(checkpoint.config))
+    packs = table.choose(api.PRODUCT, format).backend != COMPOSED
+    stored = footprint(spec, PLAIN, own, packs=False).total
+    kept = footprint(spec, format, own, packs=packs)
+    is_mapped = files is not None and dtype is None and table.memory.on_host
+    if packs or format.is_lossy:
+        return _Sizes(own, stored, kept.total, kept.rest if is_mapped else 0)
+    if files is None or dtype is not None:
+        return _Sizes(own, stored, kept.total, 0)
+    return _Sizes(own, stored, files.num_bytes(), files.mapped_bytes() if is_mapped else 0)
+
+
+def _check(options: LoadOptions) -> tuple[DType | None, Format]:
+    """The type that matrices are read in, None for the checkpoint's, and their format. Raises RequestError for an
+    option out of range."""
     if options.dtype != "auto" and options.dtype not in DTYPE_NAMES:
         raise RequestError(f"dtype (--dtype) {options.dtype!r} is not known; known are auto, {', '.join(DTYPE_NAMES)}")
     if options.load_format not in get_args(LoadFormat):
@@ -102,7 +156,7 @@ def _check(options: LoadOptions) -> DType | None:
         )
     if type(options.seed) is not int or not 0 <= options.seed < 2**63:
         raise RequestError(f"seed is {options.seed!r}; it must be a whole number from 0 to 2**63 - 1")
-    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype]
+    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], format_of(options.weights)
 
 
 def _check_memory(need: int, table: OpsTable) -> None:
@@ -111,5 +165,5 @@ def _check_memory(need: int, table: OpsTable) -> None:
     if free is not None and need > free:
         raise DeviceError(
             f"the weights take {num_bytes(need)}, {table.memory.device} has {num_bytes(free)} free; "
-            "take a narrower dtype, a smaller model or another device"
+            "take --weights int8 or int4, a narrower dtype, a smaller model or another device"
         )

@@ -16,9 +16,11 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-_BINS = 16 * 64  # of scores: 16 to a factor e, down to exp(-64) of the best; the last one holds all below
 _NOTHING = -700.0  # exp of a score below this is 0: less than 1e-304 of the best, and slow to compute
 _CHUNK = 256  # tokens whose probabilities are added up first, when a draw looks for its place
+_GROUP = 16  # scores of which the best one stands for all, when a bound on the best ones is looked for
+_FEW = 512  # of the best, among which a nucleus is looked for first; where it is larger:
+_BINS = 16 * 64  # of ranks: 16 to a factor e, down to exp(-64) of the best; the last one holds all below
 
 
 def filter_scores(scores: Floats, params: SamplingParams) -> None:
@@ -26,6 +28,15 @@ def filter_scores(scores: Floats, params: SamplingParams) -> None:
 
     scores: float64 after temperature, the best one 0. What is removed becomes minus infinity.
     """
+    ids = kept_ids(scores, params)
+    if ids is not None:
+        left = scores[ids]
+        scores.fill(-np.inf)
+        scores[ids] = left
+
+
+def kept_ids(scores: Floats, params: SamplingParams) -> Ints | None:
+    """The ids that those filters leave, ascending; None for all."""
     steps: list[Callable[[Floats], Ints]] = []
     if 0 < params.top_k < scores.size:
         steps.append(lambda left: top_k(left, params.top_k))
@@ -35,19 +46,16 @@ def filter_scores(scores: Floats, params: SamplingParams) -> None:
         steps.append(lambda left: np.flatnonzero(left >= np.log(params.min_p)))
     if params.typical_p < 1:
         steps.append(lambda left: typical_p(left, params.typical_p))
-    if not steps:
-        return
-    left, ids = scores, None
+    ids: Ints | None = None
     for step in steps:
-        kept = step(left)
-        left, ids = left[kept], kept if ids is None else ids[kept]
-    scores.fill(-np.inf)
-    scores[ids] = left
+        kept = step(scores if ids is None else scores[ids])
+        ids = kept if ids is None else ids[kept]
+    return ids
 
 
 def top_k(scores: Floats, count: int) -> Ints:
     """The ids of the `count` highest scores, ascending; 1 <= count <= len(scores)."""
-    pool = _best(scores, None, count)
+    pool = _best(scores, count)
     found = scores[pool]
     last = np.partition(found, found.size - count)[found.size - count]
     ids: Ints = pool[found >= last]
@@ -71,22 +79,33 @@ def typical_p(scores: Floats, mass: float) -> Ints:
 
 
 def _nucleus(rank: Floats, weights: Floats, mass: float) -> Ints:
-    """The ids with the highest ranks, as few as have `mass` of all weight, ascending."""
-    total = weights.sum()
-    pool = _best(rank, weights, mass * total)
-    order = pool[np.argsort(-rank[pool], kind="stable")]
+    """The ids with the highest ranks, as few as have `mass` of all weight, ascending. rank: at most 0."""
+    total, before = weights.sum(), 0.0
+    kept, open_ids = np.zeros(rank.size, np.bool_), _best(rank, _FEW)
+    if weights[open_ids].sum() <= mass * total * (1 + 1e-12):  # sums in other orders differ in the last digits
+        bins = np.minimum(rank * (-_BINS / 64), _BINS - 1).astype(np.int64)
+        sums = np.bincount(bins, weights).cumsum()
+        edge = min(int(np.searchsorted(sums, mass * total)), sums.size - 1)
+        kept, open_ids = bins < edge, np.flatnonzero(bins == edge)
+        before = sums[edge - 1] if edge else 0.0
+    order = open_ids[np.argsort(-rank[open_ids], kind="stable")]
     # All before the sum gets there, and one more.
-    count = np.searchsorted(weights[order].cumsum() / total, mass) + 1
-    return np.sort(order[:count])
+    count = int(np.searchsorted((before + weights[order].cumsum()) / total, mass)) + 1
+    kept[order[:count]] = True
+    return np.flatnonzero(kept)
 
 
-def _best(rank: Floats, weights: Floats | None, enough: float) -> Ints:
-    """The ids, ascending, of some of the highest ranks, which weigh `enough` together (None: each weighs 1).
+def _best(rank: Floats, count: int) -> Ints:
+    """The ids, ascending, of the `count` highest ranks, and of some more, or all: none that is left out is as high.
 
-    rank: at most 0. Sorting a vocabulary is slow, and what is wanted is nearly always among its best few.
+    Sorting a vocabulary is slow. Of its groups, each has a best one; the `count`-th of these is no higher than the
+    `count`-th of all.
     """
-    bins = np.minimum(rank * (-_BINS / 64), _BINS - 1).astype(np.int64)
-    return np.flatnonzero(bins <= np.searchsorted(np.bincount(bins, weights).cumsum(), enough))
+    groups = rank.size // _GROUP
+    if count > groups // 4:
+        return np.arange(rank.size)
+    tops = rank[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+    return np.flatnonzero(rank >= np.partition(tops, groups - count)[groups - count])
 
 
 def _exp(scores: Floats) -> Floats:

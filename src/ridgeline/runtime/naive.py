@@ -17,7 +17,6 @@ from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
-from ridgeline.runtime.step import DenseStep
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
 # Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
@@ -71,7 +70,7 @@ class NaiveGenerator:
         self._admit()
         if not self._running:
             return []
-        step = DenseStep.build([s.tokens for s in self._running], self._memory)
+        step = self._loaded.dense_step([s.tokens for s in self._running])
         stream = self._loaded.model.forward(step)
         logits = self._memory.get(self._loaded.model.logits(stream, step.last_rows(self._memory)))
         entries = self._prompt_logprobs(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.sampler import Best
 from ridgeline.runtime.step import DenseStep, PagedStep
 from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
@@ -26,15 +28,26 @@ PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # of a prompt, and of pages, that are tim
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A step that was submitted: the tokens of its works, one after the other, up to the head."""
+    """A step that was submitted: the tokens of its works, one after the other, up to the head. To be asked before the
+    next one is submitted. decoded: where the step ran up to its best tokens.
+    """
 
     model: Model
     stream: Stream
     memory: Memory
+    decoded: Decoded | None = None
 
-    def logits(self, rows: Ints) -> Floats:
-        """Logits [n, vocabulary] of n of the step's tokens."""
-        return self.memory.get(self.model.logits(self.stream, self.memory.integers(rows)))
+    def logits(self, rows: Ints | None = None) -> Floats:
+        """Logits [n, vocabulary] of n of the step's tokens (None: of all)."""
+        if rows is None and self.decoded is not None:
+            return self.memory.get(self.decoded.logits)
+        return self.memory.get(self.model.logits(self.stream, None if rows is None else self.memory.integers(rows)))
+
+    def best(self) -> Best | None:
+        """The best token of each row of all logits, where that is known already."""
+        if self.decoded is None:
+            return None
+        return Best(np.asarray(self.decoded.best), np.asarray(self.decoded.best_logits))
 
 
 class Runner:
@@ -57,22 +70,36 @@ class Runner:
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
-        self._arena = Arena(loaded.spec, groups, num_pages, num_host_pages, self._memory)
+        self._arena = Arena(groups, num_pages, num_host_pages, self._memory)
         self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last = np.zeros(max_seqs, np.int64)
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
+        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self._arena, self._inputs, self._tables)
 
     def submit(self, plan: StepPlan) -> Forward | None:
         """Run a step; None if it only moves pages."""
-        self._move(plan)
+        if plan.copies or plan.swap_out or plan.swap_in:
+            self._move(plan)
         for work in plan.works:
             for group, row, first, pages in work.deltas:
                 self._tables[group][row, first : first + len(pages)] = pages
         if not plan.works:
             return None
+        decoded = self._decode(plan.works)
+        if decoded is not None:
+            return Forward(self._model, decoded.stream, self._memory, decoded)
         return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
+
+    def _decode(self, works: Sequence[Work]) -> Decoded | None:
+        """The step by its recording, if it is one token for each sequence."""
+        for work in works:
+            if len(work.tokens) != 1:
+                return None
+        last = self._last
+        tokens = [work.tokens[0] if work.tokens[0] != LAST else int(last[work.row]) for work in works]
+        return self.graphs.run([work.row for work in works], tokens, [work.start for work in works])
 
     def sampled(self, row: int, token: int) -> None:
         """What a row of the tables sampled in its last step."""
@@ -133,7 +160,7 @@ class Runner:
             self._arena.copy(group, source, target)
 
 
-def _by_group(copies: Iterable[PageCopy]) -> list[tuple[int, list[int], list[int]]]:
+def _by_group(copies: Sequence[PageCopy]) -> list[tuple[int, list[int], list[int]]]:
     moves: dict[int, tuple[list[int], list[int]]] = {}
     for copy in copies:
         source, target = moves.setdefault(copy.group, ([], []))

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.runtime.edits import Edits
 from ridgeline.runtime.grammar import Grammar
-from ridgeline.runtime.logits import Floats, Ints, draw, filter_scores, row_logprobs
+from ridgeline.runtime.logits import Floats, Ints, draw, kept_ids, row_logprobs, top_k
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 PURPOSE_SAMPLE = 0  # other purposes (speculation, beams) will draw from other streams
 # Scores that are worked on at once: bounds the workspace (float64: 2 MiB, a few times), and keeps it in the cache.
 BLOCK = 2**18
+BROKEN = "the model's logits hold NaN or infinity"
+NOTHING_LEFT = "allowed_token_ids, bad_token_ids, min_tokens and structured_outputs together leave no token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,10 @@ class SampleRow:
         """Whether the token is simply the most likely one."""
         return self.params.temperature == 0 and self.edits is None
 
+    def wants_best(self) -> bool:
+        """Whether the most likely token is all that is asked for."""
+        return self.is_plain() and self.params.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
@@ -95,6 +103,24 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+class Best(NamedTuple):
+    """Of each row of logits the first of the best tokens, or the first NaN, and what stands there: [n] each."""
+
+    tokens: Ints
+    logits: Floats
+
+    @classmethod
+    def of(cls, logits: Floats) -> Best:
+        tokens = logits.argmax(axis=1)
+        return cls(tokens, logits[np.arange(len(tokens)), tokens])
+
+
+def take_best(best: Best) -> list[SampledToken | RequestError]:
+    """`sample` of rows that want their best token and nothing more, where that is known already."""
+    pairs = zip(best.tokens.tolist(), best.logits.tolist(), strict=True)
+    return [SampledToken(token) if isfinite(logit) else RequestError(BROKEN) for token, logit in pairs]
+
+
 def sample(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | RequestError]:
     """The next token of each row, or why there is none: the error is that row's alone.
 
@@ -102,9 +128,9 @@ def sample(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | Req
     """
     if len(logits) != len(rows):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} sequences")
-    size = max(1, BLOCK // logits.shape[1])
-    starts = range(0, len(rows), size)
-    return [found for i in starts for found in _sample_block(logits[i : i + size], rows[i : i + size])]
+    tokens, top = Best.of(logits)
+    given = zip(logits, rows, tokens.tolist(), top.tolist(), strict=True)
+    return [_sample(x, row, token) if isfinite(logit) else RequestError(BROKEN) for x, row, token, logit in given]
 
 
 def prompt_logprobs(logits: Floats, next_ids: Sequence[int], count: int) -> list[TokenLogprobs]:
@@ -121,60 +147,58 @@ def prompt_logprobs(logits: Floats, next_ids: Sequence[int], count: int) -> list
     return entries
 
 
-def _sample_block(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | RequestError]:
-    scores, errors = _scores(logits, rows)
-    tokens = _choose(scores, rows)
-    entries = _logprobs(logits, scores, tokens, [i for i in range(len(rows)) if i not in errors], rows)
-    return [errors.get(i) or SampledToken(token, entries.get(i)) for i, token in enumerate(tokens.tolist())]
+def _sample(logits: Floats, row: SampleRow, token: int) -> SampledToken | RequestError:
+    """The next token of one row. logits [vocabulary]; token: the best of them."""
+    if row.wants_best():
+        return SampledToken(token)
+    params = row.params
+    scores, ids = logits, None  # ids: of the scores, where not all are left
+    if not row.is_plain():
+        try:
+            scores, ids = _edit(logits, row)
+        except RequestError as e:  # of its grammar
+            return e
+        if scores.max() == -np.inf:
+            return RequestError(NOTHING_LEFT)
+        scores, ids, place = _choose(scores, ids, row)
+        token = place if ids is None else int(ids[place])
+    if params.logprobs is None:
+        return SampledToken(token)
+    source = logits if params.logprobs_mode == "raw" else _whole(scores, ids, logits.size)
+    return SampledToken(token, row_logprobs(source[None], [token], [params.logprobs])[0])
 
 
-def _scores(logits: Floats, rows: Sequence[SampleRow]) -> tuple[Floats, dict[int, RequestError]]:
-    """Edited scores, float64 unless nothing is to be changed; and the rows that cannot be served, zeroed."""
-    broken = np.flatnonzero(~np.isfinite(logits.max(axis=1)))
-    errors = {int(i): RequestError("the model's logits hold NaN or infinity") for i in broken}
-    if all(row.is_plain() for row in rows):
-        return logits, errors
-    scores = np.array(logits, np.float64, order="C")
-    scores[broken] = 0
-    for i, (row, row_scores) in enumerate(zip(rows, scores, strict=True)):
-        if row.edits is not None:
-            try:
-                row.edits.apply(row_scores)
-            except RequestError as e:  # of its grammar
-                errors.setdefault(i, e)
-    empty = np.flatnonzero(scores.max(axis=1) == -np.inf)
-    message = "allowed_token_ids, bad_token_ids, min_tokens and structured_outputs together leave no token"
-    errors = {int(i): RequestError(message) for i in empty} | errors
-    scores[empty] = 0
-    return scores, errors
+def _edit(logits: Floats, row: SampleRow) -> tuple[Floats, Ints | None]:
+    """The row's scores in float64, edited, and their ids; of one that is not edited only what its top_k leaves."""
+    if row.edits is None and row.params.temperature > 0 and 0 < row.params.top_k < logits.size:
+        ids = top_k(logits, row.params.top_k)
+        return logits[ids].astype(np.float64), ids
+    scores = logits.astype(np.float64)
+    if row.edits is not None:
+        row.edits.apply(scores)
+    return scores, None
 
 
-def _choose(scores: Floats, rows: Sequence[SampleRow]) -> Ints:
-    """The token of each row [n]; scores become those that were drawn from."""
-    best: Ints = scores.argmax(axis=1)
-    temperatures = np.array([row.params.temperature for row in rows])
-    if not temperatures.any():
-        return best
-    scores -= scores[np.arange(len(rows)), best][:, None]
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity
-        scores /= np.where(temperatures > 0, temperatures, 1)[:, None]
-    uniforms = np.zeros(len(rows))
-    for i, row in enumerate(rows):
-        if row.params.temperature > 0:
-            filter_scores(scores[i], row.params)
-            uniforms[i] = row.noise.uniform(row.position)
-    return np.where(temperatures > 0, draw(scores, uniforms), best)
+def _choose(scores: Floats, ids: Ints | None, row: SampleRow) -> tuple[Floats, Ints | None, int]:
+    """The scores that are drawn from, their ids, and the place among them of the token that is taken."""
+    params, best = row.params, int(scores.argmax())
+    if params.temperature == 0:
+        return scores, ids, best
+    scores -= scores[best]
+    if params.temperature != 1:
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity
+            scores /= params.temperature
+    kept = kept_ids(scores, params)
+    if kept is not None:
+        scores, ids = scores[kept], kept if ids is None else ids[kept]
+    uniform = np.array([row.noise.uniform(row.position)])
+    return scores, ids, int(draw(scores[None], uniform)[0])
 
 
-def _logprobs(
-    logits: Floats, scores: Floats, tokens: Ints, valid: Sequence[int], rows: Sequence[SampleRow]
-) -> dict[int, TokenLogprobs]:
-    """Of the valid rows that ask for them, by row."""
-    out: dict[int, TokenLogprobs] = {}
-    for mode, source in (("raw", logits), ("processed", scores)):
-        params = {i: rows[i].params for i in valid}
-        asked = {i: p.logprobs for i, p in params.items() if p.logprobs is not None and p.logprobs_mode == mode}
-        if asked:
-            ids = list(asked)
-            out.update(zip(ids, row_logprobs(source[ids], tokens[ids].tolist(), list(asked.values())), strict=True))
+def _whole(scores: Floats, ids: Ints | None, size: int) -> Floats:
+    """Scores of the whole vocabulary: minus infinity for what was filtered out."""
+    if ids is None:
+        return scores
+    out = np.full(size, -np.inf)
+    out[ids] = scores
     return out

@@ -4,7 +4,7 @@ Paged: tokens of any sequences, whose state lies in pages that the step writes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,23 +17,29 @@ from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Slices, build_segments
 
+StoreRows = Callable[[Array], Array]  # ops.api.STORE_ROWS
+
 
 @dataclass(frozen=True)
 class DenseStep:
-    """One forward pass over whole sequences of any lengths, laid end to end."""
+    """One forward pass over whole sequences of any lengths, laid end to end.
+
+    store: rounds what attention sees of its tokens as pages would; None where pages hold it as it was computed.
+    """
 
     token_ids: Array
     positions: Array
     lengths: tuple[int, ...]
     memory: Memory
+    store: StoreRows | None = None
 
     @classmethod
-    def build(cls, sequences: Sequence[Sequence[int]], memory: Memory) -> DenseStep:
+    def build(cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None) -> DenseStep:
         """`sequences`: token ids of each, none empty."""
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
         positions = np.concatenate([np.arange(n) for n in lengths])
-        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory)
+        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory, store)
 
     @cached_property
     def segments(self) -> Segments:
@@ -52,7 +58,7 @@ class DenseStep:
         return memory.integers(np.cumsum(self.lengths) - 1)
 
     def extend(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
-        return DenseRows(parts, self.lengths)
+        return DenseRows(tuple(map(self.store, parts)) if self.store else parts, self.lengths)
 
 
 @dataclass(frozen=True)

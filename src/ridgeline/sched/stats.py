@@ -31,7 +31,7 @@ class Stats:
     queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index. Of recurrent layers:
     checkpoints: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
     an earlier prompt began with too, but past the nearest checkpoint. draft_tokens, accepted_tokens: that were run, and
-    of those.
+    of those. unrecorded: why decode steps are not run from a recording, None where they are.
     """
 
     running: int
@@ -46,6 +46,7 @@ class Stats:
     recomputed_tokens: int
     draft_tokens: int
     accepted_tokens: int
+    unrecorded: str | None = None
 
     @property
     def hit_rate(self) -> float:

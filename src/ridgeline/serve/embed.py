@@ -8,7 +8,6 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.step import DenseStep
 
 
 def embed(loaded: LoadedModel, prompts: Sequence[Sequence[int]], pooling: str) -> list[list[float]]:
@@ -20,8 +19,8 @@ def embed(loaded: LoadedModel, prompts: Sequence[Sequence[int]], pooling: str) -
     """
     memory, vectors = loaded.table.memory, []
     for prompt in prompts:
-        step = DenseStep.build([prompt], memory)
-        hidden = memory.get(loaded.model.hidden(loaded.model.forward(step))).astype(np.float64)
+        stream = loaded.model.forward(loaded.dense_step([prompt]))
+        hidden = memory.get(loaded.model.hidden(stream)).astype(np.float64)
         vector = hidden.mean(axis=0) if pooling == "mean" else hidden[-1]
         length = float(np.sqrt((vector * vector).sum()))
         if not np.isfinite(length) or length == 0:

@@ -37,7 +37,6 @@ from ridgeline.serve.messages import (
     frame,
 )
 from ridgeline.serve.meters import EngineMeters
-from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, config_dtype
 from ridgeline.spec.request import OutputChunk
 
 IDLE_SECONDS = 1.0  # without work, after which the books are checked
@@ -172,9 +171,7 @@ def ready(llm: LLM) -> Ready:
     """What the HTTP process must know of a model."""
     assert llm.config is not None
     loaded, memory = llm.loaded, llm.loaded.table.memory
-    dtype = config_dtype(llm.checkpoint.config) if llm.options.dtype == "auto" else DTYPE_NAMES[llm.options.dtype]
-    weights = sum(w.num_params * (DTYPE_BYTES[dtype] if w.is_matrix else 4) for w in loaded.spec.weights())
-    settings = llm.config.describe(weights, on_host=memory.on_host)
+    settings = llm.config.describe(loaded.weight_bytes, on_host=memory.on_host)
     return Ready(
         loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
         memory.device, settings, loaded.notes,
@@ -190,7 +187,7 @@ def main() -> None:
     inbox = Inbox(sock)
     start: Start = inbox.read_one()
     try:
-        llm = LLM(start.model, progress_bar=_progress(sock), **start.options)
+        llm = LLM(start.model, progress_bar=_progress(sock), on_wait=logging.warning, **start.options)
     except RidgelineError as e:
         sock.sendall(frame(Failed(str(e))))
         return

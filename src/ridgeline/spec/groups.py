@@ -18,8 +18,20 @@ from dataclasses import dataclass
 
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import ALL, State
+from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage, storage_of
 
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
+
+
+@dataclass(frozen=True, slots=True)
+class PartSlot:
+    """Where a part of a layer's state lies in a page: from byte `offset` on, as elements of `dtype`, [page_tokens,
+    *shape], or of a snapshot [*shape].
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: StateDType
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,7 @@ class LayerSlot:
     layer: int
     offset: int
     bytes: int
+    parts: tuple[PartSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +120,12 @@ class StateGroup:
 
 
 def state_groups(
-    spec: ModelSpec, *, page_tokens: int, element_bytes: int, checkpoint_tokens: int = 256
+    spec: ModelSpec, *, page_tokens: int, storage: Storage = EXACT, checkpoint_tokens: int = 256
 ) -> tuple[StateGroup, ...]:
     """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
 
-    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. element_bytes: of one number of
-    state. Layers that keep nothing are in no group.
+    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. Layers that keep
+    nothing are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
@@ -120,8 +133,8 @@ def state_groups(
         if not state.elements:
             continue
         slots = members.setdefault((state.lookback, state.first_tokens, state.snapshot), [])
-        size = state.elements * element_bytes * (1 if state.snapshot else page_tokens)
-        slots.append(LayerSlot(i, slots[-1].offset + slots[-1].bytes if slots else 0, size))
+        offset = slots[-1].offset + slots[-1].bytes if slots else 0
+        slots.append(_slot(i, offset, state, storage_of(state, storage), 1 if state.snapshot else page_tokens))
     return tuple(
         StateGroup(
             name=_name(lookback, first_tokens, snapshot),
@@ -134,6 +147,15 @@ def state_groups(
         )
         for (lookback, first_tokens, snapshot), slots in members.items()
     )
+
+
+def _slot(layer: int, offset: int, state: State, storage: Storage, tokens: int) -> LayerSlot:
+    """tokens: of a page."""
+    parts, end = [], offset
+    for shape in state.parts:
+        parts.append(PartSlot(end, storage.stored(shape), storage.dtype))
+        end += -(-tokens * storage.part_bytes(shape) // ALIGNMENT) * ALIGNMENT
+    return LayerSlot(layer, offset, end - offset, tuple(parts))
 
 
 def _name(lookback: int, first_tokens: int, snapshot: bool) -> str:

@@ -28,6 +28,10 @@ class State:
         """Numbers kept per token, or per sequence where `snapshot` is set."""
         return sum(prod(shape) for shape in self.parts)
 
+    def rows_at(self, num_tokens: int) -> int:
+        """Of a sequence of `num_tokens` tokens, those of which something is kept; of a snapshot 1."""
+        return 1 if self.snapshot else min(num_tokens, self.lookback + self.first_tokens)
+
     def elements_at(self, num_tokens: int) -> int:
         """Numbers kept for a sequence of `num_tokens` tokens."""
-        return self.elements if self.snapshot else self.elements * min(num_tokens, self.lookback + self.first_tokens)
+        return self.elements * self.rows_at(num_tokens)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+# Matrices whose results decide (which expert, how much is forgotten) where those of others add up; they are small.
+DECIDING = frozenset(("router", "shared_gate", "decay", "decay_a", "decay_b", "beta", "dt", "x"))
 SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head, out, in]
 
 
@@ -28,6 +30,13 @@ class Weight:
     def is_matrix(self) -> bool:
         """Matrices may be stored in a narrow type or quantised; the rest (norms, biases, sinks, decays) is float32."""
         return len(self.shape) > 1 and self.name.endswith(".weight")
+
+    @property
+    def may_be_rounded(self) -> bool:
+        """May a format that rounds hold it? Of the embedding, that is said of the head that is tied to it."""
+        module = self.name.split(".")[-2:-1]
+        is_product = len(self.shape) == 2 or ".experts." in self.name
+        return self.is_matrix and is_product and not DECIDING.intersection(module)
 
 
 def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:

@@ -12,7 +12,6 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, filter_scores
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.sampler import NoiseKey, SampleRow
-from ridgeline.runtime.step import DenseStep
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 
@@ -84,7 +83,7 @@ class Baseline:
     def _logits(self, tokens: Sequence[int]) -> Floats:
         """Of the token after `tokens` [vocabulary], float64."""
         memory, model = self._loaded.table.memory, self._loaded.model
-        step = DenseStep.build([tokens], memory)
+        step = self._loaded.dense_step([tokens])
         return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
 
 

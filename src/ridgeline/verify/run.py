@@ -60,7 +60,7 @@ def verify(
 
 def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_tokens: int | None) -> Scale:
     """What the matrix is cut to: the model's context, and how large the model is for its device."""
-    groups = state_groups(loaded.spec, page_tokens=1, element_bytes=1)
+    groups = state_groups(loaded.spec, page_tokens=1)
     windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
     work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
@@ -106,6 +106,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
         num_speculative_tokens=case.drafts,
+        kv_cache_dtype=loaded.storage.dtype,
     )
     if not case.preempt:
         return config

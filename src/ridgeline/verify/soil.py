@@ -12,8 +12,10 @@ import numpy as np
 from ridgeline.ops.api import Array, Memory
 from ridgeline.runtime.load import LoadedModel
 
-SOIL = 100.0  # far from any key or value, so that reading it shows; a number, so that what is multiplied by 0 is 0
-BLOCK = 2**22  # numbers that are written at once, unless one page has more
+# Every byte: far from any key or value, so that reading it shows; a number, so that what is multiplied by 0 is 0. As
+# float32 and bfloat16 it is 1.4e10, as float16 34.5, and as int8 80 times 1.4e10.
+SOIL = 0x50
+BLOCK = 2**24  # bytes that are written at once, unless one page has more
 
 
 def soiled(loaded: LoadedModel) -> LoadedModel:
@@ -32,11 +34,11 @@ class _Soiling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
 
-    def pages(self, num_pages: int, elements: int) -> Array:
+    def pages(self, num_pages: int, num_bytes: int) -> Array:
         """As Memory.pages."""
-        pages = self._memory.pages(num_pages, elements)
-        size = max(1, BLOCK // max(1, elements))
+        pages = self._memory.pages(num_pages, num_bytes)
+        size = max(1, BLOCK // max(1, num_bytes))
         for first in range(0, num_pages, size):
             index: Sequence[int] = range(first, min(first + size, num_pages))
-            self._memory.pages_in(pages, index, np.full((len(index), elements), SOIL, np.float32))
+            self._memory.pages_in(pages, index, np.full((len(index), num_bytes), SOIL, np.uint8))
         return pages

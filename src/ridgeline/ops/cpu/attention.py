@@ -1,7 +1,7 @@
 """Attention over pages and over whole sequences, and the write into pages, by kernels.
 
-Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, and values
-as [K, page_tokens, D]; latents stand as their shape says.
+Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, values as
+[K, page_tokens, D] and latents like the values of one head; the scales of a head's int8, [page_tokens], behind them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ridgeline._kernels import Pool
 from ridgeline._kernels import write_pages as write
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
+from ridgeline.ops.cpu.matrices import Floats, Ndarray
 from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -29,7 +29,7 @@ def write_pages(case: Attention | LatentAttention, pool: Pool) -> Callable[..., 
 
     def run(pages: Sequence[Floats], parts: Sequence[Floats], write_page: Ints, write_slot: Ints) -> None:
         for i, (view, x) in enumerate(zip(pages, parts, strict=True)):
-            write(pool, view, x, write_page, write_slot, is_attention and i == 0)
+            write(pool, for_kernels(view), x, write_page, write_slot, is_attention and i == 0)
 
     return run
 
@@ -38,8 +38,8 @@ def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     bound, width = bind(case), case.num_heads * case.head_dim
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
-        out = np.empty((q.shape[0], width), np.float32)
-        bound.paged(pool, q, np.asarray(kv.keys), np.asarray(kv.values), *places(kv.layout), sinks, out)
+        out = empty(pool, q.shape[0], width)
+        bound.paged(pool, q, for_kernels(kv.keys), for_kernels(kv.values), *places(kv.layout), sinks, out)
         return out
 
     return run
@@ -51,10 +51,16 @@ def attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     def run(q: Floats, kv: DenseKeyValues, sinks: Floats | None = None) -> Floats:
         out = np.empty((q.shape[0], width), np.float32)
         lengths = np.array(kv.lengths, np.int64)
-        bound.dense(pool, q, np.asarray(kv.keys), np.asarray(kv.values), lengths, sinks, out)
+        bound.dense(pool, q, for_kernels(kv.keys), for_kernels(kv.values), lengths, sinks, out)
         return out
 
     return run
+
+
+def for_kernels(stored: Any) -> Ndarray:
+    """Stored rows as the kernels take them: bfloat16 by its bits."""
+    rows: Ndarray = np.asarray(stored)
+    return rows.view(np.uint16) if rows.dtype.itemsize == 2 and rows.dtype != np.float16 else rows
 
 
 def places(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline._kernels import Pool
+from ridgeline.ops import api
 from ridgeline.ops.api import Op, Weights
-from ridgeline.ops.cpu import attention, elementwise, latent, linear, recurrent
-from ridgeline.ops.cpu.kernel import Kernels
-from ridgeline.ops.cpu.stages import STAGES
+from ridgeline.ops.cpu.blocks import BLOCKS
+from ridgeline.ops.cpu.primitives import KERNELS
+from ridgeline.ops.cpu.stages import FUSED
 
-KERNELS: Kernels = {**linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **recurrent.KERNELS, **elementwise.KERNELS}
+STAGES = {**FUSED, **BLOCKS}
+_MOVES = (
+    api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.READ_STATE, api.WRITE_STATE, api.GATHER, api.SPLIT,
+)  # fmt: skip
 
 
 class CpuBackend:
@@ -25,7 +29,9 @@ class CpuBackend:
     def refuses(self, op: Op[Any], case: object) -> str | None:
         if op in KERNELS:
             return KERNELS[op].refuses(case)
-        return STAGES[op].refuses(case) if op in STAGES else "has no kernel yet"
+        if op in STAGES:
+            return STAGES[op].refuses(case)
+        return "moves numbers only, as numpy does" if op in _MOVES else "is part of what a kernel serves whole"
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return KERNELS[op].make(case, self._pool)

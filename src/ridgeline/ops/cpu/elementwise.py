@@ -10,7 +10,7 @@ import numpy as np
 from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.spec import Mamba2
@@ -18,7 +18,7 @@ from ridgeline.spec import Mamba2
 
 def add(case: None, pool: Pool) -> Callable[[Floats, Floats, float], Floats]:
     def run(a: Floats, b: Floats, scale: float) -> Floats:
-        out = np.empty(a.shape, np.float32)
+        out = empty(pool, *a.shape)
         _kernels.add(pool, rows_of(a), rows_of(b), scale, rows_of(out))
         return out
 
@@ -35,7 +35,7 @@ def softcap(case: None, pool: Pool) -> Callable[[Floats, float], Floats]:
 
 def _with_number(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, float], Floats]:
     def run(x: Floats, number: float) -> Floats:
-        out = np.empty(x.shape, np.float32)
+        out = empty(pool, *x.shape)
         kernel(pool, rows_of(x), number, rows_of(out))
         return out
 
@@ -57,7 +57,7 @@ def sigmoid_gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
 
 def _of_two(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, Floats], Floats]:
     def run(a: Floats, b: Floats) -> Floats:
-        out = np.empty(a.shape, np.float32)
+        out = empty(pool, *a.shape)
         kernel(pool, rows_of(a), rows_of(b), rows_of(out))
         return out
 
@@ -68,7 +68,7 @@ def activation(case: Any, pool: Pool) -> Callable[..., Floats]:
     name = activation_of(case.activation)
 
     def run(x: Floats, up: Floats | None = None) -> Floats:
-        out = np.empty(x.shape, np.float32)
+        out = empty(pool, *x.shape)
         _kernels.activate(pool, *name, rows_of(x), None if up is None else rows_of(up), rows_of(out))
         return out
 

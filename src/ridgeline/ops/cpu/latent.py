@@ -14,9 +14,9 @@ import numpy as np
 from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.cpu.attention import places
+from ridgeline.ops.cpu.attention import for_kernels, places
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_matrix
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
 from ridgeline.spec import LatentAttention
 
 GROUP = 32  # heads that are computed together at most: their queries and results stay in the cache
@@ -33,7 +33,7 @@ def latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, Den
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: DenseRows, kv_b: Ndarray) -> Floats:
-        rows, lengths = np.asarray(kv.parts[0]), np.array(kv.lengths, np.int64)
+        rows, lengths = for_kernels(kv.parts[0]), np.array(kv.lengths, np.int64)
         return absorbed(q, kv_b, lambda queries, out: bound.dense_latents(pool, queries, rows, lengths, out))
 
     return run
@@ -43,7 +43,7 @@ def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Float
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
-        pages, where = np.asarray(kv.parts[0]), places(kv.layout)
+        pages, where = for_kernels(kv.parts[0]), places(kv.layout)
         return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out))
 
     return run
@@ -65,8 +65,8 @@ def _absorbed(
     def up(kv_b: Ndarray) -> Up:
         if id(kv_b) not in packed:
             packed[id(kv_b)] = Up(
-                [build_matrix(pool, [np.ascontiguousarray(head[:nope].T)], [None]) for head in kv_b],
-                [build_matrix(pool, [np.ascontiguousarray(head[nope:])], [None]) for head in kv_b],
+                [build_rows(pool, np.ascontiguousarray(head[:nope].T)) for head in kv_b],
+                [build_rows(pool, np.ascontiguousarray(head[nope:])) for head in kv_b],
             )
             weakref.finalize(kv_b, packed.pop, id(kv_b), None)
         return packed[id(kv_b)]

@@ -1,12 +1,12 @@
 """Recurrent mixers by kernels: one recurrence over the tokens, whether a step has one of them or many.
 
 A state's numbers lie as the kernels want them, channels side by side: [n, S, D] of Mamba, [n, H, S, P] of Mamba-2,
-[n, H, features, P + 1] of BASED, in arrays of the shape that the spec says.
+[n, H, features, P + 1] of BASED, [n, H, D, D] of lightning attention with values last, [n, N / 2, 2, C] of S4 and S4D,
+in arrays of the shape that the spec says.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -16,27 +16,17 @@ from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray
-from ridgeline.spec import Mamba, Mamba2, TaylorAttention
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
+from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
 
-class Once:
-    """A function of arrays that live long, each worked out when it is first asked for."""
-
-    def __init__(self, function: Callable[[Ndarray], Floats]) -> None:
-        self._function = function
-        self._found: dict[int, Floats] = {}
-
-    def __call__(self, array: Ndarray) -> Floats:
-        found = self._found.get(id(array))
-        if found is None:
-            found = self._found[id(array)] = np.ascontiguousarray(self._function(array), np.float32)
-            weakref.finalize(array, self._found.pop, id(array), None)
-        return found
+def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
+    """A function of arrays that live long."""
+    return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
 
 
 def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    by_token = Once(lambda weight: weight[:, 0].T)  # [k, C]
+    by_token = once(lambda weight: weight[:, 0].T)  # [k, C]
 
     def run(x: Floats, before: Floats, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, Floats]:
         y, left = np.empty(x.shape, np.float32), np.empty(before.shape, np.float32)
@@ -47,7 +37,7 @@ def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
 
 
 def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    negative = Once(lambda a_log: -np.exp(a_log.T.astype(np.float32)))  # [S, D]
+    negative = once(lambda a_log: -np.exp(a_log.T.astype(np.float32)))  # [S, D]
 
     def run(
         x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: Floats, lengths: Ndarray
@@ -61,7 +51,7 @@ def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, Float
 
 
 def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    negative = Once(lambda a_log: -np.exp(a_log.astype(np.float32)))
+    negative = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
     limits = case.dt_least, float("inf") if case.dt_most is None else case.dt_most
 
     def run(
@@ -86,7 +76,48 @@ def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[F
     return run
 
 
+def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+    decay = np.exp(-np.array(case.slopes)).astype(np.float32)
+
+    def run(q: Floats, k: Floats, v: Floats, h: Floats, lengths: Ndarray) -> tuple[Floats, Floats]:
+        y, after = np.empty((*v.shape[:2], case.inner_size), np.float32), np.empty(h.shape, np.float32)
+        heads = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+        _kernels.lightning_scan(pool, heads[0], heads[1], heads[2], decay, h, lengths, rows_of(y), after)
+        return y, after
+
+    return run
+
+
+def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+    rate = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
+
+    def run(
+        q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: Floats,
+        lengths: Ndarray,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        y, after = np.empty(v.shape, np.float32), np.empty(h.shape, np.float32)
+        inputs = rows_of(q), rows_of(k), rows_of(v), rows_of(decay), rows_of(beta), rate(a_log), dt_bias
+        _kernels.delta_scan(pool, case.num_key_heads, *inputs, h, lengths, rows_of(y), after)
+        return y, after
+
+    return run
+
+
+def norm_gate(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[[Floats, Floats, Floats], Floats]:
+    silu, offset, eps = isinstance(case, GatedDelta), np.float32(case.norm.offset), case.norm.eps
+
+    def run(y: Floats, z: Floats, weight: Floats) -> Floats:
+        out = np.empty(y.shape, np.float32)
+        _kernels.norm_gate(pool, silu, eps, rows_of(y), rows_of(z), offset + weight, rows_of(out))
+        return out
+
+    return run
+
+
 KERNELS: Kernels = {
+    api.LIGHTNING_ATTENTION: Kernel(never, lightning_attention),
+    api.DELTA_RULE: Kernel(never, delta_rule),
+    api.NORM_GATE: Kernel(never, norm_gate),
     api.SHORT_CONV: Kernel(never, short_conv),
     api.SELECTIVE_SCAN: Kernel(never, selective_scan),
     api.SSD: Kernel(never, ssd),

@@ -10,13 +10,16 @@ import numpy as np
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.cpu.elementwise import sigmoid_gate
-from ridgeline.ops.cpu.kernel import never
-from ridgeline.ops.cpu.linear import activation_of
+from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
+from ridgeline.ops.cpu.experts import build_experts, experts, route
+from ridgeline.ops.cpu.kernel import empty, never
+from ridgeline.ops.cpu.linear import Product, activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
+from ridgeline.spec.quant import Format
 
+PANEL = 32  # a head of so many rows needs nothing beyond the product
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -35,7 +38,7 @@ def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Calla
     def stage(
         residual: Floats, delta: Floats | None, rotary: Rotary | None
     ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
-        outs: list[Floats] = [np.empty((len(residual), *shape), np.float32) for shape in (q, kv, kv)]
+        outs: list[Floats] = [empty(pool, len(residual), *shape) for shape in (q, kv, kv)]
         total = run(residual, delta, rotary, outs)
         return total, outs[0], gate(residual, delta), outs[1], outs[2]
 
@@ -47,7 +50,7 @@ def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[
     run, gate = _heads(case, weights, pool, "q"), _gate(case, weights, pool)
 
     def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats, Floats | None]:
-        q = np.empty((len(residual), m.num_heads, m.head_dim), np.float32)
+        q = empty(pool, len(residual), m.num_heads, m.head_dim)
         return run(residual, delta, rotary, [q]), q, gate(residual, delta)
 
     return stage
@@ -58,10 +61,10 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
     if not case.mixer.out_gate:
         return lambda residual, delta: None
     matrix = _matrix(weights, ("out_gate",), pool)
-    kernel = Projection(pool, matrix, _norm(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
+    kernel = Projection(pool, matrix, norm_of(case.norm, "norm", weights), case.residual_scale, 1.0, 0.0)
 
     def gate(residual: Floats, delta: Floats | None) -> Floats:
-        out = np.empty((len(residual), matrix.rows), np.float32)
+        out = empty(pool, len(residual), matrix.rows)
         kernel(residual, delta, None, None, out)
         return out
 
@@ -74,15 +77,15 @@ def _heads(
     """Projections `names` into outputs; gives the residual."""
     m = case.mixer
     turned = names.replace("v", "")
-    norms = [_norm(m.qk_norm, f"{name}_norm", weights) for name in turned] if m.qk_norm else []
+    norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in turned] if m.qk_norm else []
     rope_dim, pairs = (m.rope.dim, m.rope.interleaved) if m.rope else (0, False)
     kernel = Heads(
-        pool, _matrix(weights, names, pool), _norm(case.norm, "norm", weights), case.residual_scale,
+        pool, _matrix(weights, names, pool), norm_of(case.norm, "norm", weights), case.residual_scale,
         m.head_dim, rope_dim, pairs, m.qk_norm_over == "all_heads", [n for n in norms if n], len(turned),
     )  # fmt: skip
 
     def run(residual: Floats, delta: Floats | None, rotary: Rotary | None, outs: list[Floats]) -> Floats:
-        total = _sum_of(residual, delta)
+        total = _sum_of(pool, residual, delta)
         cos: Any = rotary.cos if rotary and rope_dim else None
         sin: Any = rotary.sin if rotary and rope_dim else None
         kernel(residual, delta, total, cos, sin, outs)
@@ -100,7 +103,7 @@ def attention_output(
     def stage(attended: Floats, gate: Floats | None) -> Floats:
         if gate is not None:
             attended = gated(attended, gate)
-        out = np.empty((len(attended), matrix.rows), np.float32)
+        out = empty(pool, len(attended), matrix.rows)
         kernel(attended, None, None, None, out)
         return out
 
@@ -108,45 +111,117 @@ def attention_output(
 
 
 def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any]:
-    mlp = case.mlp
-    gated = isinstance(mlp, GatedMLP)
-    up = _matrix(weights, ("gate", "up") if gated else ("up",), pool, interleave=gated)
-    activation = activation_of(mlp.activation)
-    kernel = Mlp(
-        pool, up, _matrix(weights, ("down",), pool), _norm(case.norm, "norm", weights), case.residual_scale, *activation
-    )
+    if isinstance(case.mlp, MoE):
+        return _moe_block(case, case.mlp, weights, pool)
+    kernel = _mlp(case.mlp, weights, norm_of(case.norm, "norm", weights), case.residual_scale, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
-        total, out = _sum_of(residual, delta), np.empty(residual.shape, np.float32)
+        total, out = _sum_of(pool, residual, delta), empty(pool, *residual.shape)
         kernel(residual, delta, total, out)
         return residual if total is None else total, out
 
     return stage
 
 
+def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float, pool: Pool) -> Mlp:
+    gated = isinstance(case, GatedMLP)
+    up = _matrix(weights, ("gate", "up") if gated else ("up",), pool, interleave=gated)
+    return Mlp(pool, up, _matrix(weights, ("down",), pool), norm, scale, *activation_of(case.activation))
+
+
+def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
+    """The router (and the gate of what every token visits) with the residual sum; the choice; the experts."""
+    norm = norm_of(case.norm, "norm", weights)
+    scores = Parts(
+        weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
+    )
+    choose, choice_bias = route(moe, pool), weights.vector("choice.bias")
+    shared = _mlp(moe.shared, weights.under("shared."), norm, 1.0, pool) if moe.shared else None
+    routed = (_latent_experts if moe.latent_size else _experts)(moe, weights, norm, pool)
+
+    def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
+        total, (logits, *gate) = scores(residual, delta)
+        ids, shares = choose(logits, choice_bias)
+        also = None
+        if shared:
+            also = np.empty(total.shape, np.float32)
+            shared(total, None, None, also)
+        return total, routed(total, ids, shares, also, gate[0] if gate else None)
+
+    return stage
+
+
+Routed = Callable[[Floats, Ints, Floats, Floats | None, Floats | None], Floats]  # (x, ids, weights, added, its gate)
+
+
+def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
+    width = weights.experts["down"][0].weight.shape[0]
+    kernel = build_experts(moe, weights, pool, norm)
+
+    def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
+        out = np.empty((len(x), width), np.float32)
+        kernel(x, ids, shares, also, gate, out)
+        return out
+
+    return run
+
+
+def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
+    """Between a matrix into their space and one out of it."""
+    into, out_of = Parts(weights, ("latent_in",), norm, 1.0, pool), Parts(weights, ("latent_out",), None, 1.0, pool)
+    inside, plus, gated = _experts(moe, weights, None, pool), add(None, pool), sigmoid_gate(None, pool)
+
+    def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
+        out = out_of(inside(into(x)[1][0], ids, shares, None, None))[1][0]
+        if also is None:
+            return out
+        return plus(out, also if gate is None else gated(also, gate), 1.0)
+
+    return run
+
+
 def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     matrix = _matrix(weights, ("head",), pool)
-    norm = _norm(case.norm, "norm", weights)
+    norm = norm_of(case.norm, "norm", weights)
     kernel = Projection(pool, matrix, norm, case.residual_scale, case.logit_scale, case.logit_softcap or 0.0)
 
     def stage(residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
-        out = np.empty((len(residual if rows is None else rows), matrix.rows), np.float32)
+        out = empty(pool, len(residual if rows is None else rows), matrix.rows)
         kernel(residual, delta, rows, None, out)
         return out
 
     return stage
 
 
-def _no_experts(case: MLPBlock) -> str | None:
-    return "its experts, its router and its choice are ops of their own" if isinstance(case.mlp, MoE) else None
+class Parts:
+    """A residual sum and a norm before several matrices of one width; one pass for all that are of one format."""
+
+    def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
+        self._rows, self._pool = [weights.linears[name].weight.shape[0] for name in names], pool
+        by_format: dict[Format, list[int]] = {}
+        for i, name in enumerate(names):
+            by_format.setdefault(weights.linears[name].format, []).append(i)
+        self._passes = [
+            (places, Heads(pool, _matrix(weights, tuple(names[i] for i in places), pool), norm, scale, PANEL, 0, False,
+                           False, [], 0))
+            for places in by_format.values()
+        ]  # fmt: skip
+
+    def __call__(self, residual: Floats, delta: Floats | None = None) -> tuple[Floats, list[Floats]]:
+        """The sum, and what each matrix makes of it."""
+        total = _sum_of(self._pool, residual, delta)
+        outs = [empty(self._pool, len(residual), n) for n in self._rows]
+        for places, kernel in self._passes:
+            kernel(residual, delta, total, None, None, [outs[i] for i in places])
+        return residual if total is None else total, outs
 
 
 def _matrix(weights: Weights, names: str | tuple[str, ...], pool: Pool, *, interleave: bool = False) -> Matrix:
-    linears: list[Any] = [weights.linears[name] for name in names]
-    return build_matrix(pool, [x.weight for x in linears], [x.bias for x in linears], interleave=interleave)
+    return build_matrix(pool, [weights.linears[name] for name in names], interleave=interleave)
 
 
-def _norm(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
+def norm_of(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
+    """A norm with its weights, where there is one."""
     if case is None:
         return None
     weight: Any = weights.arrays[f"{name}.weight"]
@@ -154,15 +229,17 @@ def _norm(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm
     return build_norm(case, weight, bias)
 
 
-def _sum_of(residual: Floats, delta: Floats | None) -> Floats | None:
+def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None:
     """Room for the residual sum, where there is one."""
-    return None if delta is None else np.empty(residual.shape, np.float32)
+    return None if delta is None else empty(pool, *residual.shape)
 
 
-STAGES: Mapping[Op[Any], Stage] = {
+FUSED: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(never, attention_input),
     api.QUERY_INPUT: Stage(never, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
-    api.MLP_BLOCK: Stage(_no_experts, mlp_block),
+    api.PRODUCT: Stage(never, Product),
+    api.EXPERT_BLOCK: Stage(never, experts),
+    api.MLP_BLOCK: Stage(never, mlp_block),
     api.HEAD: Stage(never, head),
 }

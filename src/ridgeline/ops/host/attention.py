@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.ops.api import Array, Bucket, DenseKeyValues, PagedKeyValues
-from ridgeline.ops.host.memory import Ndarray, widen
+from ridgeline.ops.host.memory import Ndarray
+from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_places, values_of, write_places
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in the cache. A single
@@ -18,7 +19,7 @@ BLOCK = 2**20
 
 def attention(case: Attention) -> Callable[..., Ndarray]:
     def attend(q: Ndarray, kv: DenseKeyValues, sinks: Ndarray | None = None) -> Ndarray:
-        keys, values = np.asarray(kv.keys), np.asarray(kv.values)
+        keys, values = as_floats(np.asarray(kv.keys)), as_floats(np.asarray(kv.values))
         out = np.empty((len(q), case.num_heads * case.head_dim), q.dtype)
         start = 0
         for n in kv.lengths:
@@ -102,37 +103,16 @@ def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-def keys_of(pages: Ndarray) -> Ndarray:
-    """A view of keys [pages, page_tokens, K, D] as they lie on this device: [pages, K, D, page_tokens].
-
-    Neighbouring keys are neighbours in memory, as the kernels want them: all backends of a device agree on that.
-    """
-    count, size, heads, dim = pages.shape
-    return _seen_as(pages, (count, heads, dim, size))
-
-
-def values_of(pages: Ndarray) -> Ndarray:
-    """The same of values: [pages, K, page_tokens, D]."""
-    count, size, heads, dim = pages.shape
-    return _seen_as(pages, (count, heads, size, dim))
-
-
-def _seen_as(pages: Ndarray, shape: tuple[int, ...]) -> Ndarray:
-    seen = pages.reshape(shape)
-    if not np.may_share_memory(seen, pages):  # what is written into a copy is lost
-        raise ValueError(f"pages {pages.shape} must be dense behind their first axis")
-    return seen
-
-
 def write_pages(case: Attention | LatentAttention) -> Callable[..., None]:
     def write(pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray) -> None:
-        keys, values = pages
-        keys_of(keys)[write_page, :, :, write_slot], values_of(values)[write_page, :, write_slot] = parts
+        keys, values = parts
+        write_places(keys_of(pages[0]), keys, write_page, write_slot, numbers_last=False)
+        write_places(values_of(pages[1]), values, write_page, write_slot, numbers_last=True)
 
     def write_latents(
         pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray
     ) -> None:
-        pages[0][write_page, write_slot] = parts[0]
+        write_places(latents_of(pages[0]), parts[0], write_page, write_slot, numbers_last=True)
 
     return write if isinstance(case, Attention) else write_latents
 
@@ -181,8 +161,8 @@ def _attend_bucket(
 ) -> Ndarray:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
     place, held = key_places(b, pages[0].shape[1])
-    there = keys_of(pages[0])[b.pages].transpose(0, 1, 4, 2, 3), values_of(pages[1])[b.pages].swapaxes(2, 3)
-    keys, values = (widen(x.reshape(*place.shape, *x.shape[3:])) for x in there)  # copies, [n, S, K, D]
+    keys = read_places(keys_of(pages[0]), b.pages, numbers_last=False)  # [n, S, K, D]
+    values = read_places(values_of(pages[1]), b.pages, numbers_last=True)
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
     # by a pattern of a span that is kept whole.

@@ -11,8 +11,9 @@ import numpy as np
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
-from ridgeline.ops.host import delta, latent, s4
+from ridgeline.ops.host import delta, latent, quant, s4, stored
 from ridgeline.ops.host import experts as e
 from ridgeline.ops.host import primitives as p
 from ridgeline.ops.host import recurrent as r
@@ -23,13 +24,15 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
+    api.PLACES: p.places, api.BEST: p.best,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
-    api.WRITE_PAGES: a.write_pages,
+    api.WRITE_PAGES: a.write_pages, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: e.route, api.EXPERTS: e.experts,
+    api.QUANTISE: quant.quantise, api.DEQUANTISE: quant.dequantise, api.QUANTISED_LINEAR: quant.quantised_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,
@@ -38,7 +41,7 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
 # Nothing in them can overflow or meet a NaN in arithmetic: they need no guard against warnings.
 _MOVES = (
     api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.WRITE_PAGES, api.READ_STATE, api.WRITE_STATE,
-    api.GATHER, api.SPLIT,
+    api.GATHER, api.SPLIT, api.PLACES, api.BEST,
 )  # fmt: skip
 
 
@@ -58,11 +61,16 @@ class NumpyBackend:
         raise DeviceError(f"the numpy backend has no fused {op.name}")
 
 
-def open_host() -> tuple[Memory, tuple[Backend, ...]]:
-    """numpy's memory, and the backends that work on it, best first."""
+def open_host(threads: int | None = None) -> tuple[Memory, tuple[Backend, ...], Driver | None]:
+    """numpy's memory, the backends that work on it, best first, and what runs their kernels.
+
+    threads: of the kernels; None for as many as there are physical cores to use.
+    """
     if find_spec("ridgeline._kernels") is None:
-        return NumpyMemory(), (NumpyBackend(),)
+        return NumpyMemory(), (NumpyBackend(),), None
     from ridgeline._kernels import Pool, usable_cores
     from ridgeline.ops.cpu.backend import CpuBackend
+    from ridgeline.ops.cpu.record import CpuDriver
 
-    return NumpyMemory(), (CpuBackend(Pool(usable_cores())), NumpyBackend())
+    pool = Pool(threads or usable_cores())
+    return NumpyMemory(), (CpuBackend(pool), NumpyBackend()), CpuDriver(pool)

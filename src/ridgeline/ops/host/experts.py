@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ridgeline.ops.api import Expert
 from ridgeline.ops.host.attention import exponentials
 from ridgeline.ops.host.memory import Ndarray
-from ridgeline.ops.host.primitives import activation, linear, sigmoid
+from ridgeline.ops.host.primitives import sigmoid
 from ridgeline.spec import ExpertGroups, MoE
 
 
@@ -63,12 +64,7 @@ def _in_best_groups(groups: ExpertGroups, rated: Ndarray) -> Ndarray:
 
 
 def experts(case: MoE) -> Callable[..., Ndarray]:
-    act = activation(case)
-
-    def run(
-        x: Ndarray, ids: Ndarray, scores: Ndarray, gate: Ndarray | None, up: Ndarray, down: Ndarray,
-        biases: tuple[Ndarray | None, Ndarray, Ndarray] | None = None,
-    ) -> Ndarray:  # fmt: skip
+    def run(x: Ndarray, ids: Ndarray, scores: Ndarray, expert: Expert) -> Ndarray:
         pairs = ids.ravel()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(kind="stable")
         counts = np.bincount(pairs, minlength=case.num_experts)
@@ -77,12 +73,8 @@ def experts(case: MoE) -> Callable[..., Ndarray]:
         by_choice = np.empty((pairs.size, x.shape[1]), x.dtype)
         for e in counts.nonzero()[0]:
             some = slice(ends[e] - counts[e], ends[e])
-            b_gate, b_up, b_down = (None if b is None else b[e] for b in biases or (None, None, None))
-            h = x[tokens[some]]
-            raised = linear(h, up[e], b_up)
-            h = act(raised) if gate is None else act(linear(h, gate[e], b_gate), raised)
             # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
-            by_choice[order[some]] = linear(h, down[e], b_down)
+            by_choice[order[some]] = expert(int(e), x[tokens[some]])
         by_choice = by_choice.reshape(*ids.shape, -1)
         by_choice *= scores[..., None]
         out: Ndarray = by_choice.sum(1)

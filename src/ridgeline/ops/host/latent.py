@@ -10,6 +10,7 @@ import numpy as np
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.host.attention import BLOCK, Part, exponentials, in_order, key_places, parts_of
 from ridgeline.ops.host.memory import Ndarray, widen
+from ridgeline.ops.host.stored import as_floats, latents_of, read_places
 from ridgeline.spec import LatentAttention
 
 
@@ -24,7 +25,7 @@ class Context(NamedTuple):
 
 def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Ndarray], Ndarray]:
     def attend(q: Ndarray, kv: DenseRows, kv_b: Ndarray) -> Ndarray:
-        latents = np.asarray(kv.parts[0])
+        latents = as_floats(np.asarray(kv.parts[0]))
         outputs, start = [], 0
         for n in kv.lengths:
             place = np.arange(n)[None]
@@ -53,7 +54,7 @@ def _gather(pages: Ndarray, b: Part) -> Context:
     """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
     zero would not silence a NaN."""
     place, held = key_places(b, pages.shape[1])
-    rows = widen(pages[b.pages].reshape(*place.shape, -1))  # a copy, [n, S, rank + rope]
+    rows = read_places(latents_of(pages), b.pages, numbers_last=True)[:, :, 0]  # a copy, [n, S, rank + rope]
     rows[~(held & (place <= b.positions[:, -1:]))] = 0.0
     return Context(rows, place, held, b.positions)
 

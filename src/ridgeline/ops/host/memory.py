@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline.ops.devices import host_free_bytes
 from ridgeline.spec.dtype import DType
+from ridgeline.spec.storage import StateDType
 
 Ndarray = np.ndarray[Any, Any]
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -46,14 +47,14 @@ def widen(x: Ndarray) -> Ndarray:
 
 
 def aligned(shape: tuple[int, ...]) -> Ndarray:
-    """A new float32 array whose first element stands at the start of a cache line; its contents are undefined.
+    """A new array of bytes whose first one stands at the start of a cache line; its contents are undefined.
 
     numpy asks the system for huge pages wherever an array has room for them.
     """
-    size = math.prod(shape) * np.dtype(np.float32).itemsize
+    size = math.prod(shape)
     room = np.empty(size + ALIGNMENT - 1, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    return room[start : start + size].view(np.float32).reshape(shape)
+    return room[start : start + size].reshape(shape)
 
 
 class NumpyMemory:
@@ -78,12 +79,13 @@ class NumpyMemory:
     def widen(self, array: Any) -> Ndarray:
         return widen(array)
 
-    def pages(self, num_pages: int, elements: int) -> Ndarray:
-        return aligned((num_pages, elements))
+    def pages(self, num_pages: int, num_bytes: int) -> Ndarray:
+        return aligned((num_pages, num_bytes))
 
-    def page_view(self, pages: Any, offset: int, shape: tuple[int, ...]) -> Ndarray:
-        view: Ndarray = pages[:, offset : offset + math.prod(shape)].reshape(len(pages), *shape)
-        return view
+    def page_view(self, pages: Any, offset: int, shape: tuple[int, ...], dtype: StateDType) -> Ndarray:
+        stored = dtype_of(dtype)
+        view: Ndarray = pages[:, offset : offset + math.prod(shape) * stored.itemsize].view(stored)
+        return view.reshape(len(pages), *shape)
 
     def zeros(self, shape: tuple[int, ...]) -> Ndarray:
         return np.zeros(shape, np.float32)

@@ -76,6 +76,16 @@ def rope(case: Rope) -> Callable[[Ndarray, Rotary], Ndarray]:
     return rotate
 
 
+def places(page_table: Ndarray, rows: Ndarray, positions: Ndarray, page_tokens: int) -> tuple[Ndarray, ...]:
+    index = positions // page_tokens
+    return page_table[rows, index], positions - index * page_tokens, page_table[rows]
+
+
+def best(logits: Ndarray) -> tuple[Ndarray, Ndarray]:
+    ids = logits.argmax(axis=1)
+    return ids, logits[np.arange(len(logits)), ids]
+
+
 def split_heads(x: Ndarray, num_heads: int) -> Ndarray:
     return x.reshape(*x.shape[:-1], num_heads, -1)
 

@@ -6,6 +6,7 @@ The forms are those of ops/reference/recurrent.py; here what was computed may be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def gather(parts: Sequence[Ndarray], axes: int, order: Ndarray) -> Ndarray:
 
 
 def split(x: Ndarray, sizes: Sequence[int]) -> tuple[Ndarray, ...]:
-    return tuple(np.split(x, np.cumsum(sizes)[:-1], -1))
+    ends = list(accumulate(sizes))
+    return tuple(x[..., end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
 def gate(y: Ndarray, z: Ndarray) -> Ndarray:

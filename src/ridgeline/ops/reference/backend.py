@@ -14,25 +14,29 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
 from ridgeline.ops.devices import REFERENCE, host_free_bytes
-from ridgeline.ops.reference import delta, latent, paged, s4
+from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
+from ridgeline.spec.storage import StateDType
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64,
+          "int8": torch.int8}  # fmt: skip
 
 _PLAIN = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
+    api.PLACES: p.places, api.BEST: p.best,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
-    api.WRITE_PAGES: paged.write_pages,
+    api.WRITE_PAGES: paged.write_pages, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
+    api.QUANTISE: quant.quantise, api.DEQUANTISE: quant.dequantise, api.QUANTISED_LINEAR: quant.quantised_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,
@@ -73,7 +77,8 @@ class SdpaBackend:
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
         def attend(q: torch.Tensor, kv: DenseKeyValues, sinks: None = None) -> torch.Tensor:
-            sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
+            rows = q, stored.as_floats(kv.keys, q.dtype), stored.as_floats(kv.values, q.dtype)
+            sequences = zip(*(x.split(list(kv.lengths)) for x in rows), strict=True)
             return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
 
         return attend
@@ -130,11 +135,12 @@ class TorchMemory:
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()
 
-    def pages(self, num_pages: int, elements: int) -> torch.Tensor:
-        return torch.empty((num_pages, elements), device=self._place)
+    def pages(self, num_pages: int, num_bytes: int) -> torch.Tensor:
+        return torch.empty((num_pages, num_bytes), device=self._place, dtype=torch.uint8)
 
-    def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
-        return pages[:, offset : offset + math.prod(shape)].unflatten(1, shape)
+    def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: StateDType) -> torch.Tensor:
+        kept = DTYPES[dtype]
+        return pages[:, offset : offset + math.prod(shape) * kept.itemsize].view(kept).unflatten(1, shape)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.zeros(shape, device=self._place)

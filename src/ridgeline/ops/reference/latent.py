@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.ops.api import Bucket, DenseRows, PagedRows
 from ridgeline.ops.reference.paged import block_size, key_places, parts_of
+from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import LatentAttention
 
 
@@ -34,7 +35,9 @@ class Context(NamedTuple):
 def latent_attention(case: LatentAttention):
     def attend(q: Tensor, kv: DenseRows, kv_b: Tensor) -> Tensor:
         outputs = []
-        for queries, rows in zip(*(x.split(list(kv.lengths)) for x in (q, kv.parts[0])), strict=True):
+        for queries, rows in zip(
+            *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype))), strict=True
+        ):
             place = torch.arange(len(rows), device=q.device)[None]
             context = Context(rows[:, 0][None], place, torch.ones_like(place, dtype=torch.bool), place)
             outputs.append(_attend(case, queries[None], context, kv_b)[0])
@@ -61,7 +64,7 @@ def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype) -> Context:
     zero would not silence a NaN."""
     place, held = key_places(b, pages.shape[1])
     used = held & (place <= b.positions[:, -1:])
-    rows = pages[b.pages].flatten(1, 3).to(dtype)  # [n, S, rank + rope], a copy
+    rows = as_floats(pages[b.pages], dtype).flatten(1, 3)  # [n, S, rank + rope], a copy
     return Context(rows.masked_fill_(~used[..., None], 0.0), place, held, b.positions)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ridgeline.ops.api import Bucket, PagedKeyValues
 from ridgeline.ops.reference.primitives import sees, softmax
+from ridgeline.ops.reference.stored import as_floats, as_stored
 from ridgeline.spec import ALL, Attention, LatentAttention
 
 # Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
@@ -19,7 +20,7 @@ CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 def write_pages(case: Attention | LatentAttention):
     def write(pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor) -> None:
         for view, x in zip(pages, parts, strict=True):
-            view[write_page, write_slot] = x.to(view.dtype)
+            view[write_page, write_slot] = as_stored(x, view.dtype)
 
     return write
 
@@ -50,7 +51,7 @@ def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
-    keys, values = (x[b.pages].flatten(1, 2).transpose(1, 2).float() for x in (kv.keys, kv.values))  # [n, K, S, D]
+    keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2)) for x in (kv.keys, kv.values))  # [n, K, S, D]
     place, held = key_places(b, kv.keys.shape[1])
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out

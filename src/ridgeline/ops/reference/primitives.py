@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.ops.api import DenseKeyValues, Rotary
+from ridgeline.ops.api import DenseKeyValues, Expert, Rotary
+from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import (
     Attention,
     ClampedSwiGLU,
@@ -84,7 +85,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def attention(case: Attention):
     def attend(q: Tensor, kv: DenseKeyValues, sinks: Tensor | None = None) -> Tensor:
-        sequences = zip(*(x.split(list(kv.lengths)) for x in (q, kv.keys, kv.values)), strict=True)
+        rows = q, as_floats(kv.keys, q.dtype), as_floats(kv.values, q.dtype)
+        sequences = zip(*(x.split(list(kv.lengths)) for x in rows), strict=True)
         return torch.cat([_attend_sequence(case, *sequence, sinks) for sequence in sequences]).flatten(1)
 
     return attend
@@ -165,6 +167,15 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
+def places(page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows]
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    values, ids = logits.max(dim=1)
+    return ids, values
+
+
 def take(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows]
 
@@ -213,24 +224,12 @@ def _in_best_groups(groups: ExpertGroups, rated: Tensor) -> Tensor:
 
 
 def experts(case: MoE):
-    act = activation(case)
-
-    def run(
-        x: Tensor, ids: Tensor, scores: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
-        biases: tuple[Tensor | None, Tensor, Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
+    def run(x: Tensor, ids: Tensor, scores: Tensor, expert: Expert) -> Tensor:
         pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(stable=True)
         counts = pairs.bincount(minlength=case.num_experts).tolist()
         tokens = (order // case.num_experts_per_tok).split(counts)
-        outputs = []
-        for e, rows in enumerate(tokens):
-            if len(rows):
-                b_gate, b_up, b_down = (None if b is None else b[e] for b in biases or (None, None, None))
-                h = x[rows]
-                raised = linear(h, up[e], b_up)
-                h = act(raised) if gate is None else act(linear(h, gate[e], b_gate), raised)
-                outputs.append(linear(h, down[e], b_down))
+        outputs = [expert(e, x[rows]) for e, rows in enumerate(tokens) if len(rows)]
         # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
         return (by_token * scores[..., None]).sum(1)

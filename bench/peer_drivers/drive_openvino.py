@@ -1,0 +1,48 @@
+"""openvino-genai: its continuous batching pipeline, which LLMPipeline is made of too, on token ids."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from protocol import Emit, serve
+
+CACHE_GB = 1
+
+
+class OpenVino:
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+        import openvino
+        import openvino_genai as genai
+
+        self._ov, self._genai, self._next = openvino, genai, 0
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size, scheduler.max_num_seqs = CACHE_GB, max_seqs
+        scheduler.max_num_batched_tokens = max_tokens
+        scheduler.enable_prefix_caching = False
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+        self._pipeline = genai.ContinuousBatchingPipeline(Path(path), scheduler, "CPU", properties)
+        return version("openvino-genai")
+
+    def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
+        import numpy as np
+
+        config = self._genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+        handles = []
+        for prompt in prompts:
+            ids = self._ov.Tensor(np.array([prompt], np.int64))
+            handles.append(self._pipeline.add_request(self._next, ids, config))
+            self._next += 1
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            for i, handle in enumerate(handles):
+                if handle.can_read():
+                    for output in handle.read().values():
+                        for token in output.generated_ids:
+                            emit(i, token)
+
+
+if __name__ == "__main__":
+    serve(OpenVino)

@@ -1,0 +1,46 @@
+"""Ridgeline: an LLM's session, step by step, as `LLM.generate` drives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol import Emit, serve
+
+
+class Ridgeline:
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+        from ridgeline import LLM
+        from ridgeline.plan import EngineOptions
+
+        form, _, naive = format.partition(" ")  # "naive": whole histories, what the engine is checked against
+        stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
+        how = stored.get(form) or {"weights": form}
+        self._llm = LLM(
+            path, skip_tokenizer_init=True, max_model_len=max_tokens, cache="off" if naive else "on",
+            engine=EngineOptions(max_num_seqs=max_seqs), **how,
+        )  # fmt: skip
+        self._runs = 0
+        return "this tree"
+
+    def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
+        from ridgeline import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        self._runs += 1
+        for i, ids in enumerate(prompts):
+
+            def sink(chunk: Any, i: int = i) -> None:
+                if chunk.error:
+                    raise RuntimeError(chunk.error)
+                for token in chunk.token_ids:
+                    emit(i, token)
+
+            # Under a salt of its own no run finds another's prefix.
+            prompt = {"prompt_token_ids": ids, "cache_salt": f"run {self._runs}"}
+            self._llm.session.add(self._llm.frontend.request(prompt, params, i), sink)
+        while len(self._llm.session):
+            self._llm.session.step()
+
+
+if __name__ == "__main__":
+    serve(Ridgeline)

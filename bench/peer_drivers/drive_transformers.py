@@ -1,0 +1,37 @@
+"""transformers: the model's own forward pass and cache, without what `generate` adds to each token."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from protocol import Emit, serve
+
+
+class Transformers:
+    _model: Any
+
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self._torch = torch
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[format]
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        return version("transformers")
+
+    def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
+        from transformers import DynamicCache
+
+        ids, cache = self._torch.tensor(prompts), DynamicCache(config=self._model.config)
+        for _ in range(tokens):
+            out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)
+            for i, token in enumerate(ids[:, 0].tolist()):
+                emit(i, token)
+
+
+if __name__ == "__main__":
+    serve(Transformers)

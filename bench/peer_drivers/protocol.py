@@ -1,0 +1,102 @@
+"""One peer as a process: requests on stdin, answers on stdout, a JSON line each. Standard library only.
+
+    {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens"} -> {"load_s", "version"}
+    {"do": "run", "prompts": [[id]], "tokens": n} -> {"first_s", "tokens_per_s", "tokens": [[id]]}
+    {"do": "peak"} -> {"peak_bytes"}
+
+A run is greedy, never ends early, and prompts have one length. first_s: until every sequence has its first token.
+tokens_per_s: of all sequences together, from then until the first of them has its last token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+Emit = Callable[[int, int], None]  # sequence, token
+
+
+class Peer(Protocol):
+    """What a driver is. Both are timed from outside."""
+
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+        """Make it ready to run; its version."""
+
+    def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
+        """So many tokens for each prompt; emit each as soon as a caller could have it."""
+
+
+class Clock:
+    """When tokens came. A step's tokens come together: those within `TOGETHER_S` share a stamp."""
+
+    TOGETHER_S = 5e-4
+
+    def __init__(self, count: int, tokens: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(count)]
+        self.stamps: list[list[float]] = []
+        self._each, self._waiting = tokens, count
+        self._all_begun = self._first_done = -1  # stamps
+        self._total, self._start = 0, time.perf_counter()
+
+    def take(self, sequence: int, token: int) -> None:
+        now, mine = time.perf_counter() - self._start, self.tokens[sequence]
+        self._total += 1
+        if self.stamps and now - self.stamps[-1][0] < self.TOGETHER_S:
+            self.stamps[-1][1] = self._total
+        else:
+            self.stamps.append([now, self._total])
+        mine.append(int(token))
+        if len(mine) == 1:
+            self._waiting -= 1
+            self._all_begun = len(self.stamps) - 1
+        if len(mine) == self._each and self._first_done < 0:
+            self._first_done = len(self.stamps) - 1
+
+    def report(self) -> dict[str, Any]:
+        if self._waiting or any(len(t) != self._each for t in self.tokens):
+            raise RuntimeError(f"asked for {self._each} tokens each, {[len(t) for t in self.tokens]} came")
+        (begin, had), (end, have) = self.stamps[self._all_begun], self.stamps[self._first_done]
+        rate = (have - had) / (end - begin) if end > begin else 0.0
+        return {"first_s": begin, "tokens_per_s": rate, "tokens": self.tokens}
+
+
+def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+    if request["do"] == "load":
+        start = time.perf_counter()
+        sizes = (request["threads"], request["max_seqs"], request["max_tokens"])
+        version = peer.load(request["path"], request["format"], *sizes)
+        return {"load_s": time.perf_counter() - start, "version": version}
+    if request["do"] == "run":
+        clock = Clock(len(request["prompts"]), request["tokens"])
+        peer.run(request["prompts"], request["tokens"], clock.take)
+        return clock.report()
+    return {"peak_bytes": peak_bytes()}
+
+
+def peak_bytes() -> int:
+    """Most memory that this process had resident."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def serve(make: Callable[[], Peer]) -> None:
+    """Answer until stdin ends. What libraries print goes to stderr. make: imports count as loading."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    peer = make()
+    for line in sys.stdin:
+        try:
+            reply = answer(peer, json.loads(line))
+        except Exception as e:
+            traceback.print_exc()
+            reply = {"error": f"{type(e).__name__}: {e}"[:500]}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()

@@ -1,0 +1,193 @@
+"""Processes that stay loaded, and what is measured of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import peer_shapes
+from peer_envs import ROOT, PeerError, convert, ensure
+from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_bytes
+
+DRIVERS = ROOT / "bench" / "peer_drivers"
+STATE_NUMBER_BYTES = 4  # of our keys and values
+MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}  # peak over weights, as peers load
+LEFT_FREE = 1.5e9  # bytes
+TIMEOUT_S = 600
+
+
+class Prepared:
+    """A contender whose environment and model are there."""
+
+    def __init__(self, work: Path, shape: str, contender: Contender) -> None:
+        """Raises PeerError."""
+        self.contender, self.shape = contender, shape
+        ours = contender.peer == OURS
+        self.python = sys.executable if ours else ensure(work, contender.peer)
+        self.folder = work / "models" / shape / "hf"
+        if contender.converter:
+            name = f"{contender.peer}-{contender.form}"
+            self.folder = convert(work, shape, name, contender.converter, contender.tool, contender.form)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of a converted model, what its files take; else of the kind."""
+        if self.contender.converter:
+            names = ("*.gguf", "*.bin", "*.data", "*.onnx")
+            size = float(
+                sum(f.stat().st_size for name in names for f in self.folder.glob(name) if "token" not in f.name)
+            )
+        else:
+            size = weight_bytes(self.shape, self.contender.kind)
+        return 8 * size / peer_shapes.num_params(self.shape)
+
+    def peak_estimate(self) -> float:
+        return MEMORY_FACTOR[self.contender.kind] * weight_bytes(self.shape, self.contender.kind)
+
+
+class Process:
+    """A loaded contender. load_s counts from the start of its process."""
+
+    def __init__(self, prepared: Prepared, threads: int, how: str = "") -> None:
+        """how: a word for the driver beside the format. Raises PeerError."""
+        self.prepared, self.contender, self.warm = prepared, prepared.contender, set[str]()
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        script = DRIVERS / f"drive_{self.contender.tool}.py"
+        start = time.perf_counter()
+        self._process = subprocess.Popen(
+            [prepared.python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=env,
+        )  # fmt: skip
+        try:
+            reply = self.ask(
+                do="load", path=str(prepared.folder), format=f"{self.contender.form} {how}".strip(), threads=threads,
+                max_seqs=MAX_SEQS, max_tokens=MAX_TOKENS,
+            )  # fmt: skip
+        except PeerError:
+            self.stop()
+            raise
+        self.load_s, self.version = time.perf_counter() - start, reply["version"]
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        line = ""
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            there, _, _ = select.select([self._process.stdout], [], [], TIMEOUT_S)
+            if not there:
+                raise PeerError(f"no answer within {TIMEOUT_S} s")
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            raise PeerError(f"its process ended with status {self._process.wait(30)}")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise PeerError(reply["error"])
+        return reply
+
+    def run(self, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+        return self.ask(do="run", prompts=prompts, tokens=tokens)
+
+    def peak_bytes(self) -> int:
+        return int(self.ask(do="peak")["peak_bytes"])
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Fleet:
+    """Loaded contenders. Where memory is short the one that was asked for last makes room: its turn is furthest."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads, self._running = threads, dict[str, Process]()
+
+    def get(self, prepared: Prepared) -> Process:
+        """Raises PeerError."""
+        name = prepared.contender.name
+        process = self._running.pop(name, None)
+        if process is None:
+            while self._running and available_bytes() < prepared.peak_estimate() + LEFT_FREE:
+                self._running.pop(next(reversed(self._running))).stop()
+            process = Process(prepared, self._threads)
+        self._running[name] = process
+        return process
+
+    def drop(self, prepared: Prepared) -> None:
+        if process := self._running.pop(prepared.contender.name, None):
+            process.stop()
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.stop()
+        self._running.clear()
+
+
+class Limits:
+    """The machine's, measured between runs through our kernels: bytes read per second, operations per second."""
+
+    READ_BYTES = 1 << 28
+
+    def __init__(self, threads: int) -> None:
+        from ridgeline import _kernels
+
+        self._pool = _kernels.Pool(threads)
+        self.rounds: list[dict[str, float]] = []
+
+    def measure(self) -> dict[str, float]:
+        pool = self._pool
+        now = {
+            "read_gb_s": pool.read_rate(self.READ_BYTES),
+            "fp32_gflop_s": pool.fma_rate(),
+            "int8_gop_s": pool.dot_rate(),
+        }
+        self.rounds.append({name: value / 1e9 for name, value in now.items()})
+        return self.rounds[-1]
+
+    def medians(self) -> dict[str, float]:
+        return {name: round(median(r[name] for r in self.rounds), 1) for name in self.rounds[0]}
+
+
+def available_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def prompts(shape: str, case: str, number: int) -> list[list[int]]:
+    """Random ids, the same for all contenders of a round, others in each round; special tokens left out."""
+    size, vocabulary = CASES[case], peer_shapes.CONFIGS[shape]["vocab_size"]
+    rng = np.random.default_rng((number, size.sequences, size.prompt))
+    return rng.integers(0, vocabulary - 3, (size.sequences, size.prompt)).tolist()
+
+
+def rounds_of(
+    fleet: Fleet, ready: list[Prepared], shape: str, case: str, rounds: int, limits: Limits
+) -> Iterator[tuple[int, Prepared, dict[str, Any] | PeerError]]:
+    """(round, contender, what its driver said), A B C A B C. One that fails is not tried again."""
+    tokens, failed = CASES[case].tokens[shape], set[str]()
+    for number in range(rounds):
+        limits.measure()
+        for prepared in ready:
+            if prepared.contender.name in failed:
+                continue
+            try:
+                process = fleet.get(prepared)
+                if case not in process.warm:
+                    process.run(prompts(shape, case, 1000 + number), min(tokens, 2))
+                    process.warm.add(case)
+                yield number, prepared, process.run(prompts(shape, case, number), tokens)
+            except PeerError as e:
+                failed.add(prepared.contender.name)
+                fleet.drop(prepared)
+                yield number, prepared, e

@@ -1,0 +1,97 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind_mlp.h"
+#include "experts.h"
+#include "route.h"
+
+namespace ridgeline {
+namespace {
+
+struct BoundExperts {
+    Pool& pool;
+    Experts stage;
+};
+
+void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& up, const std::vector<Matrix*>& down,
+                   const Norm* norm, const std::string& activation, float alpha, float limit) {
+    if (up.empty() || up.size() != down.size())
+        refuse("as many first as second matrices of experts, and at least one, are asked for");
+    Experts e;
+    for (size_t i = 0; i < up.size(); ++i) {
+        check_mlp(*up[i], *down[i]);
+        const bool alike = up[i]->interleaved == up[0]->interleaved && up[i]->k == up[0]->k &&
+                           up[i]->parts[0].rows == up[0]->parts[0].rows && up[i]->format == up[0]->format &&
+                           up[i]->group == up[0]->group && down[i]->parts[0].rows == down[0]->parts[0].rows &&
+                           down[i]->format == down[0]->format && down[i]->group == down[0]->group;
+        if (!alike) refuse("experts are of one shape and format");
+        e.up.push_back(up[i]);
+        e.down.push_back(down[i]);
+    }
+    check_norm(*up[0], norm);
+    if (norm) e.norm = *norm;
+    e.epilogue = gated_by(*up[0], activation, alpha, limit);
+    new (self) BoundExperts{pool, std::move(e)};
+}
+
+void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input& weights,
+                 const std::optional<Input>& plus, const std::optional<Input>& gate, const Output& out) {
+    const Experts& e = self.stage;
+    const int64_t tokens = x.ndim() ? int64_t(x.shape(0)) : 0, width = e.down[0]->parts[0].rows;
+    const Rows<const float> from = rows_of(x, "x", tokens, e.up[0]->k);
+    const Rows<const int64_t> chosen = rows_of(ids, "ids");
+    const Rows<const float> scores = rows_of(weights, "weights", tokens, chosen.columns);
+    const bool dense =
+        chosen.rows == tokens && (tokens < 2 || (chosen.stride == chosen.columns && scores.stride == chosen.columns));
+    if (!dense) refuse("ids and weights must be dense, a row for each token");
+    for (int64_t i = 0; i < tokens * chosen.columns; ++i)
+        if (chosen.data[i] < 0 || chosen.data[i] >= int64_t(e.up.size()))
+            throw nb::index_error(
+                ("expert " + std::to_string(chosen.data[i]) + " of " + std::to_string(e.up.size())).c_str());
+    if (gate && !plus) refuse("a gate is given and nothing that it is the gate of");
+    const Rows<const float> more = plus ? rows_of(*plus, "plus", tokens, width) : Rows<const float>{};
+    const Rows<const float> factor = gate ? rows_of(*gate, "gate", tokens, 1) : Rows<const float>{};
+    const Rows<float> to = rows_of(out, "out", tokens, width);
+    const Visits v{from.data,   from.stride, tokens,        chosen.columns, chosen.data, scores.data, more.data,
+                   more.stride, factor.data, factor.stride, {to.data, to.stride}};
+    Work work(self.pool);
+    e.run(work.hold, v);
+}
+
+void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid, bool normalise, float scale,
+           const Input& logits, const std::optional<Input>& bias, const nb::ndarray<int64_t, nb::device::cpu>& ids,
+           const Output& weights) {
+    const Rows<const float> from = rows_of(logits, "logits");
+    const Rows<int64_t> chosen = rows_of(ids, "ids");
+    const RouteCase c{from.columns, chosen.columns, groups, open, best_two, sigmoid, normalise, scale};
+    if (chosen.rows != from.rows || c.choices < 1 || c.choices > c.experts)
+        refuse("ids have a row for each token, of 1 to as many choices as there are experts");
+    if (groups < 0 || (groups && (c.experts % groups || open < 1 || open > groups)))
+        refuse("experts do not make such groups");
+    const Rows<float> to = rows_of(weights, "weights", from.rows, c.choices);
+    const float* added = vector_of(bias, "bias", c.experts);
+    Work work(pool);
+    float* room = (float*)work.hold.scratch(0, size_t(route_room(c) * work.hold.threads()) * 4);
+    work.hold.split(from.rows, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t t = begin; t < end; ++t)
+            route_kernels().route(c, from.data + t * from.stride, added, chosen.data + t * chosen.stride,
+                                  to.data + t * to.stride, room + thread * route_room(c));
+    });
+}
+
+}  // namespace
+
+void bind_experts(nb::module_& m) {
+    nb::class_<BoundExperts>(m, "Experts")
+        .def("__init__", build_experts, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("norm").none(),
+             nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+             nb::keep_alive<1, 4>())
+        .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("plus").none(),
+             array("gate").none(), array("out"));
+    m.def("route", route, nb::arg("pool"), nb::arg("groups"), nb::arg("open"), nb::arg("best_two"), nb::arg("sigmoid"),
+          nb::arg("normalise"), nb::arg("scale"), array("logits"), array("bias").none(), array("ids"),
+          array("weights"));
+}
+
+}  // namespace ridgeline

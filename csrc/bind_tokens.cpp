@@ -1,0 +1,126 @@
+// The two ends of a step: from token ids, positions and page tables to what the layers are given; from logits to ids.
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bind.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace ridgeline {
+namespace {
+
+using Any = nb::ndarray<nb::ro, nb::device::cpu>;
+using Places = Given<int64_t>;
+
+void check_id(int64_t id, int64_t n, const char* what) {
+    if (id < 0 || id >= n)
+        throw std::out_of_range(std::string(what) + " " + std::to_string(id) + " of " + std::to_string(n));
+}
+
+void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids& ids, const Output& out) {
+    const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});
+    const bool wide = kind == Kind::float32;
+    if (table.ndim() != 2 || table.dtype() != (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()) ||
+        (table.shape(1) > 1 && table.stride(1) != 1))
+        refuse("a table must be a float32 or uint16 array of two axes, the last one dense");
+    const int64_t n = int64_t(ids.size()), k = int64_t(table.shape(1));
+    const Stored from{table.data(), kind, int64_t(table.shape(0)), int64_t(table.stride(0))};
+    const Rows<float> to = rows_of(out, "out", n, k);
+    const int64_t* id = vector_of(ids, "ids", n);
+    auto job = [from, to, id, n, k](Pool::Hold& hold) {
+        for (int64_t i = 0; i < n; ++i) check_id(id[i], from.rows, "token");
+        hold.split(n, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) panel_kernels().widen(from, id[i], k, to.data + i * to.stride);
+        });
+    };
+    perform(pool, pool, job, table, ids, out);
+}
+
+// cos, sin = factor * cos(angle), sin(angle), angle = position * frequency rounded to float32; in float64 up to there.
+void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float factor, const Output& cos,
+            const Output& sin) {
+    const int64_t n = int64_t(positions.size()), pairs = int64_t(frequencies.size());
+    const int64_t* position = vector_of(positions, "positions", n);
+    const float* frequency = vector_of(frequencies, "frequencies", pairs);
+    const Rows<float> c = rows_of(cos, "cos", n, pairs), s = rows_of(sin, "sin", n, pairs);
+    auto job = [=](Pool::Hold& hold) {
+        hold.split(n, [&](int64_t begin, int64_t end, int) {
+            for (int64_t t = begin; t < end; ++t)
+                for (int64_t i = 0; i < pairs; ++i) {
+                    const double angle = double(float(position[t]) * frequency[i]);
+                    c.data[t * c.stride + i] = float(std::cos(angle)) * factor;
+                    s.data[t * s.stride + i] = float(std::sin(angle)) * factor;
+                }
+        });
+    };
+    perform(pool, pool, job, positions, frequencies, cos, sin);
+}
+
+// Of one token for each sequence: where it is written, and the row of the page table up to there.
+void places(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions, int64_t page_tokens,
+            const Places& pages, const Places& slots, const Places& tables) {
+    const Rows<const int64_t> from = rows_of(table, "page table");
+    const int64_t n = int64_t(rows.size());
+    const Rows<int64_t> to = rows_of(tables, "tables", n, from.columns);
+    const int64_t *row = vector_of(rows, "rows", n), *position = vector_of(positions, "positions", n);
+    int64_t *page = vector_of(pages, "pages", n), *slot = vector_of(slots, "slots", n);
+    if (page_tokens < 1) refuse("a page holds at least one token");
+    auto job = [=](Pool::Hold&) {
+        for (int64_t i = 0; i < n; ++i) {
+            check_id(row[i], from.rows, "row");
+            const int64_t index = position[i] / page_tokens;
+            check_id(index, from.columns, "page");
+            const int64_t* line = from.data + row[i] * from.stride;
+            std::copy_n(line, index + 1, to.data + i * to.stride);
+            page[i] = line[index];
+            slot[i] = position[i] % page_tokens;
+        }
+    };
+    perform(pool, pool, job, table, rows, positions, pages, slots, tables);
+}
+
+// The first place of the largest number of each row, or of its first NaN.
+void best(Pool& pool, const Input& logits, const Places& ids, const Output& values) {
+    constexpr int64_t BLOCK = 2048;
+    const Rows<const float> x = rows_of(logits, "logits");
+    int64_t* id = vector_of(ids, "ids", x.rows);
+    float* value = vector_of(values, "values", x.rows);
+    if (x.columns < 1) refuse("there are no logits");
+    const int64_t blocks = (x.columns + BLOCK - 1) / BLOCK;
+    auto job = [=](Pool::Hold& hold) {
+        float* most = (float*)hold.scratch(0, size_t(x.rows * blocks) * sizeof(float));
+        hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t at = i % blocks * BLOCK;
+                most[i] = elementwise_kernels().largest(x.data + i / blocks * x.stride + at,
+                                                        std::min(BLOCK, x.columns - at));
+            }
+        });
+        for (int64_t r = 0; r < x.rows; ++r) {
+            int64_t found = 0;
+            for (int64_t b = 1; b < blocks && !std::isnan(most[r * blocks + found]); ++b)
+                if (most[r * blocks + b] > most[r * blocks + found] || std::isnan(most[r * blocks + b])) found = b;
+            const float wanted = most[r * blocks + found], *row = x.data + r * x.stride;
+            int64_t i = found * BLOCK;
+            while (std::isnan(wanted) ? !std::isnan(row[i]) : row[i] != wanted) ++i;
+            id[r] = i;
+            value[r] = row[i];
+        }
+    };
+    perform(pool, pool, job, logits, ids, values);
+}
+
+}  // namespace
+
+void bind_tokens(nb::module_& m) {
+    m.def("embed", embed, nb::arg("pool"), array("table"), nb::arg("kind"), array("ids"), array("out"));
+    m.def("rotary", rotary, nb::arg("pool"), array("positions"), array("frequencies"), nb::arg("factor"), array("cos"),
+          array("sin"));
+    m.def("places", places, nb::arg("pool"), array("table"), array("rows"), array("positions"), nb::arg("page_tokens"),
+          array("pages"), array("slots"), array("tables"));
+    m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,30 @@
+// Experts: MLPs of which each token visits some.
+#pragma once
+#include <vector>
+
+#include "stages.h"
+
+namespace ridgeline {
+
+// out[t] = the sum over t's choices c, in order, of weights[t, c] * expert[ids[t, c]](norm(x[t])), and then, where
+// there is a `plus`, plus[t], times sigmoid(gate[t]) where there is a gate.
+struct Visits {
+    const float* x;
+    int64_t stride, tokens, choices;
+    const int64_t* ids;    // [tokens, choices]
+    const float* weights;  // the same
+    const float* plus;     // or null
+    int64_t plus_stride;
+    const float* gate;  // or null
+    int64_t gate_stride;
+    Epilogue::Out out;
+};
+
+struct Experts {
+    std::vector<const Matrix*> up, down;  // of one shape
+    Norm norm;
+    Epilogue epilogue;  // of `up`
+    void run(Pool::Hold&, const Visits&) const;
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,238 @@
+// One tile of keys and values: where they are, their products with queries, and what weights make of them. T: the type
+// in which they are stored.
+#pragma once
+#include <algorithm>
+
+#include "attention.h"
+#include "stored.h"
+#include "vmath.h"
+
+namespace ridgeline::RL_ISA {
+
+constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
+// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for
+// more.
+constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
+constexpr int VECTORS = TILE / W;  // of a tile
+
+// ---- where the keys and values of a tile are -------------------------------------------------------------------
+
+// What is found once for a tile is that of key head 0; other heads are some numbers on.
+template <class T> struct Tile {
+    int first, last;               // keys that some query sees lie in [first, last]
+    bool in_place;                 // keys are read where they are stored; else they stand in a room, turned and wide
+    const T* keys[TILE];           // the first number of each; of each vector's keys the next is `step` on
+    const float* turned[VECTORS];  // the same of vectors, in the room
+    int64_t step;
+    const T* values[TILE];
+    bool blocks;           // the values of a vector's keys lie in one piece
+    int64_t key, value;    // numbers from head 0 to the head at work
+    const float *key_scales, *value_scales;  // of that head, [TILE]; null: there are none
+};
+
+// Where the tokens [first, last] of the tile at position `at` stand in pages `page` bytes apart, and `slot` in a page.
+template <class T> void find(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, const char* base,
+                             int64_t page, int64_t slot, const T** found) {
+    int64_t index = (s.base + at + first) / kv.page_tokens, inside = (s.base + at + first) % kv.page_tokens;
+    for (int j = first; j <= last; ++index, inside = 0) {
+        const int64_t number = !s.table ? index : index < s.table_size ? s.table[index] : 0;
+        const char* p = base + number * page + inside * slot;
+        const int end = int(std::min<int64_t>(last + 1, j + kv.page_tokens - inside));
+        for (; j < end; ++j, p += slot) found[j] = (const T*)p;
+    }
+}
+
+// n scales that are `step` bytes apart.
+inline void take_scales(const char* from, int64_t step, int64_t n, float* to) {
+    int64_t i = 0;
+    if (step == 4)
+        for (; i + W <= n; i += W) store(to + i, load((const float*)(from + i * 4)));
+    for (; i < n; ++i) memcpy(to + i, from + i * step, 4);
+}
+
+// Of the tokens [first, last] of a tile and a head of keys.
+inline void find_scales(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, int head, float* keys,
+                        float* values) {
+    int64_t index = (s.base + at + first) / kv.page_tokens, inside = (s.base + at + first) % kv.page_tokens;
+    const char* key_scales = kv.keys + head * kv.key_head + kv.key_scale;
+    const char* value_scales = kv.values + head * kv.value_head + kv.value_scale;
+    for (int j = first; j <= last; ++index, inside = 0) {
+        const int64_t number = !s.table ? index : index < s.table_size ? s.table[index] : 0;
+        const int64_t n = std::min<int64_t>(last + 1 - j, kv.page_tokens - inside);
+        take_scales(key_scales + number * kv.key_page + inside * kv.key_scale_row, kv.key_scale_row, n, keys + j);
+        take_scales(value_scales + number * kv.value_page + inside * kv.value_scale_row, kv.value_scale_row, n,
+                    values + j);
+        j += int(n);
+    }
+}
+
+// Asks for the memory of the scales of the tile at a position.
+inline void scales_ahead(const KeyValues& kv, const Sequence& s, int64_t at, int head) {
+    if (!s.table) return;
+    const char* key_scales = kv.keys + head * kv.key_head + kv.key_scale;
+    const char* value_scales = kv.values + head * kv.value_head + kv.value_scale;
+    for (int64_t index = at / kv.page_tokens; index * kv.page_tokens < at + TILE && index < s.table_size; ++index) {
+        prefetch(key_scales + s.table[index] * kv.key_page);
+        prefetch(value_scales + s.table[index] * kv.value_page);
+    }
+}
+
+// W rows of keys, turned. Rows that no query sees are null.
+template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* to) {
+    for (int64_t d = 0; d < numbers; d += W) {
+        F x[W];
+        const int n = int(numbers - d < W ? numbers - d : W);
+        RL_FOR(i, W) x[i] = !rows[i] ? set(0.f) : n == W ? load(rows[i] + d) : load(rows[i] + d, n);
+        transpose(x);
+        RL_FOR(i, W)
+            if (i < n) store(to + (d + i) * TILE, x[i]);
+    }
+}
+
+// Does a vector of keys lie in one page, and in order?
+inline bool in_place(const KeyValues& kv) { return kv.turned && kv.page_tokens % W == 0; }
+
+template <class T> void turn_vector(const KeyValues& kv, int64_t numbers, const T* const* rows, float* to) {
+    if (!kv.turned || kv.page_tokens == 1) return turn_rows(rows, numbers, to);
+    for (int i = 0; i < W; ++i)
+        for (int64_t d = 0; d < numbers; ++d) to[d * TILE + i] = rows[i] ? number(rows[i][d * kv.page_tokens]) : 0.f;
+}
+
+template <class T>
+void find_keys(const AttentionCase& c, const KeyValues& kv, const Sequence& s, int64_t at, Tile<T>& t) {
+    t.in_place = in_place(kv);
+    const int begin = t.first / W * W, end = (t.last / W + 1) * W;
+    std::fill_n(t.keys, TILE, nullptr);
+    find(kv, s, at, t.in_place ? begin : t.first, t.in_place ? end - 1 : t.last, kv.keys, kv.key_page,
+         kv.turned ? int64_t(sizeof(T)) : kv.key_row, t.keys);
+    t.step = t.in_place ? kv.page_tokens : TILE;
+    find(kv, s, at, t.first, t.last, kv.values, kv.value_page, kv.value_row, t.values);
+    t.blocks = kv.value_row == int64_t(sizeof(T)) * c.value_dim && kv.page_tokens % W == 0;
+    std::fill(t.values, t.values + t.first, t.values[t.first]);
+    std::fill(t.values + t.last + 1, t.values + TILE, t.values[t.last]);
+}
+
+// The keys of the head at work, where they are not read in place.
+template <class T> void turn_keys(const AttentionCase& c, const KeyValues& kv, Tile<T>& t, float* room) {
+    for (int v = t.first / W; v <= t.last / W; ++v) {
+        t.turned[v] = room + v * W;
+        if (t.in_place) continue;
+        const T* rows[W];
+        RL_FOR(i, W) rows[i] = t.keys[v * W + i] ? t.keys[v * W + i] + t.key : nullptr;
+        turn_vector(kv, c.key_dim, rows, room + v * W);
+    }
+}
+
+// The lines of keys of the tile at a position; `t`'s values, which are there already, where the sequence is over.
+template <class T> void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile<T>& t,
+                                   const T** lines) {
+    const KeyValues& kv = a.kv;
+    std::copy_n(t.values, TILE, lines);
+    if (at > w.sequence->start + w.last - 1) return;
+    const int64_t slot = kv.turned ? kv.key_head / kv.page_tokens : kv.key_row;
+    find(kv, *w.sequence, at, 0, TILE - 1, kv.keys, kv.key_page, slot, lines);
+}
+
+// Of a vector's keys, the values, where they lie in one piece; else something near.
+template <class T> const void* block_of(const Tile<T>& t, int v) {
+    if (t.blocks) return t.values[v * W < t.first ? t.first : v * W] + t.value;
+    return t.in_place ? (const void*)(t.keys[v * W] + t.key) : (const void*)t.turned[v];
+}
+
+// The same tile in float32, in rooms of [numbers][TILE] and [TILE][numbers]: for many rows, which would convert it
+// again and again.
+template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t, float* keys, float* values) {
+    Tile<float> out;
+    out.first = t.first, out.last = t.last;
+    out.in_place = false, out.step = TILE, out.blocks = true, out.key = out.value = 0;
+    out.key_scales = t.key_scales, out.value_scales = t.value_scales;
+    for (int v = t.first / W; v <= t.last / W; ++v) {
+        out.turned[v] = keys + v * W;
+        const T* from = t.keys[v * W] + t.key;
+        if (t.in_place)
+            for (int64_t d = 0; d < c.key_dim; ++d) store(keys + d * TILE + v * W, load(from + d * t.step));
+    }
+    const int64_t numbers = c.value_dim;
+    for (int j = t.first; j <= t.last; ++j) {
+        const T* from = t.values[j] + t.value;
+        float* to = values + j * numbers;
+        int64_t d = 0;
+        for (; d + W <= numbers; d += W) store(to + d, load(from + d));
+        for (; d < numbers; ++d) to[d] = number(from[d]);
+    }
+    for (int j = 0; j < TILE; ++j) out.values[j] = values + std::clamp(j, t.first, t.last) * numbers;
+    return out;
+}
+
+// ---- products --------------------------------------------------------------------------------------------------
+
+// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and
+// the loop over values for the next keys, both `ahead`; for each line of memory once.
+
+// keys[v * apart] + offset: the first number of vector v's keys, the next is `step` on. T: of the values ahead.
+template <class T, int R, int N, class K>
+void score_vectors(const K* const* keys, int apart, int64_t offset, const void* const* ahead, int64_t step,
+                   int64_t numbers, const float* q, float* to) {
+    constexpr int EACH = 4 / sizeof(T);  // numbers of W keys for which one line of values comes
+    F acc[R][N];
+    RL_FOR(r, R)
+        RL_FOR(v, N) acc[r][v] = set(0.f);
+    const K* k[N];
+    const char* next[N];
+    RL_FOR(v, N) k[v] = keys[v * apart] + offset, next[v] = (const char*)ahead[v];
+    const auto one = [&] __attribute__((always_inline)) {
+        F x[N];
+        RL_FOR(v, N) x[v] = load(k[v]), k[v] += step;
+        RL_FOR(r, R) {
+            const F y = set(q[r]);
+            RL_FOR(v, N) acc[r][v] = fma(x[v], y, acc[r][v]);
+        }
+        q += R;
+    };
+    int64_t d = 0;
+    for (; d + EACH <= numbers; d += EACH) {
+        RL_FOR(v, N) prefetch_far(next[v]), next[v] += W * 4;
+        RL_FOR(i, EACH) one();
+    }
+    for (; d < numbers; ++d) one();
+    RL_FOR(r, R)
+        RL_FOR(v, N) store(to + r * TILE + v * W, acc[r][v]);
+}
+
+// Scores of R rows against the N vectors of keys from `first` on. q: [numbers][R].
+template <int R, int N, class T> void scores(const Tile<T>& t, int first, int64_t numbers, const float* q, float* to) {
+    const void* ahead[N];
+    RL_FOR(v, N) ahead[v] = block_of(t, first + v);
+    if (!t.in_place) return score_vectors<T, R, N>(t.turned + first, 1, 0, ahead, t.step, numbers, q, to);
+    score_vectors<T, R, N>(t.keys + first * W, W, t.key, ahead, t.step, numbers, q, to);
+}
+
+// The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all
+// keys. ahead, offset: where the next keys' lines are.
+template <class T, int R, int N, bool SOME>
+void add_values(const Tile<T>& t, const T* const* ahead, int64_t offset, int64_t d, int64_t numbers,
+                const float* weights, const float* rescale, float* to, int64_t width) {
+    constexpr int EACH = 64 / (W * sizeof(T)) > 1 ? 64 / (W * sizeof(T)) : 1;  // vectors in a line of memory
+    F acc[R][N];
+    RL_FOR(r, R)
+        RL_FOR(v, N) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
+    const int n = int(numbers - d);
+    const int64_t from = t.value + d, next = offset + d;
+    for (int j = t.first; j <= t.last; ++j) {
+        F x[N];
+        RL_FOR(v, N) x[v] = N > 1 || n >= W ? load(t.values[j] + from + v * W) : load(t.values[j] + from, n);
+        RL_FOR(v, N)
+            if (v % EACH == 0) prefetch_far(ahead[j] + next + v * W);
+        RL_FOR(r, R) {
+            const F p = set(weights[r * TILE + j]);
+            RL_FOR(v, N) {
+                const F y = fma(p, x[v], acc[r][v]);
+                acc[r][v] = SOME ? select(p != set(0.f), y, acc[r][v]) : y;
+            }
+        }
+    }
+    RL_FOR(r, R)
+        RL_FOR(v, N) store(to + r * width + d + v * W, acc[r][v]);
+}
+
+}  // namespace ridgeline::RL_ISA

@@ -1,0 +1,33 @@
+// State in pages: in which types numbers are stored, and how they are written.
+//
+// int8: each head of a token has a float32 scale, the largest magnitude over 127, and its numbers are stored as the
+// nearest multiples of it, ties to even. Magnitudes below 2^-121 or so, of whose scale there is no reciprocal, become
+// 0; a head that holds an infinity or a NaN gets the scale NaN.
+#pragma once
+#include <cstdint>
+
+#include "dispatch.h"
+
+namespace ridgeline {
+
+enum class Stored { float32, bfloat16, float16, int8 };
+constexpr int64_t size_of(Stored s) { return s == Stored::float32 ? 4 : s == Stored::int8 ? 1 : 2; }
+constexpr int64_t scale_bytes(Stored s) { return s == Stored::int8 ? 4 : 0; }
+
+// n tokens, [heads, numbers] each and `stride` numbers apart, into neighbouring slots of a page from `to` on, of which
+// head h begins at to + h * head: [numbers, page_tokens] if `turned`, else [page_tokens, numbers]; then the scales,
+// [page_tokens]. slot: of the first token.
+struct Tokens {
+    const float* from;
+    int64_t stride, n, heads, numbers;
+    char* to;
+    int64_t head, page_tokens, slot;
+    bool turned;
+};
+
+struct PageKernels {
+    void (*write[4])(const Tokens&);  // by Stored
+};
+RL_TABLE(PageKernels, page_kernels)
+
+}  // namespace ridgeline

@@ -1,0 +1,28 @@
+// Which experts a token visits, and with which weights.
+#pragma once
+#include <cstdint>
+
+#include "dispatch.h"
+
+namespace ridgeline {
+
+// Scores are a softmax of the logits or a sigmoid of each; a bias is added for the choice alone, which falls on experts
+// of the best `open` groups only (0 groups: on any). Equal scores go to the lower expert; NaN counts as the largest.
+struct RouteCase {
+    int64_t experts, choices;
+    int64_t groups, open;
+    bool best_two;  // a group's score: the sum of its two best, or its best
+    bool sigmoid, normalise;
+    float scale;
+};
+
+struct RouteKernels {
+    // One token: logits, bias [experts] (or null) -> ids, weights [choices]. room: route_room floats.
+    void (*route)(const RouteCase&, const float* logits, const float* bias, int64_t* ids, float* weights, float* room);
+};
+RL_TABLE(RouteKernels, route_kernels)
+
+constexpr int64_t ROUTE_BLOCK = 16;  // experts and groups are filled up to whole blocks
+inline int64_t route_room(const RouteCase& c) { return 2 * (c.experts + ROUTE_BLOCK) + c.groups + ROUTE_BLOCK; }
+
+}  // namespace ridgeline

@@ -1,0 +1,27 @@
+"""What a model is known by: its files, and options that bear on what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+WHOLE_FILE, BLOCK, BLOCKS = 1 << 25, 1 << 16, 64  # bytes: a longer file is known by its size and samples of it
+
+
+def model_fingerprint(folder: Path, patterns: Sequence[str], *, size: int = 4, **options: object) -> str:
+    """So many bytes, in hex, of a model: of its files that match, and of options."""
+    digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=size)
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        with path.open("rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.name} {length}\n".encode())
+            if length <= WHOLE_FILE:
+                digest.update(file.read())
+            else:
+                for i in range(BLOCKS):
+                    file.seek(i * (length - BLOCK) // (BLOCKS - 1))
+                    digest.update(file.read(BLOCK))
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""Experts by kernels: the choice of them, and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ridgeline import _kernels
+from ridgeline._kernels import Experts, Norm, Pool
+from ridgeline.ops import api
+from ridgeline.ops.api import Weights
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.linear import activation_of, rows_of
+from ridgeline.ops.cpu.matrices import Floats, build_matrix
+from ridgeline.spec import MoE
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
+    count, groups = case.num_experts_per_tok, case.groups
+    how = (groups.count, groups.chosen, groups.score == "best_two") if groups else (0, 0, False)
+    scores = case.scores == "sigmoid", case.normalise, case.scale
+
+    def choose(logits: Floats, choice_bias: Floats | None = None) -> tuple[Ints, Floats]:
+        ids, weights = np.empty((len(logits), count), np.int64), np.empty((len(logits), count), np.float32)
+        _kernels.route(pool, *how, *scores, rows_of(logits), choice_bias, ids, weights)
+        return ids, weights
+
+    return choose
+
+
+def experts(case: MoE, weights: Weights, pool: Pool) -> Callable[[Floats, Ints, Floats], Floats]:
+    kernel = build_experts(case, weights, pool)
+
+    def run(x: Floats, ids: Ints, scores: Floats) -> Floats:
+        out = np.empty(x.shape, np.float32)
+        kernel(rows_of(x), np.ascontiguousarray(ids), np.ascontiguousarray(scores), None, None, out)
+        return out
+
+    return run
+
+
+def build_experts(case: MoE, weights: Weights, pool: Pool, norm: Norm | None = None) -> Experts:
+    """norm: of what comes."""
+    down = [build_matrix(pool, [matrix]) for matrix in weights.experts["down"]]
+    if case.gated:
+        pairs = zip(weights.experts["gate"], weights.experts["up"], strict=True)
+        up = [build_matrix(pool, pair, interleave=True) for pair in pairs]
+    else:
+        up = [build_matrix(pool, [matrix]) for matrix in weights.experts["up"]]
+    return Experts(pool, up, down, norm, *activation_of(case.activation))
+
+
+KERNELS: Kernels = {api.ROUTE: Kernel(never, route)}

@@ -1,0 +1,68 @@
+"""The two ends of a step: from token ids, positions and page tables to what the layers are given, and from logits to
+ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ridgeline import _kernels
+from ridgeline._kernels import Pool
+from ridgeline.ops import api
+from ridgeline.ops.api import Rotary
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, dense, kind_of
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def embedding(case: None, pool: Pool) -> Callable[[Ndarray, Ints], Floats]:
+    def run(table: Ndarray, ids: Ints) -> Floats:
+        out = empty(pool, ids.size, table.shape[1])
+        _kernels.embed(pool, dense(table), kind_of(table), ids, out)
+        return out
+
+    return run
+
+
+def rotary(case: None, pool: Pool) -> Callable[[Ints, Floats, float], Rotary]:
+    def run(positions: Ints, frequencies: Floats, factor: float) -> Rotary:
+        cos, sin = (empty(pool, positions.size, frequencies.size) for _ in range(2))
+        _kernels.rotary(pool, positions, frequencies, factor, cos, sin)
+        return Rotary(cos, sin)
+
+    return run
+
+
+def places(case: None, pool: Pool) -> Callable[[Ints, Ints, Ints, int], tuple[Ints, Ints, Ints]]:
+    def run(page_table: Ints, rows: Ints, positions: Ints, page_tokens: int) -> tuple[Ints, Ints, Ints]:
+        pages, slots = integers(pool, rows.size), integers(pool, rows.size)
+        tables = integers(pool, rows.size, page_table.shape[1])
+        _kernels.places(pool, page_table, rows, positions, page_tokens, pages, slots, tables)
+        return pages, slots, tables
+
+    return run
+
+
+def best(case: None, pool: Pool) -> Callable[[Floats], tuple[Ints, Floats]]:
+    def run(logits: Floats) -> tuple[Ints, Floats]:
+        ids, values = integers(pool, len(logits)), empty(pool, len(logits))
+        _kernels.best(pool, logits, ids, values)
+        return ids, values
+
+    return run
+
+
+def integers(pool: Pool, *shape: int) -> Ints:
+    """Room for whole numbers, as `empty`."""
+    return empty(pool, *shape, 2).view(np.int64).reshape(shape)
+
+
+KERNELS: Kernels = {
+    api.EMBEDDING: Kernel(never, embedding),
+    api.ROTARY: Kernel(never, rotary),
+    api.PLACES: Kernel(never, places),
+    api.BEST: Kernel(never, best),
+}

@@ -1,0 +1,143 @@
+"""Where a figure comes from: each formula with its numbers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ridgeline.plan.footprint import FRACTION
+from ridgeline.plan.planner import Load, Planner
+from ridgeline.plan.precision import FLOAT_BYTES, STORAGE
+from ridgeline.plan.roofline import StepTime
+from ridgeline.plan.textbook import Textbook
+from ridgeline.plan.units import decimal_bytes, flops, number, seconds
+from ridgeline.spec import SharedAttention, State
+from ridgeline.spec.hardware import HardwareSpec
+
+Line = tuple[str, str]
+
+
+def explain(planner: Planner, load: Load) -> tuple[Line, ...]:
+    """What each figure of a plan is made of: name, formula."""
+    return (*_machine(planner.deployment.hardware), *_memory(planner, load), *_time(planner, load))
+
+
+def _machine(h: HardwareSpec) -> Iterator[Line]:
+    rates = ", ".join(f"{kind} {number(rate / 1e12)} TFLOP/s" for kind, rate in h.flops_per_s.items())
+    figures = {
+        "memory": decimal_bytes(h.memory_bytes), "bandwidth": f"{decimal_bytes(h.read_bytes_per_s)}/s",
+        "operations": rates,
+        "link": f"{h.link.name}: {decimal_bytes(h.link.bytes_per_s)}/s, {seconds(h.link.latency_s)}" if h.link else "",
+    }  # fmt: skip
+    for name, value in figures.items():
+        if value:
+            yield f"{h.name} {name}", f"{value} ({h.sources.get(name, 'as given')})"
+
+
+def _memory(planner: Planner, load: Load) -> Iterator[Line]:
+    d, f = planner.deployment, planner.footprint(load)
+    matrices = sum(w.num_params for w in d.spec.weights() if w.is_matrix)
+    vectors = d.spec.num_params() - matrices
+    yield (
+        "weights",
+        (
+            f"{matrices:,} x {STORAGE[d.precision.weights].bits} bits + scales + {vectors:,} x {8 * FLOAT_BYTES} bits"
+            f"{_split(planner)} = {decimal_bytes(f.weight_bytes)}"
+        ),
+    )
+    yield from _state(planner, load)
+    for group in planner.memory.groups:
+        pages = group.most_pages(load.context)
+        yield (
+            f"pages ({group.name})",
+            (
+                f"({load.batch:,} x {pages:,} + 1) pages x {decimal_bytes(group.page_bytes)} = "
+                f"{decimal_bytes((load.batch * pages + 1) * group.page_bytes)}"
+            ),
+        )
+    left = decimal_bytes(f.memory_bytes - f.weight_bytes)
+    yield "reserve", f"{1 - FRACTION:.0%} of the {left} that weights leave = {decimal_bytes(f.reserve_bytes)}"
+    yield (
+        "free",
+        (
+            f"{decimal_bytes(f.memory_bytes)} - weights - pages - activations - logits - reserve = "
+            f"{decimal_bytes(f.spare_bytes)}"
+        ),
+    )
+
+
+def _split(planner: Planner) -> str:
+    scheme = planner.deployment.scheme
+    return f", over tp {scheme.tp} ep {scheme.ep} pp {scheme.pp}" if scheme.devices > scheme.replicas else ""
+
+
+def _state(planner: Planner, load: Load) -> Iterator[Line]:
+    """One line for each kind of layer that keeps something."""
+    d = planner.deployment
+    kinds: dict[tuple[str, State], int] = {}
+    for layer in d.spec.layers:
+        if layer.mixer and not isinstance(layer.mixer, SharedAttention):
+            key = (type(layer.mixer).__name__, layer.mixer.state())
+            kinds[key] = kinds.get(key, 0) + 1
+    for (name, state), count in kinds.items():
+        kept = state.elements_at(load.context) // state.elements
+        row = state.parts[-1][-1]
+        size = d.precision.state_bytes(state.elements_at(load.context), row, snapshot=state.snapshot)
+        what = "float32" if state.snapshot else d.precision.state
+        tokens = "once" if state.snapshot else f"{kept:,} tokens"
+        yield (
+            f"state of {name}",
+            (
+                f"{state.elements:,} numbers x {tokens} in {what} = {decimal_bytes(size)} a layer, x {count} layers x "
+                f"{load.batch:,} sequences = {decimal_bytes(size * count * load.batch)}"
+            ),
+        )
+
+
+def _time(planner: Planner, load: Load) -> Iterator[Line]:
+    d = planner.deployment
+    decode = planner.decode(load.batch, load.context)
+    yield from _operations(decode, d.hardware)
+    figures = planner.figures(load)
+    yield "TPOT", f"(t({load.prompt + 1:,}) + 4 t(middle) + t({load.context:,})) / 6 = {seconds(figures.tpot_s)}"
+    yield (
+        "latency",
+        (
+            f"TTFT {seconds(figures.ttft_s)} + {load.output - 1:,} x TPOT {seconds(figures.tpot_s)} = "
+            f"{seconds(figures.latency_s)}"
+        ),
+    )
+    if d.scheme.devices == d.scheme.replicas:
+        book = Textbook(
+            planner.memory.weight_bytes, planner.memory.sequence_bytes(load.context), d.hardware.read_bytes_per_s
+        )
+        yield (
+            "in one line",
+            (
+                f"(weights {decimal_bytes(book.weight_bytes)} + {load.batch:,} x state "
+                f"{decimal_bytes(book.state_bytes)}) / {decimal_bytes(d.hardware.read_bytes_per_s)}/s = "
+                f"{seconds(book.step_s(load.batch))} a step (CS336)"
+            ),
+        )
+
+
+def _operations(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:
+    for t in step.operations:
+        op = t.operation
+        if op.messages:
+            assert hardware.link is not None
+            yield (
+                op.name,
+                (
+                    f"{op.layers} x ({decimal_bytes(op.link_bytes)} / {decimal_bytes(hardware.link.bytes_per_s)}/s + "
+                    f"{op.messages} x {seconds(hardware.link.latency_s)}) = {seconds(t.seconds)}"
+                ),
+            )
+            continue
+        rate = hardware.peak(op.compute)
+        yield (
+            op.name,
+            (
+                f"{op.layers} x max({flops(op.flops)} / {number(rate / 1e12)} TFLOP/s {hardware.unit(op.compute)}, "
+                f"{decimal_bytes(op.bytes)} / {decimal_bytes(hardware.read_bytes_per_s)}/s) = {seconds(t.seconds)}"
+            ),
+        )

@@ -1,0 +1,92 @@
+"""A model by what a user calls it: a published one's name, a folder, a config.json, a ModelSpec as JSON. No network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ridgeline.archs import packing_of, spec_from_config
+from ridgeline.errors import CheckpointError, RequestError
+from ridgeline.plan.facts import nearest, read_data
+from ridgeline.spec import ModelSpec, from_json
+from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
+
+BUILT_IN = ("pocket", "pocket-draft")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model to plan for. weights, experts: types that its matrices, and those of its experts, are published in."""
+
+    name: str
+    spec: ModelSpec
+    weights: str
+    experts: str
+
+
+def find_model(name: str) -> KnownModel:
+    """A folder or a file where there is one of that name, else a model that ships with Ridgeline, else a published one
+    by its hub id or a short name of it, upper and lower case being one.
+
+    Raises CheckpointError or ConfigError for a file that is no model, RequestError with the nearest names.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return _read(path)
+    if name in BUILT_IN:
+        folder = files("ridgeline").joinpath("models", name)
+        return from_config(name, json.loads(folder.joinpath("config.json").read_text(encoding="utf-8")))
+    entry = _names().get(name.lower())
+    if entry is None:
+        raise RequestError(
+            f"model {name!r} is neither a file nor known by name; {nearest(name.lower(), [*_names(), *BUILT_IN])} "
+            "(for another one, give the path of its config.json)"
+        )
+    return from_config(entry["name"], entry["config"])
+
+
+def published() -> Mapping[str, Mapping[str, Any]]:
+    """The published models by hub id: "params", the count that is known of it, "source", of it and of "config"."""
+    return {entry["name"]: entry for entry in _entries()}
+
+
+def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
+    """A parsed config.json. Raises ConfigError."""
+    plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
+    packing = packing_of(config) or plain
+    return KnownModel(name, spec_from_config(config), plain if packing == "mxfp4" else packing, packing)
+
+
+def _read(path: Path) -> KnownModel:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} has no config.json") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{file} is unreadable: {e}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    if "layers" not in value:
+        return from_config(str(path), value)
+    dtype = DTYPE_NAMES["bfloat16"]
+    return KnownModel(str(path), from_json(value), dtype, dtype)
+
+
+@cache
+def _entries() -> tuple[Mapping[str, Any], ...]:
+    return tuple(read_data("models.json"))
+
+
+@cache
+def _names() -> Mapping[str, Mapping[str, Any]]:
+    """Hub ids, what stands after their slash, and other names, in lower case. An id goes before a short name."""
+    ids = {entry["name"].lower(): entry for entry in _entries()}
+    short = {name.split("/")[-1]: entry for name, entry in ids.items()}
+    others = {alias.lower(): entry for entry in _entries() for alias in entry["aliases"]}
+    return {**{alias.split("/")[-1]: entry for alias, entry in others.items()}, **short, **others, **ids}

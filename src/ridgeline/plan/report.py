@@ -1,0 +1,123 @@
+"""A plan as data: every figure that is shown, plain and in base units (bytes, seconds, tokens per second)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from ridgeline.plan.compare import Row
+from ridgeline.plan.footprint import Footprint
+from ridgeline.plan.planner import Deployment, Figures, Load, Planner
+from ridgeline.plan.roofline import StepTime
+from ridgeline.plan.slo import Answer, Promise, Setting
+from ridgeline.spec.hardware import HardwareSpec
+
+Json = dict[str, Any]
+
+
+def plan_json(name: str, planner: Planner, load: Load) -> Json:
+    """All of a plan but comparisons. Raises RequestError for a context that the model does not have."""
+    d = planner.deployment
+    figures = planner.figures(load)
+    decode = planner.decode(load.batch, load.context)
+    return {
+        "model": name,
+        "num_params": d.spec.num_params(),
+        "num_active_params": d.spec.num_active_params(),
+        "deployment": deployment_json(d),
+        "load": {**asdict(load), "context": load.context},
+        "memory": {
+            **footprint_json(planner.footprint(load)),
+            "sequence_bytes": planner.memory.sequence_bytes(load.context),
+            "largest_batch": planner.memory.largest_batch(load.context),
+            "longest_context": planner.memory.longest_context(load.batch),
+        },
+        "time": {**figures_json(figures), "knee_batch": planner.knee(load)},
+        "decode": step_json(decode, d.hardware),
+        "prefill": step_json(largest_chunk(planner, load.prompt), d.hardware),
+    }
+
+
+def largest_chunk(planner: Planner, prompt: int) -> StepTime:
+    """The step of a prompt that takes longest."""
+    return max(planner.chunks(prompt), key=lambda step: step.seconds)
+
+
+def deployment_json(d: Deployment) -> Json:
+    return {
+        "hardware": hardware_json(d.hardware),
+        "precision": {**asdict(d.precision), "compute": d.precision.compute},
+        "scheme": {**asdict(d.scheme), "devices": d.scheme.devices},
+        "page_tokens": d.page_tokens,
+        "chunk": d.chunk,
+        "prefix_hit": d.prefix_hit,
+        "speculation": asdict(d.speculation) if d.speculation else None,
+    }
+
+
+def hardware_json(h: HardwareSpec) -> Json:
+    return {
+        "name": h.name, "kind": h.kind, "memory_bytes": h.memory_bytes, "read_bytes_per_s": h.read_bytes_per_s,
+        "flops_per_s": dict(h.flops_per_s), "link": asdict(h.link) if h.link else None, "sources": dict(h.sources),
+        "op_overhead_s": h.op_overhead_s, "step_overhead_s": h.step_overhead_s,
+    }  # fmt: skip
+
+
+def footprint_json(f: Footprint) -> Json:
+    more = ("workspace_bytes", "reserve_bytes", "used_bytes", "spare_bytes", "fits")
+    return {**asdict(f), **{name: getattr(f, name) for name in more}}
+
+
+def figures_json(f: Figures) -> Json:
+    names = (
+        "step_s", "ttft_s", "tpot_s", "latency_s", "request_tokens_per_s", "tokens_per_s", "served_ttft_s",
+        "served_tpot_s", "served_tokens_per_s", "device_seconds_per_token", "naive_step_s", "devices",
+    )  # fmt: skip
+    return {name: getattr(f, name) for name in names}
+
+
+def step_json(step: StepTime, hardware: HardwareSpec) -> Json:
+    """A step and its operations; each of them with all its layers."""
+    rows = []
+    for t in step.operations:
+        op = t.operation
+        rows.append({
+            "name": op.name, "layers": op.layers, "flops": op.flops * op.layers, "bytes": op.bytes * op.layers,
+            "weight_bytes": op.weight_bytes * op.layers, "state_bytes": op.state_bytes * op.layers,
+            "activation_bytes": op.activation_bytes * op.layers, "link_bytes": op.link_bytes * op.layers,
+            "intensity": op.intensity, "ridge": hardware.ridge(op.compute), "compute": hardware.unit(op.compute),
+            "seconds": t.seconds, "bound": t.bound, "slack": t.slack if isfinite(t.slack) else None,
+        })  # fmt: skip
+    return {"seconds": step.seconds, "flops": step.flops, "bytes": step.bytes, "by_cause": step.by_cause(),
+            "operations": rows}  # fmt: skip
+
+
+def compare_json(rows: Sequence[Row]) -> list[Json]:
+    """Ranked."""
+    return [
+        {
+            "change": row.text, "gives_up": row.gives_up, "notes": list(row.notes), "fits": row.footprint.fits,
+            "sequence_bytes": row.sequence_bytes, "largest_batch": row.largest_batch,
+            "best_tokens_per_s": row.best_tokens_per_s, "pays_below": row.pays_below,
+            "memory": footprint_json(row.footprint), "time": figures_json(row.figures),
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def slo_json(promise: Promise, answer: Answer) -> Json:
+    def setting(s: Setting) -> Json:
+        return {
+            "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
+            "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
+            "kept": promise.kept(s.figures), "time": figures_json(s.figures),
+        }  # fmt: skip
+
+    return {
+        "promise_s": asdict(promise),
+        "settings": [setting(s) for s in answer.settings],
+        "closest": setting(answer.closest) if answer.closest else None,
+        "otherwise": [setting(s) for s in answer.otherwise],
+    }

@@ -1,0 +1,117 @@
+"""Decode steps that are recorded once and run again: on a GPU CUDA graphs, on a CPU a list of kernels' calls.
+
+A step of n sequences, one token each, differs from the next such step only in its tokens, their positions, and what
+stands in the page tables. So it is recorded over arrays that stay, which are filled before each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.nn.model import Model
+from ridgeline.nn.step import Stream
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, Buckets, PagedLayout
+from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.layout import Ints, Slices
+from ridgeline.runtime.step import PagedStep
+from ridgeline.spec.groups import StateGroup
+
+MOST_SEQUENCES = 32  # of a step that is recorded: beyond, what is saved is little beside the kernels
+
+
+class Decoded(NamedTuple):
+    """What a step of n sequences leaves until the next one: logits [n, vocabulary], of each row the best token and its
+    logit [n], and what the layers made.
+    """
+
+    logits: Array
+    best: Array
+    best_logits: Array
+    stream: Stream
+
+
+class _Graph(NamedTuple):
+    """A recorded step, and the arrays [n] that it begins with."""
+
+    rows: Array
+    tokens: Array
+    positions: Array
+    made: Decoded
+    run: Callable[[], None]
+
+
+class DecodeGraphs:
+    """The decode steps of one engine, recorded once for each number of sequences. refusal: why none is, or None."""
+
+    def __init__(
+        self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Arena, drafts: DraftInputs,
+        page_tables: Sequence[Ints],
+    ) -> None:  # fmt: skip
+        self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
+        self._arena, self._drafts = arena, drafts
+        self._places, self._best = table.primitive(api.PLACES), table.primitive(api.BEST)
+        self._graphs: dict[int, _Graph] = {}
+        self.refusal = _refusal(table, groups)
+        if self.refusal is None and table.driver is not None:
+            self._recorder = table.driver.recorder()
+            most = min(len(page_tables[0]), MOST_SEQUENCES)
+            self._inputs = [self._recorder.input(most) for _ in range(4)]
+            self._recorder.assign(self._inputs[3], [1] * most)
+            self._known = [*arena.pages, *page_tables, *model.constants()]
+
+    def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
+        """One token of each sequence, known for certain; None if the step must run unrecorded."""
+        n = len(rows)
+        if self.refusal is not None or n > MOST_SEQUENCES:
+            return None
+        graph = self._graphs.get(n)
+        if graph is None:
+            return self._record(rows, tokens, positions)
+        assign = self._recorder.assign
+        assign(graph.rows, rows), assign(graph.tokens, tokens), assign(graph.positions, positions)
+        graph.run()
+        return graph.made
+
+    def _record(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
+        inputs = [self._recorder.first(x, len(rows)) for x in self._inputs]
+        begin = inputs[0], inputs[1], inputs[2]
+        for array, values in zip(begin, (rows, tokens, positions), strict=True):
+            self._recorder.assign(array, values)
+        slices = Slices.plain(np.array(rows), np.array(positions), np.ones(len(rows), np.int64))
+        found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
+        if isinstance(found, str):
+            left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
+            self.refusal = f"{found}; served beside the best kernels: {', '.join(left) or 'nothing'}"
+            return None
+        logits, best, best_logits, residual, *delta = found.results
+        made = Decoded(logits, best, best_logits, Stream(residual, delta[0] if delta else None))
+        self._graphs[len(rows)] = _Graph(*begin, made, found.run)
+        return made
+
+    def _step(self, slices: Slices, rows: Array, tokens: Array, positions: Array, ones: Array) -> Sequence[Array]:
+        layouts = []
+        for group, page_table in zip(self._groups, self._page_tables, strict=True):
+            pages, slots, tables = self._places(page_table, rows, positions, group.page_tokens)
+            layouts.append(PagedLayout(pages, slots, positions, ones, tables, _no_buckets))
+        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table)
+        stream = self._model.forward(step)
+        logits = self._model.logits(stream)
+        made = (logits, *self._best(logits), stream.residual)
+        return made if stream.delta is None else (*made, stream.delta)
+
+
+def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:
+    if table.driver is None:
+        return f"device {table.memory.device} records nothing"
+    if any(group.snapshot for group in groups):
+        return "the model has recurrent layers, whose states are not recorded"
+    return None
+
+
+def _no_buckets() -> Buckets:
+    raise NotImplementedError("kernels that are recorded walk through page tables")

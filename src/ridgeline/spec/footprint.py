@@ -1,0 +1,77 @@
+"""Bytes of a model's weights, by the format that its matrices are kept in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.latent import LatentAttention
+from ridgeline.spec.mixers import GatedMLP, MoE
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.quant import PLAIN, Format, coded_bytes, packed_bytes
+from ridgeline.spec.weight import Weight
+
+TABLES = ("embed.weight", "position_embed.weight")  # rows are looked up in them, as they are stored
+
+
+class Footprint(NamedTuple):
+    """products: of the matrices that are multiplied with. rest: of what stays as it is stored."""
+
+    products: int
+    rest: int
+
+    @property
+    def total(self) -> int:
+        return self.products + self.rest
+
+
+def footprint(spec: ModelSpec, format: Format, dtype: DType, *, packs: bool) -> Footprint:
+    """What the weights take in memory. dtype: of matrices as they are stored. packs: kernels lay matrices out anew."""
+    paired = _paired(spec) if packs else frozenset()
+    products = rest = 0
+    for weight in spec.weights():
+        is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))
+        if is_product:
+            products += _matrix(weight, format, dtype, packs, weight.name in paired)
+        else:
+            rest += weight.num_params * (DTYPE_BYTES[dtype] if weight.is_matrix else 4)
+    if spec.tie_word_embeddings and (packs or format.is_lossy):
+        products += _matrix(Weight("head.weight", (spec.vocab_size, spec.hidden_size)), format, dtype, packs, False)
+    return Footprint(products + (_absorbed(spec, dtype) if packs else 0), rest)
+
+
+def _is_expert(weight: Weight) -> bool:
+    return ".experts." in weight.name
+
+
+def _matrix(weight: Weight, format: Format, dtype: DType, packs: bool, is_paired: bool) -> int:
+    own = format if weight.may_be_rounded else PLAIN
+    rows, columns = weight.shape[-2:]
+    count = weight.shape[0] if _is_expert(weight) else 1
+    if packs:
+        size = packed_bytes(own, dtype, rows, columns, paired=is_paired)
+        return count * (size // 2 if is_paired else size)
+    return count * (coded_bytes(own, rows, columns) if own.is_lossy else rows * columns * DTYPE_BYTES[dtype])
+
+
+def _paired(spec: ModelSpec) -> frozenset[str]:
+    """Matrices that are laid into one another: a gate, and what it is multiplied with."""
+    found = set()
+    for i, layer in enumerate(spec.layers):
+        mlp = layer.mlp
+        parts = {"": isinstance(mlp, GatedMLP)}
+        if isinstance(mlp, MoE):
+            parts = {"experts.": mlp.gated, "shared.": isinstance(mlp.shared, GatedMLP)}
+        gated = [part for part, is_gated in parts.items() if is_gated]
+        found |= {f"layers.{i}.mlp.{part}{name}.weight" for part in gated for name in ("gate", "up")}
+    return frozenset(found)
+
+
+def _absorbed(spec: ModelSpec, dtype: DType) -> int:
+    """Matrices of each head of latent attention, one into the latents' space and one out of it."""
+    total = 0
+    for layer in spec.layers:
+        if isinstance(m := layer.mixer, LatentAttention):
+            into = packed_bytes(PLAIN, dtype, m.kv_lora_rank, m.qk_nope_head_dim)
+            total += m.num_heads * (into + packed_bytes(PLAIN, dtype, m.v_head_dim, m.kv_lora_rank))
+    return total

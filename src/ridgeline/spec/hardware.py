@@ -1,0 +1,74 @@
+"""A machine as the roofline sees it: how fast it computes, how fast it reads, how much it holds, how it is linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+# What a product is computed in where a machine has no unit for the type itself.
+WIDER: Mapping[str, str] = MappingProxyType(
+    {"int4": "int8", "mxfp4": "fp8", "fp8": "bfloat16", "int8": "bfloat16", "float16": "bfloat16",
+     "bfloat16": "float32"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What joins devices. bytes_per_s: of each device, one way. latency_s: of a message. source: of the figures."""
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0 or not self.latency_s >= 0:
+            raise ValueError(f"{self.name}: bytes per second must be positive, the latency not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSpec:
+    """One device.
+
+    memory_bytes: decimal, as the maker states it. read_bytes_per_s: of that memory. flops_per_s: dense operations by
+    type of the operands, a product and its sum are two. op_overhead_s, step_overhead_s: seconds that a kernel, and a
+    step, takes besides; 0 is the roof itself. kind "cpu": its memory is the host's. sources: where each figure is from,
+    by "memory", "bandwidth", "operations", "link".
+    """
+
+    name: str
+    memory_bytes: int
+    read_bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    link: Link | None = None
+    op_overhead_s: float = 0.0
+    step_overhead_s: float = 0.0
+    kind: Literal["gpu", "tpu", "cpu"] = "gpu"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, value in (("memory", self.memory_bytes), ("bandwidth", self.read_bytes_per_s)):
+            if not value > 0:
+                raise ValueError(f"{self.name}: {what} must be positive, not {value}")
+        if not self.flops_per_s or not min(self.flops_per_s.values()) > 0:
+            raise ValueError(f"{self.name}: operations per second must be positive, of one type at least")
+        if not min(self.op_overhead_s, self.step_overhead_s) >= 0:
+            raise ValueError(f"{self.name}: overheads must not be negative")
+
+    def unit(self, kind: str) -> str:
+        """The type that products of operands of a type are computed in: the next wider one where there is no unit."""
+        while kind not in self.flops_per_s:
+            if kind not in WIDER:
+                return max(self.flops_per_s, key=lambda name: self.flops_per_s[name])
+            kind = WIDER[kind]
+        return kind
+
+    def peak(self, kind: str) -> float:
+        """Operations per second on operands of a type."""
+        return self.flops_per_s[self.unit(kind)]
+
+    def ridge(self, kind: str) -> float:
+        """Operations per byte from which on it is bound by computing."""
+        return self.peak(kind) / self.read_bytes_per_s

@@ -1,0 +1,65 @@
+"""How the rows of state that attention keeps are stored: sizes of pages, their arrays and all counts derive from it.
+
+The states of recurrent layers are float32 always: each step would round what the one before it rounded already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final, Literal, get_args
+
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.state import State
+
+StateDType = Literal["float32", "bfloat16", "float16", "int8"]
+_BYTES: Final[Mapping[StateDType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = 4  # a float32
+ALIGNMENT = 4  # bytes: every array of a page begins on a multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Elements of `dtype`. int8: each head of a token has a scale besides, the largest magnitude over 127, of which its
+    numbers are stored as the nearest multiples; it takes as many elements of the row as it has bytes.
+    """
+
+    dtype: StateDType
+
+    @property
+    def element_bytes(self) -> int:
+        return _BYTES[self.dtype]
+
+    @property
+    def is_exact(self) -> bool:
+        """Is every number stored as it was computed?"""
+        return self.dtype == "float32"
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a token's part (heads, numbers) in elements, scales included."""
+        return (*shape[:-1], shape[-1] + SCALE_BYTES) if self.dtype == "int8" else shape
+
+    def part_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of a part of this shape of one token."""
+        return prod(self.stored(shape)) * self.element_bytes
+
+
+EXACT: Final = Storage("float32")
+STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_args(StateDType)}
+
+
+def storage_of(state: State, storage: Storage) -> Storage:
+    """How a layer's state is stored where rows are stored so."""
+    return EXACT if state.snapshot else storage
+
+
+def has_rows(spec: ModelSpec) -> bool:
+    """Does any layer keep a row for each token?"""
+    return any(s.elements and not s.snapshot for s in (layer.mixer.state() for layer in spec.layers if layer.mixer))
+
+
+def state_bytes(state: State, storage: Storage, num_tokens: int) -> int:
+    """Bytes that a sequence of `num_tokens` tokens keeps of a layer, not counting what pages leave empty."""
+    one = sum(storage_of(state, storage).part_bytes(shape) for shape in state.parts)
+    return one * state.rows_at(num_tokens)

@@ -1,0 +1,260 @@
+"""Decode steps that are recorded: the same bits as unrecorded ones, whatever happens between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracle.build import build
+from oracle.case import VOCAB
+from oracle.families import CASES
+from oracle.ours import SPECS, write
+from ridgeline import LLM
+from ridgeline.engine import Engine
+from ridgeline.errors import RequestError
+from ridgeline.ops import api, open_table
+from ridgeline.plan import EngineConfig, EngineOptions, resolve
+from ridgeline.runtime import graphs
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec import RMSNorm
+from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
+
+_kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+FREE = 1 << 30
+DENSE = ["llama_gqa", "gemma3", "qwen2_window", "gpt2", "gpt_neox", "olmo2", "llama_biases", "cla3_mqa"]
+REFUSED = {
+    "qwen3_moe": "a kernel",
+    "deepseek_v3": "a kernel",
+    "mamba": "recurrent layers",
+}
+
+
+@cache
+def loaded(name: str) -> LLM:
+    with TemporaryDirectory() as folder:
+        write(SPECS[name], folder) if name in SPECS else build(CASES[name], folder)
+        return LLM(folder, max_model_len=context(name), cache="off", device="cpu")
+
+
+def context(name: str) -> int:
+    return SPECS[name].max_position_embeddings if name in SPECS else CASES[name].max_model_len
+
+
+def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
+    spec, length = loaded(name).loaded.spec, context(name)
+    chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True)
+    if tight:  # little more than the longest request needs alone: the others are preempted
+        chosen = replace(chosen, num_pages=tuple(g.most_pages(101) + 3 for g in chosen.groups))
+    return chosen
+
+
+class Run:
+    """An engine, and the logits of every step. recorded: whether its steps may be."""
+
+    def __init__(self, name: str, chosen: EngineConfig, *, recorded: bool) -> None:
+        self.engine, self.logits, self.tokens = Engine(loaded(name).loaded, chosen), [], []
+        self.graphs = self.engine._runner.graphs
+        self.num_recorded = 0
+        if not recorded:
+            self.graphs.refusal = "not in this test"
+        submit = self.engine._runner.submit
+
+        def watched(plan: Any) -> Any:
+            forward = submit(plan)
+            if forward is not None:
+                self.num_recorded += forward.decoded is not None
+                self.logits.append(forward.logits().tobytes())
+            return forward
+
+        self.engine._runner.submit = watched  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        self.tokens += [(e.request, e.choice, e.tokens) for e in self.engine.step()]
+        self.engine.check()
+
+
+def request(prompt: list[int], params: Params) -> GenerationRequest:
+    keys = params.n if isinstance(params, SamplingParams) else 0
+    return GenerationRequest(prompt, params, tuple(NoiseKey(7, choice) for choice in range(keys)))
+
+
+def drive(run: Run, actions: list[tuple[int, int, int, int]]) -> None:
+    """Each action: a request of some kind comes, and so many steps are made, or one is ended."""
+    rng = np.random.default_rng(5)
+    for i, (kind, length, new, steps) in enumerate(actions):
+        if kind == 0:
+            run.engine.abort(int(rng.integers(0, i + 1)))
+        else:
+            params: Params = SamplingParams(
+                max_tokens=new, temperature=float(kind == 2), n=3 if kind == 3 else 1, ignore_eos=True
+            )
+            if kind == 4:
+                params = BeamSearchParams(beam_width=3, max_tokens=new)
+            with suppress(RequestError):  # a search that can never fit
+                run.engine.add(i, request(rng.integers(3, VOCAB, length).tolist(), params))
+        for _ in range(steps):
+            if len(run.engine):
+                run.step()
+    while len(run.engine):
+        run.step()
+
+
+ACTIONS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 60), st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=8
+)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+@settings(max_examples=15, deadline=None)
+@given(actions=ACTIONS, tight=st.booleans(), depth=st.integers(1, 2))
+def test_recorded_steps_are_the_unrecorded_ones(
+    name: str, actions: list[tuple[int, int, int, int]], tight: bool, depth: int
+) -> None:
+    """Requests come, fork, are preempted, searched for and ended at random."""
+    chosen = config(name, tight=tight, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=depth)
+    runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
+    for run in runs:
+        drive(run, actions)
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].logits == runs[1].logits
+    assert runs[0].graphs.refusal is None
+    assert runs[1].num_recorded == 0
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_models_of_attention_are_recorded(name: str) -> None:
+    chosen = config(name, max_num_seqs=4, block_size=4)
+    runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
+    for run in runs:
+        drive(run, [(1, 5, 20, 3), (3, 30, 30, 5)])
+    assert runs[0].logits == runs[1].logits
+    assert runs[0].graphs.refusal is None
+    assert runs[0].num_recorded > 30
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_kernels_alone_is_not_recorded(name: str) -> None:
+    run = Run(name, config(name, max_num_seqs=4, block_size=4), recorded=True)
+    drive(run, [(1, 5, 6, 3)])
+    assert REFUSED[name] in (run.engine.stats().unrecorded or "")
+    assert run.num_recorded == 0
+
+
+def test_the_page_table_grows_to_the_longest_context() -> None:
+    name = "llama_gqa"
+    length = context(name)
+    chosen = config(name, max_num_seqs=2, block_size=1)
+    runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
+    for run in runs:
+        drive(run, [(1, 2, length - 2, 0), (1, length // 2, 30, 0)])
+    assert runs[0].logits == runs[1].logits
+
+
+def test_larger_batches_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_SEQUENCES", 2)
+    runs = [Run("llama_gqa", config("llama_gqa", max_num_seqs=4), recorded=recorded) for recorded in (True, False)]
+    for run in runs:
+        drive(run, [(1, 5, 30, 2), (1, 9, 12, 2), (1, 7, 9, 0)])
+    assert runs[0].logits == runs[1].logits
+    assert 0 < runs[0].num_recorded < len(runs[0].logits)
+
+
+def test_two_engines_on_the_same_threads() -> None:
+    """In turn, and each in a thread of its own."""
+    chosen, actions = config("llama_gqa", max_num_seqs=4, block_size=4), [(1, 5, 30, 2), (3, 40, 25, 4), (2, 9, 20, 0)]
+    wanted = Run("llama_gqa", chosen, recorded=False)
+    drive(wanted, actions)
+    runs = [Run("llama_gqa", chosen, recorded=True) for _ in range(4)]
+    for run in runs[:2]:
+        for i in range(3):
+            run.engine.add(i, request([4, 5 + i], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)))
+    while len(runs[0].engine):
+        for run in runs[:2]:
+            run.step()
+    assert runs[0].logits == runs[1].logits
+    threads = [threading.Thread(target=drive, args=(run, actions)) for run in runs[2:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [run.logits for run in runs[2:]] == [wanted.logits] * 2
+
+
+# ---- the recorder ----------------------------------------------------------------------------------------------------
+
+
+WEIGHT = np.arange(8, dtype=np.float32)
+
+
+def recorded(work: Callable[..., Any]) -> tuple[Any, Any]:
+    """An array of [2, 8] ones, what became of `work` of it and the kernels `add` and `norm`."""
+    table = open_table("cpu")
+    assert table.driver is not None
+    recorder = table.driver.recorder()
+    add, norm = table.primitive(api.ADD), table.primitive(api.NORM, RMSNorm(1e-5))
+    x = np.ones((2, 8), np.float32)
+    return x, recorder.record(lambda: [work(x, add, norm)], [x, WEIGHT])
+
+
+def test_a_recording_runs_again_over_new_inputs() -> None:
+    x, found = recorded(lambda x, add, norm: norm(add(x, add(x, x, 2.0), 0.5), WEIGHT, None))
+    assert np.allclose(found.results[0], np.arange(8), rtol=1e-5)
+    x[:] = np.arange(16).reshape(2, 8) - 3
+    found.run()
+    assert np.allclose(found.results[0], x / np.sqrt((x**2).mean(1, keepdims=True)) * np.arange(8), rtol=1e-5)
+
+
+def test_arrays_that_are_gone_leave_their_room_to_later_ones() -> None:
+    seen = []
+
+    def work(x: Any, add: Any, norm: Any) -> Any:
+        for _ in range(10):
+            x = add(x, x, 1.0)
+            seen.append(x.ctypes.data)
+        return x
+
+    _, found = recorded(work)
+    assert len(set(seen)) == 2
+    found.run()
+    assert (found.results[0] == 1024).all()
+
+
+def _in_place(x: np.ndarray) -> np.ndarray:
+    x += 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (lambda x, add, norm: add(x * 2, x, 1.0), "an array that no other one has made"),
+        (lambda x, add, norm: _in_place(add(x, x, 1.0)), "something between its kernels"),
+    ],
+)
+def test_work_beside_the_kernels_is_seen(work: Callable[..., Any], reason: str) -> None:
+    _, found = recorded(work)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_a_refused_program_does_not_run() -> None:
+    pool = _kernels.Pool(1)
+    program = _kernels.Program(pool, _kernels.Rooms())
+    x = np.ones((1, 4), np.float32)
+    program.record(lambda: _kernels.scale(pool, x, 2.0, x.copy()))
+    with pytest.raises(ValueError, match="must not be run"):
+        program()
+    with pytest.raises(ValueError, match="to a recording only"):
+        pool.room((1,))

@@ -1,0 +1,336 @@
+"""State of attention in every type: the same rounding everywhere, kernels within derived bounds and to the bit however
+steps are laid out, and tests that notice what a wrong kernel would do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.ops import api
+from ridgeline.ops.api import DenseKeyValues, DenseRows, PagedKeyValues, PagedLayout, PagedRows
+from ridgeline.ops.host import stored
+from ridgeline.ops.host.memory import NumpyMemory
+from ridgeline.ops.reference import stored as reference
+from ridgeline.runtime.layout import Slices, build_layout
+from ridgeline.spec import Attention, FirstTokens, LatentAttention, Layer, ModelSpec, RMSNorm, Strided
+from ridgeline.spec.groups import state_groups
+from ridgeline.spec.storage import STORAGES, Storage
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
+from tests.oracle import attention_bounds as bounds  # noqa: E402
+
+from ridgeline.ops.cpu import attention as ours  # noqa: E402
+from ridgeline.ops.cpu import latent as our_latent  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+NORM, MEMORY = RMSNorm(), NumpyMemory()
+POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
+TYPES = pytest.mark.parametrize("storage", STORAGES.values(), ids=lambda s: s.dtype)
+LATENT = LatentAttention(4, 32, 16, 8, 20, 0.2, NORM)
+UGLY = [0.0, -0.0, 1e-45, -1e-40, 1e-36, 3e-8, 65504.0, 65520.0, 1e30, 3.3e38, -1.0, 1 / 3, 0.5, 2.5, 1 + 2**-8]
+
+
+def rows_of(tokens: int, shape: tuple[int, ...], seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((tokens, *shape), dtype=np.float32)
+
+
+# ---- one rounding ----------------------------------------------------------------------------------------------------
+
+
+def ugly() -> Array:
+    x = rows_of(64, (3, 21)) * np.float32(10.0) ** np.arange(-40, 24, dtype=np.float32)[:, None, None]
+    x[:15, 0, :15] = np.tile(np.array(UGLY, np.float32), (15, 1)) * (1 - 2 * np.eye(15, dtype=np.float32))
+    x[20, 1, 4], x[21, 1, 4], x[22] = np.inf, np.nan, 0.0
+    return x
+
+
+@TYPES
+@pytest.mark.parametrize("page_tokens", [1, 3, 16])
+def test_every_backend_rounds_to_the_same_bits(storage: Storage, page_tokens: int) -> None:
+    x = ugly()
+    wanted = stored.store_rows(storage)(x)
+    theirs = reference.store_rows(storage)(torch.from_numpy(x))
+    np.testing.assert_array_equal(reference.as_floats(theirs).numpy(), stored.as_floats(wanted))
+    case, count = Attention(3, 3, 21, 1.0), 64 // page_tokens + 2
+    page, slot = 1 + np.arange(64) // page_tokens, np.arange(64) % page_tokens
+    for write in (ours.write_pages(case, POOLS[2]), host_write(case)):
+        pages = pages_of(case, storage, page_tokens, count)
+        write(pages, (x, x), page, slot)
+        for numbers_last, places in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
+            found = stored.read_places(places, np.arange(1, count)[None], bool(numbers_last))[0, :64]
+            np.testing.assert_array_equal(found, stored.as_floats(wanted))
+
+
+def host_write(case: Attention) -> Any:
+    from ridgeline.ops.host.attention import write_pages
+
+    return write_pages(case)
+
+
+@TYPES
+def test_what_is_stored_is_near(storage: Storage) -> None:
+    x = rows_of(300, (2, 64)) * np.exp(rows_of(300, (2, 1), 1) * 3)
+    error = np.abs(stored.as_floats(stored.store_rows(storage)(x)) - x.astype(np.float64))
+    limit = bounds.rounding(x, storage.dtype)
+    assert (error <= limit).all()
+    if not storage.is_exact:  # and the bound is no larger than it must be
+        assert (error > 0.97 * limit).any()
+
+
+def test_a_head_that_is_not_finite_harms_no_other() -> None:
+    x = ugly()
+    whole = stored.as_floats(stored.store_rows(STORAGES["int8"])(x))
+    broken = np.isnan(whole).all(-1)
+    assert {tuple(at) for at in np.argwhere(broken)} == {(20, 1), (21, 1)}
+    assert np.isfinite(whole[~broken]).all()
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple[Array, ...]:
+    """A layer's parts in an arena that holds other layers too: all bytes are 255, which is NaN, or -1 times NaN."""
+    spec = ModelSpec("x", 1, 1, 1, (Layer(case, None, NORM),) * 3, NORM)
+    (group,) = state_groups(spec, page_tokens=page_tokens, storage=storage)
+    arena = MEMORY.pages(count, group.page_bytes)
+    arena[:] = 255
+    return tuple(MEMORY.page_view(arena, p.offset, (page_tokens, *p.shape), p.dtype) for p in group.slots[1].parts)
+
+
+class Steps:
+    """Sequences computed in random chunks and company, their pages anywhere."""
+
+    def __init__(self, case: Any, storage: Storage, page_tokens: int, lengths: list[int], seed: int, pool: int) -> None:
+        self.case, self.page_tokens, self.lengths, self.rng = case, page_tokens, lengths, np.random.default_rng(seed)
+        needed = [-(-n // page_tokens) for n in lengths]
+        self.pages = pages_of(case, storage, page_tokens, sum(needed) + 1)
+        free = self.rng.permutation(np.arange(1, sum(needed) + 1)).tolist()
+        self.tables = np.zeros((len(lengths), max(needed) + 2), np.int64)
+        for row, n in enumerate(needed):
+            self.tables[row, :n] = [free.pop() for _ in range(n)]
+        self.pool, self.layouts = POOLS[pool], []
+
+    def run(self, parts: tuple[Array, ...], attend: Any, out: Array, longest: int = 60) -> Array:
+        """attend(tokens, layout) -> results of those tokens."""
+        offsets = np.cumsum(self.lengths) - self.lengths
+        done, write = np.zeros(len(self.lengths), np.int64), ours.write_pages(self.case, self.pool)
+        while (done < self.lengths).any():
+            chosen = np.flatnonzero((done < self.lengths) & (self.rng.random(len(done)) < 0.7))
+            if not len(chosen):
+                continue
+            counts = np.minimum(np.array(self.lengths)[chosen] - done[chosen], self.rng.integers(1, longest))
+            layout = self.layout(chosen, done[chosen], counts)
+            spans = zip(chosen, counts, strict=True)
+            tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in spans])
+            write(self.pages, tuple(x[tokens] for x in parts), layout.write_pages, layout.write_slots)
+            out[tokens] = attend(tokens, layout)
+            done[chosen] += counts
+        return out
+
+    def layout(self, rows: Array, starts: Array, counts: Array) -> PagedLayout:
+        state = self.case.state()
+        slices = Slices.plain(rows, starts, counts)
+        return build_layout(slices, self.tables, self.page_tokens, state.lookback, MEMORY, state.first_tokens)
+
+
+def draw(case: Attention, tokens: int, seed: int) -> tuple[Array, Array, Array, Array | None]:
+    q, k, v = (rows_of(tokens, (h, case.head_dim), seed + h) for h in (case.num_heads, *[case.num_kv_heads] * 2))
+    return q, k * 2, np.roll(v, 1), rows_of(case.num_heads, (), seed) if case.sinks else None
+
+
+def dense(case: Attention, storage: Storage, given: tuple[Any, ...], lengths: list[int], pool: int = 1) -> Array:
+    q, k, v, sinks = given
+    k, v = (stored.store_rows(storage)(x) for x in (k, v))
+    return ours.attention(case, POOLS[pool])(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]),
+    dim=st.sampled_from([3, 16, 40, 64]),
+    look=st.sampled_from([{}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
+                          {"window": 30, "pattern": Strided(17), "softcap": 3.0}]),
+    dtype=st.sampled_from(["bfloat16", "float16", "int8"]),
+    page_tokens=st.sampled_from([1, 3, 4, 16, 64]),
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
+    pool=st.sampled_from([1, 2, 4]),
+    seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_chunks_pages_batches_and_threads_change_no_bit(
+    heads: tuple[int, int], dim: int, look: dict[str, Any], dtype: str, page_tokens: int, lengths: list[int], pool: int,
+    seed: int,
+) -> None:  # fmt: skip
+    case, storage = Attention(*heads, dim, 0.3, **look), STORAGES[dtype]
+    given = draw(case, sum(lengths), seed)
+    steps = Steps(case, storage, page_tokens, lengths, seed, pool)
+    attend = ours.paged_attention(case, POOLS[pool])
+    out = np.full((len(given[0]), heads[0] * dim), np.nan, np.float32)
+    run = lambda tokens, layout: attend(given[0][tokens], PagedKeyValues(*steps.pages, layout), given[3])  # noqa: E731
+    np.testing.assert_array_equal(steps.run(given[1:3], run, out), dense(case, storage, given, lengths))
+
+
+@TYPES
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_latents_too(storage: Storage, page_tokens: int) -> None:
+    lengths = [150, 3, 70]
+    q, rows = rows_of(223, (4, 24)), rows_of(223, (1, 40), 1)
+    up = rows_of(4, (36, 32), 2) / 6
+    steps = Steps(LATENT, storage, page_tokens, lengths, 0, 2)
+    attend = our_latent.paged_latent_attention(LATENT, POOLS[2])
+    out = np.full((223, 80), np.nan, np.float32)
+    steps.run((rows,), lambda tokens, layout: attend(q[tokens], PagedRows(steps.pages, layout), up), out)
+    kept = stored.store_rows(storage)(rows)
+    whole = our_latent.latent_attention(LATENT, POOLS[1])(q, DenseRows((kept,), tuple(lengths)), up)
+    np.testing.assert_array_equal(out, whole)
+    wide = our_latent.latent_attention(LATENT, POOLS[1])(q, DenseRows((stored.as_floats(kept),), tuple(lengths)), up)
+    np.testing.assert_allclose(out, wide, rtol=0, atol=1e-5)
+
+
+@TYPES
+def test_backends_agree(storage: Storage) -> None:
+    """numpy's and torch's kernels over the same pages, each with its own layout."""
+    from ridgeline.ops import open_table
+    from ridgeline.ops.host.backend import NumpyBackend
+
+    case, lengths = Attention(6, 2, 16, 0.3, window=50, sinks=True), [90, 20]
+    given = draw(case, 110, 1)
+    wanted = dense(case, storage, given, lengths)
+    steps = Steps(case, storage, 16, lengths, 0, 1)
+    attend = NumpyBackend().primitive(api.PAGED_ATTENTION, case)
+    out = np.full_like(wanted, np.nan)
+    steps.run(given[1:3], lambda t, lay: attend(given[0][t], PagedKeyValues(*steps.pages, lay), given[3]), out)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-5)
+    table = open_table("reference", {"attention": "reference"})
+    tensors = [torch.from_numpy(x) for x in given]  # type: ignore[arg-type]
+    store = table.primitive(api.STORE_ROWS, storage)
+    kv = DenseKeyValues(store(tensors[1]), store(tensors[2]), tuple(lengths))
+    found = table.primitive(api.ATTENTION, case)(tensors[0], kv, tensors[3])
+    np.testing.assert_allclose(table.memory.get(found), wanted, rtol=0, atol=1e-5)
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+CASES = [Attention(4, 4, 64, 0.125), Attention(9, 3, 64, 0.125), Attention(8, 1, 80, 0.1, window=100, sinks=True),
+         Attention(4, 2, 13, 0.4, softcap=2.0)]  # fmt: skip
+
+
+@TYPES
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}")
+@pytest.mark.parametrize("tokens", [1, 100, pytest.param(700, marks=pytest.mark.slow)])
+def test_within_the_bounds(case: Attention, tokens: int, storage: Storage) -> None:
+    given = draw(case, tokens, 5)
+    found = dense(case, storage, given, [tokens], 2).reshape(tokens, case.num_heads, -1)
+    q, k, v, sinks = given
+    kept = [stored.as_floats(stored.store_rows(storage)(x)) for x in (k, v)]
+    rounded = bounds.attend(case, q, *kept, sinks, scaled=storage.dtype == "int8")
+    assert (np.abs(found - rounded.out) <= rounded.bound).all()
+    exact = bounds.attend(case, q / 8, k, v, sinks)  # smaller queries: a bound of first order needs small changes
+    moved = bounds.attend(case, q / 8, *kept, sinks)
+    assert (np.abs(moved.out - exact.out) <= bounds.price(case, q / 8, k, v, exact, storage.dtype) + 1e-12).all()
+
+
+# ---- planted bugs: would the tests see them? -------------------------------------------------------------------------
+
+
+class Bugs:
+    """What a wrong kernel would do, done to what a right one is given."""
+
+    @staticmethod
+    def wrong_page(steps: Steps, layout: PagedLayout) -> None:
+        tables: Any = layout.tables
+        tables[0, 1] = steps.tables[1, 0]  # in another order its own pages would give the same
+
+    @staticmethod
+    def slot_off_by_one(steps: Steps, layout: PagedLayout) -> None:
+        keys = stored.keys_of(steps.pages[0]).numbers
+        page = np.asarray(layout.tables)[0, 1]
+        keys[page] = np.roll(keys[page], 1, -1)
+
+    @staticmethod
+    def scale_of_the_wrong_head(steps: Steps, layout: PagedLayout) -> None:
+        scales = stored.keys_of(steps.pages[0]).scales
+        assert scales is not None
+        page = np.asarray(layout.tables)[0, 1]
+        scales[page] = scales[page][::-1].copy()
+
+    @staticmethod
+    def stale_page(steps: Steps, layout: PagedLayout) -> None:
+        pages = np.asarray(layout.tables)[0]
+        for part in steps.pages:
+            part[pages[3]] = part[pages[2]]
+
+    @staticmethod
+    def one_stale_slot(steps: Steps, layout: PagedLayout) -> None:
+        values = stored.values_of(steps.pages[1]).numbers
+        page = np.asarray(layout.tables)[0, 2]
+        values[page, :, 5] = values[page, :, 4]
+
+
+@pytest.mark.parametrize("tokens", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bug", [name for name in vars(Bugs) if not name.startswith("_")])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> None:
+    """One page, one slot, one head, of up to 125 pages: it is seen, by far, and without it there is nothing to see."""
+    if bug == "scale_of_the_wrong_head" and dtype != "int8":
+        pytest.skip("float32 has no scales")
+    case, storage = Attention(4, 2, 64, 0.125), STORAGES[dtype]
+    q, k, v, _ = draw(case, tokens + 16, 0)
+    steps = Steps(case, storage, 16, [tokens, 16], 0, 2)
+    one = np.zeros(1, np.int64)
+    before = steps.layout(np.arange(2), np.zeros(2, np.int64), np.array([tokens, 16]))
+    ours.write_pages(case, POOLS[2])(steps.pages, (k, v), before.write_pages, before.write_slots)
+    layout = steps.layout(one, one + tokens - 1, one + 1)
+    kept = [stored.as_floats(stored.store_rows(storage)(x[:tokens])) for x in (k, v)]
+    exact = bounds.attend(case, q[-1:].repeat(tokens, 0), *kept, None, scaled=dtype == "int8")
+    attend = ours.paged_attention(case, POOLS[2])
+
+    def excess() -> float:
+        found = attend(q[-1:], PagedKeyValues(*steps.pages, layout)).reshape(case.num_heads, -1)
+        return float((np.abs(found - exact.out[-1]) / exact.bound[-1]).max())
+
+    assert excess() <= 1
+    getattr(Bugs, bug)(steps, layout)
+    assert excess() > 4
+
+
+# ---- instruction sets ------------------------------------------------------------------------------------------------
+
+
+def fingerprint() -> bytes:
+    """Results that must not depend on the instruction set."""
+    outputs = []
+    for storage in STORAGES.values():
+        outputs += [dense(case, storage, draw(case, 150, 1), [110, 40]) for case in CASES]
+        pages = pages_of(CASES[1], storage, 16, 11)
+        x = draw(CASES[1], 160, 2)[1]
+        ours.write_pages(CASES[1], POOLS[1])(pages, (x, x), 1 + np.arange(160) // 16, np.arange(160) % 16)
+        for numbers_last, places in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
+            outputs.append(stored.read_places(places, np.arange(1, 11)[None], bool(numbers_last)).ravel())
+    return np.concatenate([x.ravel() for x in outputs]).tobytes()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_instruction_sets(isa: str) -> None:
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import test_kernels_state as t;"
+        "sys.stdout.buffer.write(t.fingerprint())"
+    )
+    env = {**os.environ, "RIDGELINE_ISA": isa}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
+    if b"this CPU has no such" in run.stderr:
+        pytest.skip(f"no {isa} here")
+    assert run.returncode == 0, run.stderr.decode()
+    theirs, mine = (np.frombuffer(x, np.float32) for x in (run.stdout, fingerprint()))
+    if isa == "portable":  # it may round products before they are added
+        np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(theirs, mine)

@@ -1,0 +1,101 @@
+"""The two ends of a step, on kernels: rows of tables, rotations, places in pages, the best token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+from ridgeline.ops import api, open_table  # noqa: E402
+from ridgeline.ops.cpu.backend import CpuBackend  # noqa: E402
+from ridgeline.ops.host.memory import dtype_of, widen  # noqa: E402
+
+SIZES = [1, 63, 100, 257]
+BACKENDS = [CpuBackend(kernels.Pool(threads)) for threads in (1, 2, 4)]
+threads = pytest.mark.parametrize("backend", BACKENDS, ids=["1 thread", "2 threads", "4 threads"])
+
+
+@threads
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("width", SIZES)
+def test_embedding(backend: CpuBackend, dtype: str, width: int) -> None:
+    rng = np.random.default_rng(width)
+    whole = rng.normal(size=(50, width + 3)).astype(dtype_of(dtype))
+    table, ids = whole[:, 1 : width + 1], rng.integers(0, 50, 33)  # rows that begin anywhere
+    found = backend.primitive(api.EMBEDDING, None)(table, ids)
+    assert np.array_equal(found, widen(np.ascontiguousarray(table))[ids])
+
+
+def test_tables_of_files_begin_anywhere() -> None:
+    data = np.zeros(1 + 40 * 6 * 2, np.uint8)
+    table = data[1:].view(dtype_of("bfloat16")).reshape(40, 6)
+    table[:] = np.arange(240).reshape(40, 6)
+    found = BACKENDS[1].primitive(api.EMBEDDING, None)(table, np.array([39, 0]))
+    assert np.array_equal(found, table[[39, 0]].astype(np.float32))
+
+
+@pytest.mark.parametrize("wrong", [-1, 50])
+def test_a_token_that_is_not_there(wrong: int) -> None:
+    with pytest.raises(IndexError, match=f"token {wrong} of 50"):
+        BACKENDS[0].primitive(api.EMBEDDING, None)(np.zeros((50, 4), np.float32), np.array([3, wrong]))
+
+
+@threads
+@pytest.mark.parametrize("size", SIZES)
+def test_rotary_is_float64_rounded_once(backend: CpuBackend, size: int) -> None:
+    rng = np.random.default_rng(size)
+    positions = rng.integers(0, 131072, size)
+    frequencies = (10000.0 ** -np.linspace(0, 1, 37)).astype(np.float32)
+    cos, sin = backend.primitive(api.ROTARY, None)(positions, frequencies, 1.5)
+    angles = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
+    for found, wanted in ((cos, np.cos(angles)), (sin, np.sin(angles))):
+        assert np.array_equal(found, wanted.astype(np.float32) * np.float32(1.5))
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 64])
+def test_places(page_tokens: int) -> None:
+    rng = np.random.default_rng(page_tokens)
+    page_table, rows = rng.integers(1, 999, (9, 12)), np.array([8, 0, 3, 3])
+    positions = rng.integers(0, 12 * page_tokens, 4)
+    for table in (open_table("cpu"), open_table("reference")):
+        integers = table.memory.integers
+        pages, slots, tables = table.primitive(api.PLACES)(
+            integers(page_table), integers(rows), integers(positions), page_tokens
+        )
+        index = positions // page_tokens
+        assert np.array_equal(pages, page_table[rows, index])
+        assert np.array_equal(slots, positions % page_tokens)
+        for found, row, last in zip(np.asarray(tables), rows, index, strict=True):
+            assert np.array_equal(found[: last + 1], page_table[row, : last + 1])
+
+
+@pytest.mark.parametrize(("row", "position"), [(9, 0), (-1, 0), (0, 12)])
+def test_places_that_are_not_there(row: int, position: int) -> None:
+    with pytest.raises(IndexError):
+        BACKENDS[0].primitive(api.PLACES, None)(np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), 1)
+
+
+@threads
+@pytest.mark.parametrize("size", [*SIZES, 2048, 2049, 5000])
+def test_best_is_the_first_of_equals(backend: CpuBackend, size: int) -> None:
+    rng = np.random.default_rng(size)
+    logits = rng.normal(size=(17, size + 5)).astype(np.float32)[:, 2 : size + 2]
+    logits[1] = rng.integers(0, 3, size)
+    logits[2] = -0.0
+    logits[2, size // 2] = 0.0
+    logits[3] = -np.inf
+    logits[4, size - 1] = np.inf
+    logits[5, size // 3 :] = np.nan
+    logits[6, [0, size - 1]] = np.nan
+    ids, values = backend.primitive(api.BEST, None)(logits)
+    assert np.array_equal(ids, logits.argmax(axis=1))
+    assert np.array_equal(values, logits[np.arange(17), ids], equal_nan=True)
+
+
+def test_the_reference_has_the_first_of_equals_too() -> None:
+    table = open_table("reference")
+    logits = np.array([[1, 3, 3, 0], [np.nan, 5, np.nan, 1]], np.float32)
+    ids, values = table.primitive(api.BEST)(table.memory.put(logits, "float32", "float32"))
+    assert ids.tolist() == [1, 0]
+    assert values[0] == 3

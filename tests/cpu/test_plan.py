@@ -1,0 +1,139 @@
+"""The planner against what runs: its pages are the engine's, its operations those that torch counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from published import PUBLISHED
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
+from ridgeline.archs import spec_from_config
+from ridgeline.ops.host.memory import NumpyMemory
+from ridgeline.plan import EngineOptions, resolve
+from ridgeline.plan.facts import hardware
+from ridgeline.plan.footprint import page_groups
+from ridgeline.plan.operations import Forward, Slice
+from ridgeline.plan.planner import Deployment, Planner
+from ridgeline.plan.precision import Precision
+from ridgeline.runtime.arena import Arena
+from ridgeline.spec import (
+    S4,
+    S4D,
+    Dilated,
+    FirstTokens,
+    GatedConvolution,
+    GatedDelta,
+    GatedMLP,
+    KimiDelta,
+    Layer,
+    LightningAttention,
+    ModelSpec,
+    SharedAttention,
+    Strided,
+)
+from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.mixers import TokenMixer
+
+FLOAT = Precision("float32", "float32", "float32")
+MIXERS: dict[str, TokenMixer] = {
+    "full": FULL, "window": LOCAL, "first": replace(LOCAL, pattern=FirstTokens(3)),
+    "dilated": replace(LOCAL, pattern=Dilated(3)), "strided": replace(LOCAL, pattern=Strided(4)), "latent": LATENT,
+    "shared": SharedAttention(0, FULL), "mamba": MAMBA, "mamba2": MAMBA2, "convolution": CONVOLUTION,
+    "taylor": TAYLOR, "lightning": LightningAttention(4, 8, NORM), "s4": S4(WIDTH, 8), "s4d": S4D(WIDTH, 8),
+    "gated convolution": GatedConvolution(WIDTH, 3), "delta": GatedDelta(4, 2, 8, 8, 4, NORM),
+    "kimi": KimiDelta(4, 8, 4, 8, NORM),
+}  # fmt: skip
+
+
+def model(*mixers: TokenMixer) -> ModelSpec:
+    layers = tuple(Layer(m, GatedMLP(64), NORM) for m in mixers)
+    return ModelSpec("x", VOCAB, WIDTH, 4096, layers, NORM)
+
+
+class Counting(NumpyMemory):
+    """Notes the bytes that are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def pages(self, num_pages: int, size: int) -> Any:
+        found = super().pages(num_pages, size)
+        self.bytes.append(found.nbytes)
+        return found
+
+
+def allocated(groups: tuple[StateGroup, ...], num_pages: tuple[int, ...]) -> list[int]:
+    memory = Counting()
+    Arena(groups, num_pages, [0] * len(groups), memory)
+    return memory.bytes
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16])
+@pytest.mark.parametrize("name", MIXERS)
+def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
+    """Sequence by sequence: what the plan says is what an arena with these pages allocates."""
+    spec = model(FULL, MIXERS[name], LOCAL, MIXERS[name])
+    options = EngineOptions(block_size=page_tokens, max_num_seqs=3, max_num_batched_tokens=16)
+    config = resolve(spec, 100, options, free_bytes=1 << 30, fixed_len=True)
+    ours = page_groups(spec, FLOAT, page_tokens)
+    assert [(g.name, g.page_bytes, g.slots) for g in ours] == [(g.name, g.page_bytes, g.slots) for g in config.groups]
+    planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT, page_tokens=page_tokens))
+    for batch in (1, 3):
+        pages = tuple(batch * g.most_pages(100) + 1 for g in config.groups)
+        assert sum(allocated(config.groups, pages)) == planner.memory.footprint(batch, 100).pages_bytes
+
+
+def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:
+    """A memory of the plan's size is enough for the engine to have room for the batch, and a tenth less is not."""
+    spec = model(*[FULL] * 4)
+    planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT))
+    foot = planner.memory.footprint(64, 1000)
+    options = EngineOptions(max_num_seqs=64, max_num_batched_tokens=512)
+
+    def pages(share: float) -> int:
+        free = int((foot.pages_bytes + foot.workspace_bytes) * share / 0.9)
+        return resolve(spec, 1000, options, free_bytes=free, fixed_len=True).num_pages[0]
+
+    full = 64 * planner.memory.groups[0].most_pages(1000) + 1
+    assert pages(1.001) == full
+    assert pages(0.9) < full
+
+
+# Families whose every product torch's counter sees as one; their attention is counted with all pairs there, of which we
+# count those that are seen.
+COUNTED = [
+    "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-0.6B", "google/gemma-3-270m",
+    "openai-community/gpt2", "EleutherAI/pythia-1.4b", "allenai/OLMo-2-0425-1B", "THUDM/GLM-4-9B-0414",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_operations_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
+    """Of transformers' model of the same config, without weights: two prompts of 100 tokens."""
+    tokens, batch = 100, 2
+    config = AutoConfig.for_model(**PUBLISHED[name][0])
+    with torch.device("meta"):
+        peer = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        ids = torch.zeros(batch, tokens, dtype=torch.long)
+        mask = torch.zeros(batch, 1, tokens, tokens)  # given, since making one looks at numbers
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        peer(ids, attention_mask=mask, use_cache=False)
+    counted = counter.get_total_flops()
+    spec = spec_from_config(PUBLISHED[name][0])
+    ops = Forward(spec, Precision()).operations([Slice(batch, tokens, tokens, tokens)])
+    ours = sum(o.flops * o.layers for o in ops if o.kind == "weights")
+    pairs = sum(
+        4 * batch * tokens * tokens * m.num_heads * m.head_dim  # type: ignore[union-attr]
+        for layer in spec.layers
+        if (m := layer.mixer)
+    )
+    rotations = counted - ours - pairs  # transformers multiplies positions with frequencies, for some
+    assert 0 <= rotations <= 2 * 2 * batch * tokens * 128 * len(spec.layers)
+    seen = sum(o.flops * o.layers for o in ops if o.name == "Attention")
+    assert seen == pairs * (tokens + 1) / (2 * tokens)

@@ -1,0 +1,88 @@
+"""Attention in float64, and how far a float32 kernel and a narrower state may be from it: worst cases, to first order.
+
+Of one query, with s the scores, w the weights (their sum is 1), u = 2^-24 and gamma(n) = n u / (1 - n u) (Higham,
+Accuracy and Stability of Numerical Algorithms, 3.1):
+
+    out = sum of w v.  If each weight is wrong by a factor in [1 - e, 1 + e] before it is divided by their sum, out is
+    wrong by at most 2 e / (1 - e) times sum of w |v|; the same of scores that are wrong by up to log(1 + e).
+
+float32    a score is a chain of D, then three products: gamma(D + 3) sum of |q k| times its scale. A cap keeps that,
+           and adds tanh's 4 u and three products, of the cap. A weight: exp2's 1.3 u, and u of the score's distance to
+           the largest; the same once more wherever a later tile has a larger score. Sums and values: a chain through
+           a segment, its tiles, and two operations for each segment.
+narrower   the element of a key is wrong by r: a score by scale times sum of |q| r, the same e for all keys; the element
+           of a value by r.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ridgeline.ops.host.attention import sees
+from ridgeline.spec import Attention
+from ridgeline.spec.storage import StateDType
+
+Array = np.ndarray[Any, Any]
+U = 2.0**-24
+TILE, SEGMENT = 64, 512  # csrc/attention.h
+
+
+def gamma(n: float) -> float:
+    return n * U / (1 - n * U)
+
+
+class Exact(NamedTuple):
+    """out, bound [n, H, D]: of the kernel over the same numbers. weights [H, n, S]."""
+
+    out: Array
+    bound: Array
+    weights: Array
+
+
+def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, scaled: bool = False) -> Exact:
+    """One sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are integers and a scale."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    n, groups = len(q), case.num_heads // case.num_kv_heads
+    k, v = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (k, v))  # [H, S, D]
+    scores = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1) * case.scale
+    wrong = np.abs(q).transpose(1, 0, 2) @ np.abs(k).transpose(0, 2, 1) * case.scale * gamma(case.head_dim + 3 + scaled)
+    if case.softcap:
+        scores = case.softcap * np.tanh(scores / case.softcap)
+        wrong = np.minimum(wrong, 2 * case.softcap) + 8 * U * case.softcap
+    seen = sees(case, np.arange(n)[:, None], np.arange(n))
+    logits = np.where(seen, scores, -np.inf)
+    if sinks is not None:
+        logits = np.concatenate((logits, np.broadcast_to(sinks[:, None, None], (len(k), n, 1))), 2)
+    top = logits.max(2, keepdims=True)
+    weights = np.exp(logits - top)
+    weights = (weights / weights.sum(2, keepdims=True))[..., :n]
+    spread = np.where(seen, top - scores, 0).max(2, keepdims=True)
+    tiles, segments = -(-n // TILE), -(-n // SEGMENT)
+    e = np.where(seen, wrong, 0).max(2, keepdims=True) + U * (2 * spread + (1.3 + 1) * (tiles + segments + 3))
+    e = np.expm1(e)
+    chains = 2 * gamma(min(n, SEGMENT) + 2 * tiles + 2 * segments + 10)
+    bound = (2 * e / (1 - e) + chains) * (weights @ np.abs(v))
+    out = weights @ v
+    return Exact(out.transpose(1, 0, 2), bound.transpose(1, 0, 2), weights)
+
+
+def rounding(x: Array, dtype: StateDType) -> Array:
+    """How far an element of x [..., D] may be from what is stored of it. Of p bits, the nearest is within 2^-p."""
+    x = np.abs(x.astype(np.float64))
+    if dtype == "int8":
+        return np.broadcast_to(x.max(-1, keepdims=True) / 127 * (0.5 + 4 * 127 * U), x.shape)
+    bits = {"float32": 64, "bfloat16": 8, "float16": 11}[dtype]
+    return x * 2.0**-bits + (2.0**-25 if dtype == "float16" else 0.0)  # below 2^-14 float16 has a fixed step
+
+
+def price(case: Attention, q: Array, k: Array, v: Array, exact: Exact, dtype: StateDType) -> Array:
+    """How far rounding keys and values may move the output from `exact` [n, H, D]."""
+    groups = case.num_heads // case.num_kv_heads
+    key, value, wide = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (rounding(k, dtype), rounding(v, dtype), v))
+    moved = np.abs(q).astype(np.float64).transpose(1, 0, 2) @ key.transpose(0, 2, 1) * case.scale
+    e = np.expm1(np.where(exact.weights > 0, moved, 0).max(2, keepdims=True))
+    assert (e < 1).all()
+    found = 2 * e / (1 - e) * (exact.weights @ np.abs(wide)) + (1 + e) / (1 - e) * (exact.weights @ value)
+    return found.transpose(1, 0, 2)
