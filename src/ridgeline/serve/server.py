@@ -23,30 +23,39 @@ from ridgeline.serve.service import Service
 
 BACKLOG = 2048
 MAX_HEAD_BYTES = 1 << 16
+TOO_LONG = f"the headers are longer than {MAX_HEAD_BYTES} bytes"
 
 
 class _Protocol(HttpToolsProtocol):
     """What is no HTTP is told so in the shape of all other errors; headers have an end."""
 
-    _head_bytes: int | None = 0  # of a request whose headers are not complete; None: they are
+    _open_bytes: int | None = 0  # of a request whose headers are not complete; None: they are
+    _header_bytes = 0  # names and values of headers that are complete
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"the headers are longer than {MAX_HEAD_BYTES} bytes")
+        if self._open_bytes is not None:
+            self._open_bytes += len(data)
+            if self._open_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(TOO_LONG)
 
     def on_message_begin(self) -> None:
-        self._head_bytes = 0
+        self._open_bytes, self._header_bytes = 0, 0
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEAD_BYTES:
+            raise ValueError(TOO_LONG)  # which ends in a call of send_400_response
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._open_bytes = None
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        body = dumps(APIError(400, msg, code="invalid_http").body())
+        text = TOO_LONG if self._header_bytes > MAX_HEAD_BYTES else msg
+        body = dumps(APIError(400, text, code="invalid_http").body())
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
