@@ -10,7 +10,19 @@ import typer
 
 from ridgeline import __version__
 from ridgeline.cli import (
-    bench, chat, doctor, evaluate, generate, inspect, plan, replay, run_batch, serve, simulate, train, verify,
+    bench,
+    chat,
+    doctor,
+    evaluate,
+    generate,
+    inspect,
+    plan,
+    replay,
+    run_batch,
+    serve,
+    simulate,
+    train,
+    verify,
 )  # fmt: skip
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
