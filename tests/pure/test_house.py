@@ -61,7 +61,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "plan": frozenset({"matplotlib"}),
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
-    "measure": frozenset({"numpy"}),
+    "measure": frozenset({"numpy", "httpx", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
     "sim": frozenset({"numpy", "matplotlib"}),
     "cli": frozenset({"typer", "rich"}),

@@ -11,6 +11,7 @@ import typer
 from ridgeline import __version__
 from ridgeline.cli import (
     bench,
+    bench_serve,
     chat,
     doctor,
     evaluate,
@@ -48,6 +49,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
