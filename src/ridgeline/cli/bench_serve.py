@@ -31,51 +31,56 @@ def _option(panel: str, *names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
+BaseUrl = Annotated[str, _option(_SERVER, "--base-url", help="With or without /v1.")]
+Model = Annotated[str | None, _option(_SERVER, "--model", "-m", help="Default: the first that it serves.")]
+ApiKey = Annotated[str | None, _option(_SERVER, "--api-key", help=f"Default: the environment's {' or '.join(KEYS)}.")]
+Timeout = Annotated[float, _option(_SERVER, "--timeout", help="Seconds without a byte: then it failed.")]
+ExtraBody = Annotated[str, _option(_SERVER, "--extra-body", help="JSON: more fields of every request.")]
+VocabSize = Annotated[int, _option(_SERVER, "--vocab-size", min=1, help="Prompts are random token ids below it.")]
+Trace = Annotated[str | None, _option(_WORK, "--trace", help="Azure CSV or Mooncake JSON lines.")]
+Arrivals = Annotated[
+    str | None,
+    _option(_WORK, "--arrivals", help="Requests a second: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30"),
+]
+Concurrency = Annotated[
+    int | None, _option(_WORK, "--concurrency", min=1, help="Closed loop: so many clients; the same as closed:N.")
+]
+NumRequests = Annotated[
+    int | None, _option(_WORK, "--num-requests", min=1, help="Default: the trace's; without one 200.")
+]
+Scale = Annotated[float, _option(_WORK, "--scale", help="So many times as fast as the trace.")]
+InputLen = Annotated[int, _option(_WORK, "--input-len", min=1, help="Mean, without a trace.")]
+OutputLen = Annotated[int, _option(_WORK, "--output-len", min=1, help="Mean, without a trace.")]
+LengthCv = Annotated[
+    float, _option(_WORK, "--length-cv", min=0.0, help="Coefficient of variation of both; 0: all equal.")
+]
+Truncate = Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")]
+Warmup = Annotated[int, _option(_WORK, "--warmup", min=0, help="Requests before it, one by one; not counted.")]
+Seed = Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and prompts.")]
+Slo = Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")]
+JsonOutput = Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")]
+Plot = Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")]
+Predict = Annotated[
+    str | None, _option(_PLAN, "--predict", help="The model there, as for simulate: name, folder, config.json.")
+]
+Changes = Annotated[str, _option(_PLAN, "--changes", help="Of it: weights=int4,kv=fp8,tp=2, as for plan.")]
+Hardware = Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, cpu-server, ...")]
+StepTimes = Annotated[
+    str | None, _option(_PLAN, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
+]
+MaxNumSeqs = Annotated[int, _option(_PLAN, "--max-num-seqs", help="Sequences that run there at once.")]
+MaxNumBatchedTokens = Annotated[int, _option(_PLAN, "--max-num-batched-tokens", help="Of one step there.")]
+BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Tokens of a page there.")]
+
+
 def bench_serve(
-    base_url: Annotated[str, _option(_SERVER, "--base-url", help="With or without /v1.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, _option(_SERVER, "--model", "-m", help="Default: the first that it serves.")] = None,
-    api_key: Annotated[
-        str | None, _option(_SERVER, "--api-key", help=f"Default: the environment's {' or '.join(KEYS)}.")
-    ] = None,
-    timeout: Annotated[float, _option(_SERVER, "--timeout", help="Seconds without a byte: then it failed.")] = 600,
-    extra_body: Annotated[str, _option(_SERVER, "--extra-body", help="JSON: more fields of every request.")] = "{}",
-    vocab_size: Annotated[
-        int, _option(_SERVER, "--vocab-size", min=1, help="Prompts are random token ids below it.")
-    ] = 1000,
-    trace: Annotated[str | None, _option(_WORK, "--trace", help="Azure CSV or Mooncake JSON lines.")] = None,
-    arrivals: Annotated[
-        str | None,
-        _option(_WORK, "--arrivals", help="Requests a second: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30"),
-    ] = None,
-    concurrency: Annotated[
-        int | None, _option(_WORK, "--concurrency", min=1, help="Closed loop: so many clients; the same as closed:N.")
-    ] = None,
-    num_requests: Annotated[
-        int | None, _option(_WORK, "--num-requests", min=1, help="Default: the trace's; without one 200.")
-    ] = None,
-    scale: Annotated[float, _option(_WORK, "--scale", help="So many times as fast as the trace.")] = 1.0,
-    input_len: Annotated[int, _option(_WORK, "--input-len", min=1, help="Mean, without a trace.")] = 128,
-    output_len: Annotated[int, _option(_WORK, "--output-len", min=1, help="Mean, without a trace.")] = 128,
-    length_cv: Annotated[
-        float, _option(_WORK, "--length-cv", min=0.0, help="Coefficient of variation of both; 0: all equal.")
-    ] = 0.0,
-    truncate: Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")] = False,
-    warmup: Annotated[int, _option(_WORK, "--warmup", min=0, help="Requests before it, one by one; not counted.")] = 3,
-    seed: Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and prompts.")] = 0,
-    slo: Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")] = None,
-    json_output: Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")] = False,
-    plot: Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")] = None,
-    predict: Annotated[
-        str | None, _option(_PLAN, "--predict", help="The model there, as for simulate: name, folder, config.json.")
-    ] = None,
-    changes: Annotated[str, _option(_PLAN, "--changes", help="Of it: weights=int4,kv=fp8,tp=2, as for plan.")] = "",
-    hardware: Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, cpu-server, ...")] = "h100",
-    step_times: Annotated[
-        str | None, _option(_PLAN, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
-    ] = None,
-    max_num_seqs: Annotated[int, _option(_PLAN, "--max-num-seqs", help="Sequences that run there at once.")] = 256,
-    max_num_batched_tokens: Annotated[int, _option(_PLAN, "--max-num-batched-tokens", help="Of one step there.")] = 512,
-    block_size: Annotated[int, _option(_PLAN, "--block-size", help="Tokens of a page there.")] = 16,
+    base_url: BaseUrl = "http://127.0.0.1:8000", model: Model = None, api_key: ApiKey = None, timeout: Timeout = 600,
+    extra_body: ExtraBody = "{}", vocab_size: VocabSize = 1000, trace: Trace = None, arrivals: Arrivals = None,
+    concurrency: Concurrency = None, num_requests: NumRequests = None, scale: Scale = 1.0, input_len: InputLen = 128,
+    output_len: OutputLen = 128, length_cv: LengthCv = 0.0, truncate: Truncate = False, warmup: Warmup = 3,
+    seed: Seed = 0, slo: Slo = None, json_output: JsonOutput = False, plot: Plot = None, predict: Predict = None,
+    changes: Changes = "", hardware: Hardware = "h100", step_times: StepTimes = None, max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512, block_size: BlockSize = 16,
 ) -> None:  # fmt: skip
     """Send a workload to a server at its own pace: requests go out when they are due, whatever became of others."""
     given = locals()  # every option, by its name
