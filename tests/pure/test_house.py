@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "llm": None,
     "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm", "sim"}),
     "async_llm": None,
-    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "__init__"}),
+    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "measure", "__init__"}),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,

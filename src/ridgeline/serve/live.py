@@ -46,6 +46,8 @@ def _engine(service: Service, report: Report) -> dict[str, Any]:
         "window_s": RECENT_SECONDS,
         "ttft_s": _recent(m.ttft),
         "tpot_s": _recent(m.per_token),
+        "roof": service.ledger.roof(),
+        "step": service.ledger.figures(stats.last_step, m.last_step_s) if stats else None,
     }  # fmt: skip
 
 

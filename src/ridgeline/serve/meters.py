@@ -70,7 +70,8 @@ class RecentHistogram(Histogram):
 class EngineMeters:
     """Since the engine process started. Seconds, tokens.
 
-    steps, busy_s: steps of the engine, and the time in them; alive_s: since it began. finished: answers by reason.
+    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one; alive_s: since it began.
+    finished: answers by reason.
     """
 
     prompt_tokens: int = 0
@@ -80,6 +81,7 @@ class EngineMeters:
     busy_s: float = 0.0
     alive_s: float = 0.0
     failed_steps: int = 0
+    last_step_s: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
     ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
     inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
