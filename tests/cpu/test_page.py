@@ -186,6 +186,9 @@ def test_live_figures_follow_the_server(page: playwright.Page, server: Server) -
     expect(running).to_have_text("3", timeout=10_000)
     pages = page.locator(".tile", has_text="Pages used").locator(".more")
     expect(pages).not_to_have_text(re.compile("^0 of"))
+    step = page.locator("#roofline tbody tr").first
+    expect(step.locator("td").nth(1)).to_have_text(re.compile(r"[\d.]+ (ms|µs)"))  # predicted beside measured
+    expect(page.locator("circle.predicted, circle.measured").first).to_be_visible()
     sock.close()
     expect(running).to_have_text("0", timeout=10_000)
     expect(page.locator("#latency td").first).to_contain_text("s")

@@ -4,7 +4,7 @@ import { ask } from './api.js';
 import { byId, draw, make, quantity, seconds, significant, table, whole } from './dom.js';
 import { Roofline } from './roofline.js';
 
-const EVERY_MS = 1000, KEPT = 120;
+const EVERY_MS = 1000, KEPT = 60;
 
 const TILES = [
   ['Running', ({ requests }) => [whole(requests.running), `of ${whole(requests.max_running)} at once`, requests.running]],

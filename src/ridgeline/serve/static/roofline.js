@@ -31,8 +31,8 @@ export class Roofline {
     const ridge = roof.flops_per_s / roof.bytes_per_s, bottom = HEIGHT - BOTTOM;
     const line = `M${x(x0)} ${y(x0 * roof.bytes_per_s)}L${x(ridge)} ${y(roof.flops_per_s)}L${x(x1)} ${y(roof.flops_per_s)}`;
     const middle = Math.sqrt(x0 * ridge);  // of the slope
-    const slope = (-180 / Math.PI) * Math.atan2(y(middle) - y(middle * 2), x(middle * 2) - x(middle));
-    const at = [x(middle), y(middle * roof.bytes_per_s) - 10];
+    const [low, high] = [middle, 2 * middle].map((at) => [x(at), y(at * roof.bytes_per_s)]);
+    const slope = (180 / Math.PI) * Math.atan2(high[1] - low[1], high[0] - low[0]);
     const [measured, predicted] = points;
     return draw('svg', { class: 'chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img',
       'aria-label': 'Operations per second over operations per byte; the table below has the numbers' },
@@ -45,7 +45,7 @@ export class Roofline {
         draw('text', { x: LEFT - 8, y: y(value) + 4, 'text-anchor': 'end' }, quantity(value, 'FLOP/s'))]),
       draw('text', { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, 'text-anchor': 'middle' }, 'operations per byte'),
       draw('path', { class: 'roof', d: line }),
-      draw('text', { class: 'label', x: at[0], y: at[1], 'text-anchor': 'middle', transform: `rotate(${slope} ${at})` },
+      draw('text', { class: 'label', x: low[0], y: low[1] - 10, 'text-anchor': 'middle', transform: `rotate(${slope} ${low})` },
         quantity(roof.bytes_per_s, 'B/s')),
       draw('text', { class: 'label', x: WIDTH - RIGHT - 6, y: y(roof.flops_per_s) - 10, 'text-anchor': 'end' },
         quantity(roof.flops_per_s, 'FLOP/s')),
