@@ -154,9 +154,11 @@ def test_our_own_server_beside_what_is_predicted(tmp_path: Path) -> None:
         found = bench(server.url, "--trace", str(trace), "--scale", "2", "--slo", "ttft=30s,tpot=1s",
                       "--predict", "src/ridgeline/models/pocket", "--hardware", "cpu-server",
                       "--step-times", str(times))  # fmt: skip
+        own = bench(server.url, "--trace", str(trace), "--scale", "2")["predicted"]
         assert server.metric("vllm:prefix_cache_hits_total") >= 9 * 512
     r, p = found["measured"], found["predicted"]
     for column in ("requests", "prompt_tokens", "output_tokens"):
         assert r[column] == p[column] == {"requests": 10, "prompt_tokens": 5200, "output_tokens": 80}[column]
     assert r["attainment"] == 1.0 and r["goodput"] == pytest.approx(r["requests_per_s"])
     assert 0.2 < p["ttft_s"]["max"] < 2
+    assert own["requests"] == 10 and 1e-5 < own["ttft_s"]["p50"] < 10  # of the machine as the server measured it

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
-    "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm", "sim"}),
+    "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm", "sim", "plan"}),
     "async_llm": None,
     "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "measure", "__init__"}),
     "cli": None,

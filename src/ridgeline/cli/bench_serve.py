@@ -61,7 +61,8 @@ Slo = Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms
 JsonOutput = Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")]
 Plot = Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")]
 Predict = Annotated[
-    str | None, _option(_PLAN, "--predict", help="The model there, as for simulate: name, folder, config.json.")
+    str | None,
+    _option(_PLAN, "--predict", help="The model there. Default: what a Ridgeline server says."),
 ]
 Changes = Annotated[str, _option(_PLAN, "--changes", help="Of it: weights=int4,kv=fp8,tp=2, as for plan.")]
 Hardware = Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, cpu-server, ...")]
@@ -92,8 +93,8 @@ def bench_serve(
     limits = Slo.parse(slo) if slo else None
     if plot:
         check_name(plot)
-    server, workload, found = asyncio.run(_measure(given, limits))
-    predicted = _predict(given, workload, limits) if predict else None
+    server, workload, found, described = asyncio.run(_measure(given, limits))
+    predicted = _predict(given, described, workload, limits)
     title = _title(given, server, workload)
     if plot:
         draw(title, found, plot)
@@ -116,12 +117,14 @@ def columns(report: Report) -> dict[str, Any]:
     return seen | {name: getattr(report, name) for name in dict(RATES).values()}
 
 
-async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured]:
+async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured, Any]:
+    """described: what a server of ours says of itself."""
     from ridgeline.cli.progress import prompts_bar
     from ridgeline.measure.client import Client
     from ridgeline.measure.load import Loop
+    from ridgeline.measure.served import PATH
 
-    key = given["api_key"] or next((found for name in KEYS if (found := os.environ.get(name))), None)
+    key = given["api_key"] or next(filter(None, map(os.environ.get, KEYS)), None)
     client, extra = Client(given["base_url"], key, given["timeout"]), _extra(given["extra_body"])
     async with client.http:
         server = await client.server(given["model"])
@@ -129,7 +132,8 @@ async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload
         with prompts_bar(len(workload.requests)) as done:
             loop = Loop(client, server, vocab_size=given["vocab_size"], seed=given["seed"], extra=extra, on_done=done)
             await loop.warm_up(workload.requests[: given["warmup"]])
-            return server, workload, await loop.run(workload, limits)
+            found = await loop.run(workload, limits)
+        return server, workload, found, await client.get(PATH) if server.owner == "ridgeline" else None
 
 
 def _extra(text: str) -> dict[str, Any]:
@@ -163,11 +167,14 @@ def _workload(given: dict[str, Any], limit: int | None) -> Workload:
     return workload_of(given | asked | {"rate_scale": given["scale"]}, limit)
 
 
-def _predict(given: dict[str, Any], workload: Workload, limits: Any) -> Report:
-    """The same workload through the simulator."""
+def _predict(given: dict[str, Any], described: Any, workload: Workload, limits: Any) -> Report | None:
+    """The same workload through the simulator; None where nothing is known of the model or the machine."""
     from ridgeline.cli.simulate import cost_of, deployment_of
+    from ridgeline.measure.served import predict
     from ridgeline.sim import settings, simulate
 
+    if given["predict"] is None:
+        return None if described is None else predict(described, workload, limits, given["seed"])
     named = given | {"model": given["predict"], "changes": [given["changes"]] if given["changes"] else []}
     _, deployment = deployment_of(named)
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)

@@ -1,4 +1,4 @@
-"""GET /live: what the page draws, as one JSON object. Times are seconds, counters begin with the engine's process."""
+"""GET /live and /plan: what the page draws. Times are seconds, counters begin with the engine's process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from ridgeline.measure.served import describe
 from ridgeline.serve.client import EngineDown
 from ridgeline.serve.messages import Report
 from ridgeline.serve.meters import RECENT_SECONDS, RecentHistogram
@@ -31,6 +32,12 @@ async def live(service: Service) -> dict[str, Any]:
         return found
     found["engine"] |= {name: getattr(report.meters, name) for name in ("steps", "busy_s", "alive_s")}
     return found | _engine(service, report)
+
+
+def plan(service: Service) -> dict[str, Any]:
+    """What is known before anything runs."""
+    names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    return describe(service.ready.deployment, {name: getattr(service.ready.config, name) for name in names})
 
 
 def _engine(service: Service, report: Report) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ridgeline.serve.errors import APIError, dumps
-from ridgeline.serve.live import live
+from ridgeline.serve.live import live, plan
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # No script and no style but those of this server, no frame around it, nothing sent elsewhere.
@@ -46,5 +46,10 @@ def page_router() -> APIRouter:
     async def get_live(request: Request) -> Response:
         """Requests, pages, rates and latencies of this moment: what the page at / draws."""
         return Response(dumps(await live(request.app.state.service)), media_type="application/json")
+
+    @router.get("/plan", tags=["Server"])
+    async def get_plan(request: Request) -> Response:
+        """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
+        return Response(dumps(plan(request.app.state.service)), media_type="application/json")
 
     return router
