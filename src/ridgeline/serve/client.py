@@ -20,6 +20,7 @@ from ridgeline.serve.messages import (
     Abort,
     Ask,
     Chunks,
+    Delivered,
     Embed,
     Embedded,
     Failed,
@@ -227,6 +228,8 @@ class EngineClient:
                 answers = self._answers.get(number)
                 if answers is not None and answers.put(number, OutputChunk(*values), message.committed):
                     self._answers.pop(number, None)
+            if message.last:  # after the streams that were woken above, whose turn comes first
+                asyncio.get_running_loop().call_soon(self._delivered)
         elif isinstance(message, Refused):
             self._fail(message.id, RequestError(message.message))
         elif isinstance(message, Lost):
@@ -249,6 +252,10 @@ class EngineClient:
         for number in ids:
             if self._answers.pop(number, None) is not None and self.state == "ready":
                 self._send(Abort(number))
+
+    def _delivered(self) -> None:
+        if self.state == "ready":
+            self._send(Delivered())
 
     async def _ask(self, message: Callable[[int], object]) -> Any:
         number = next(self._ids)

@@ -58,6 +58,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered:
+    """All that the last step gave is written."""
+
+
+@dataclass(frozen=True, slots=True)
 class Embed:
     """A vector for each of these prompts."""
 
@@ -108,13 +113,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What a step gave, for each request that is listened to. committed: when (time.perf_counter).
+    """What a step gave, or a part of it, for each request that is listened to. committed: when (time.perf_counter).
 
-    items: each a request's id and the fields of an OutputChunk: tuples go through the pipe ten times as fast.
+    items: each a request's id and the fields of an OutputChunk: tuples go through the pipe ten times as fast. last: of
+    its step; to be answered with Delivered.
     """
 
     committed: float
     items: Sequence[tuple[int, tuple[Any, ...]]]
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ridgeline.serve.messages import (
     Abort,
     Ask,
     Chunks,
+    Delivered,
     Embed,
     Embedded,
     Failed,
@@ -42,6 +43,9 @@ from ridgeline.spec.request import OutputChunk
 
 IDLE_SECONDS = 1.0  # without work, after which the books are checked
 PROGRESS_SECONDS = 0.25
+MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
+# What the HTTP process takes to be woken, and to write a chunk.
+HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.00006
 
 
 class Worker:
@@ -53,30 +57,33 @@ class Worker:
         self._compiler = Compiler(llm.grammars)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._chunks: list[tuple[int, tuple[Any, ...]]] = []
-        self._committed = 0.0  # when the first of them came
+        self._undelivered = 0  # chunks of the last step
+        self._committed = 0.0  # when the first one of the step came; 0: none yet
         self._meters = EngineMeters()
         self._started = time.perf_counter()
         self._checked = True
 
     def run(self) -> None:
         """Until the pipe closes."""
-        while True:
-            try:
-                messages = self._inbox.read(self._patience(), [self._compiler.wakeup])
-            except EOFError:
-                return
-            for message in messages:
-                self._take(message)
-            for submit, error in self._compiler.done():
-                if error is None:
-                    self._add(submit)
-                else:
-                    self._send(Refused(submit.id, str(error)))
-            if len(self._session):
-                self._step()
-            elif not messages and not self._checked:
-                self._check()
-            self._flush()
+        try:
+            while True:
+                self._turn()
+        except EOFError:
+            return
+
+    def _turn(self) -> None:
+        messages = self._inbox.read(self._patience(), [self._compiler.wakeup])
+        for message in messages:
+            self._take(message)
+        for submit, error in self._compiler.done():
+            if error is None:
+                self._add(submit)
+            else:
+                self._send(Refused(submit.id, str(error)))
+        if len(self._session):
+            self._step()
+        elif not messages and not self._checked:
+            self._check()
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message."""
@@ -92,6 +99,8 @@ class Worker:
             self._compiler.abort(message.id)
             if (known := self._open.pop(message.id, None)) is not None:
                 self._session.abort(known)
+        elif isinstance(message, Delivered):
+            self._undelivered = 0
         elif isinstance(message, Embed):
             self._embed(message)
         elif isinstance(message, Ask):
@@ -121,8 +130,11 @@ class Worker:
                 last[chunk.index] = now
                 meters.generation_tokens += len(chunk.token_ids)
             if submit.stream or chunk.output is not None:
-                self._committed = self._committed if self._chunks else time.perf_counter()
+                self._committed = self._committed or time.perf_counter()
                 self._chunks.append((submit.id, chunk_fields(chunk)))
+                self._undelivered += 1
+                if len(self._chunks) >= MESSAGE_CHUNKS:
+                    self._flush()
             if chunk.output is not None:
                 self._open.pop(submit.id, None)
                 meters.finish(chunk.output)
@@ -131,7 +143,7 @@ class Worker:
 
     def _step(self) -> None:
         meters, before, start = self._meters, self._meters.generation_tokens, time.perf_counter()
-        self._checked = False
+        self._checked, self._committed, self._undelivered = False, 0.0, 0
         try:
             self._session.step()
         except Exception as e:  # of a device, or a fault of ours: who was open is lost, the next ones are welcome
@@ -146,6 +158,20 @@ class Worker:
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
+        if self._undelivered:
+            self._flush(last=True)
+            if self._llm.loaded.table.memory.on_host:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Leave the cores to the HTTP process until it has written what the step gave, or for as long as that takes as
+        a rule. Kernels on all cores wait for the slowest one, so who takes one core from them holds them all up anyway;
+        they, which run for longer than a writer needs, would hold it up for whole slices of the system's time.
+        """
+        end = time.perf_counter() + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
+        while self._undelivered and (left := end - time.perf_counter()) > 0:
+            for message in self._inbox.read(left):
+                self._take(message)
 
     def _check(self) -> None:
         self._checked = True
@@ -160,10 +186,9 @@ class Worker:
         except RequestError as e:
             self._send(Refused(message.id, str(e)))
 
-    def _flush(self) -> None:
-        if self._chunks:
-            chunks, self._chunks = self._chunks, []
-            self._send(Chunks(self._committed, chunks))
+    def _flush(self, *, last: bool = False) -> None:
+        chunks, self._chunks = self._chunks, []
+        self._send(Chunks(self._committed, chunks, last))
 
     def _send(self, message: object) -> None:
         self._sock.sendall(frame(message))
