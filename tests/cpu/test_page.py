@@ -228,13 +228,21 @@ def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
         page.get_by_role("button", name="Use this key").click()
         expect(page.locator("#model")).to_contain_text("pocket")
         expect(page.get_by_label("API key")).to_be_hidden()
-        assert page.get_by_label("Chat").is_disabled()  # no template here
         complete(page, "import os", Max_tokens="4")
         done(page)
         server.stop()
         page.get_by_role("button", name="Generate").click()
         expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
         expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+
+
+def test_without_a_template_there_is_no_chat(page: playwright.Page) -> None:
+    about = {"model": "base", "device": "cpu", "chat": False, "engine": {"state": "ready"}}
+    page.route("**/live", lambda route: route.fulfill(json=about))
+    page.reload()
+    expect(page.locator("#model")).to_have_text("base · cpu")
+    assert page.get_by_label("Chat").is_disabled() and page.get_by_label("Completion").is_checked()
+    expect(page.locator("#no-chat")).to_be_visible()
 
 
 def test_a_stream_that_breaks_is_told(page: playwright.Page) -> None:
