@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "load": frozenset({"spec", "archs", "quant", "ops"}),
     "sched": frozenset({"spec"}),
     "plan": frozenset({"spec", "archs"}),
+    "sim": frozenset({"spec", "sched", "plan"}),
     # Of the scheduler, the runtime may know only its plain data.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched"}),
     "engine": frozenset({"spec", "load", "sched", "plan", "runtime"}),
@@ -40,9 +41,9 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
-    "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm"}),
+    "measure": frozenset({"spec", "ops", "quant", "sched", "runtime", "llm", "sim", "plan"}),
     "async_llm": None,
-    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "__init__"}),
+    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "measure", "__init__"}),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,
@@ -60,8 +61,9 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "plan": frozenset({"matplotlib"}),
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
-    "measure": frozenset({"numpy"}),
+    "measure": frozenset({"numpy", "httpx", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
+    "sim": frozenset({"numpy", "matplotlib"}),
     "cli": frozenset({"typer", "rich"}),
 }
 # Where torch may be imported (a file or a folder), and why.

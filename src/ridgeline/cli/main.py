@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from ridgeline import __version__
-from ridgeline.cli import bench, chat, doctor, evaluate, generate, inspect, plan, run_batch, serve, train, verify
+from ridgeline.cli import (
+    bench,
+    bench_serve,
+    chat,
+    doctor,
+    evaluate,
+    generate,
+    inspect,
+    plan,
+    replay,
+    run_batch,
+    serve,
+    simulate,
+    train,
+    verify,
+)  # fmt: skip
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -29,10 +44,13 @@ app.command("serve")(serve.serve)
 app.command("run-batch")(run_batch.run_batch)
 app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+bench.app.command("serve")(bench_serve.bench_serve)
+bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
 

@@ -110,6 +110,7 @@ class Engine:
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
         self._failed: list[Event] = []
+        self._works: Seq[Work] = ()  # of the last step
 
     def __len__(self) -> int:
         """Requests that are not complete."""
@@ -195,7 +196,8 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal)
+        shape = tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in self._works)
+        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=shape)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
@@ -206,6 +208,7 @@ class Engine:
         for work in plan.works:
             if (choice := self._choices.get(work.sequence)) and choice.scheduled is None:
                 choice.scheduled = now
+        self._works = plan.works or self._works
         forward = self._runner.submit(plan)
         found: dict[int, Sampled] = {}
         if forward is not None:

@@ -131,6 +131,12 @@ class Forward:
             found.append(self._head.at(rows, batch, 1, results=rows * self.spec.vocab_size * FLOAT_BYTES))
         return tuple(found)
 
+    def state_operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
+        """Of these only those that read state, as many for every step: all their figures are sums over sequences."""
+        tokens = sum(s.count * s.tokens for s in batch)
+        parts = self._parts.items()
+        return tuple(part.at(tokens, batch, layers) for part, layers in parts if isinstance(part, _Core))
+
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:

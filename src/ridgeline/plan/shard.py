@@ -75,6 +75,12 @@ def device_operations(forward: Forward, batch: Sequence[Slice], scheme: Scheme) 
     return tuple(found)
 
 
+def device_state_operations(forward: Forward, s: Slice, scheme: Scheme) -> tuple[Operation, ...]:
+    """Of those, what reads the state of one slice, where matrices are cut at most: tp."""
+    found = forward.state_operations((s,))
+    return tuple(next(_tensor_parallel(op, scheme.tp)) for op in found) if scheme.tp > 1 else found
+
+
 def device_weight_bytes(weight: Weight, stored: float, scheme: Scheme) -> float:
     """Of one weight that takes `stored` bytes in all, on the device with most of it, a pipeline's share aside."""
     if scheme.ep > 1:

@@ -15,7 +15,8 @@ from itertools import chain
 from math import gcd, lcm
 
 from ridgeline.sched.pages import PagePool
-from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.sequence import PageKey, Sequence
+from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
@@ -35,7 +36,7 @@ class StateCache:
         self._align = lcm(self.grid, *(g.page_tokens for g in groups if not g.snapshot))
         self._snapshot_tokens = lcm(*(g.page_tokens for g in groups if g.snapshot))
         self.has_snapshots = any(g.snapshot for g in groups)
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[PageKey, None] = OrderedDict()
         self.newest_step = 0  # the newest one that may touch pages which are let go now
         self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
         self.swap_out: list[PageCopy] = []
@@ -75,8 +76,11 @@ class StateCache:
             first = group.page_of(limit - 1 if group.snapshot else seq.planned)
             if first < len(table) and not pool.writable(table[first]):
                 self._copy_on_write(seq, g, first, deltas)
-            for index in group.new_pages(len(table), stop):
-                table.append(pool.take() if group.writes(index, stop) else NULL_PAGE)
+            new = group.new_pages(len(table), stop)
+            if group.snapshot:
+                table += [pool.take() if group.writes(index, stop) else NULL_PAGE for index in new]
+            else:
+                table += pool.take_many(len(new))
             if len(table) > seq.sent[g]:
                 deltas.append(PageDelta(g, seq.row, seq.sent[g], tuple(table[seq.sent[g] :])))
                 seq.sent[g] = len(table)
@@ -118,9 +122,10 @@ class StateCache:
                     pool.seal(table[group.page_of(position - 1)], seq.prefix_hash(position, self.grid))
                     seq.covered = 0  # if there is more to write to it, to a copy
             else:
-                for index in range(seq.sealed[g], position // size):
-                    pool.seal(table[index], seq.prefix_hash((index + 1) * size, self.grid))
-                seq.sealed[g] = max(seq.sealed[g], position // size)
+                full = position // size
+                if full > seq.sealed[g]:
+                    first, seq.sealed[g] = seq.sealed[g], full
+                    pool.seal_all(table[first:full], seq.page_keys(first, full, size, self.grid))
             kept = max(seq.dropped[g], group.first_pages)
             for index in range(kept, group.first_live_page(position)):
                 pool.drop(table[index], self.newest_step)
@@ -128,6 +133,16 @@ class StateCache:
                 seq.dropped[g] = kept = index + 1
             event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
         seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
+
+    def turn_page(self, seq: Sequence) -> None:
+        """Publish the last page, which is full now, and take the next one; where there is one group, with all pages."""
+        pool, table, size = self.pools[0], seq.tables[0], self.groups[0].page_tokens
+        full = len(table)
+        pool.seal(table[-1], seq.prefix_hash(full * size, self.grid))
+        table.append(pool.take())
+        seq.sealed[0] = full
+        seq.sent[0] = full + 1
+        seq.covered = seq.next_event = (full + 1) * size
 
     # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
 
@@ -210,11 +225,9 @@ class StateCache:
     def release(self, seq: Sequence) -> None:
         """Let go of all pages, on the device and on the host."""
         for pool, table in zip(self.pools, seq.tables, strict=False):
-            for page in reversed(table):  # the prefix is what others may want: it is evicted last
-                pool.drop(page, self.newest_step)
+            pool.drop_all(reversed(table), self.newest_step)  # the prefix, which others may want, is evicted last
         for pool, table in zip(self.host, seq.host, strict=False):
-            for page in table:
-                pool.drop(page, self.newest_step)
+            pool.drop_all(table, self.newest_step)
         seq.tables, seq.host = [], []
 
     def can_swap(self, seq: Sequence) -> bool:
@@ -258,6 +271,22 @@ class StateCache:
         ]
 
     # ---- all sequences ----------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Bytes of the pages that sequences hold on the device, each counted once."""
+        return sum(group.page_bytes * pool.num_used for group, pool in zip(self.groups, self.pools, strict=True))
+
+    def group_stats(self, running: Seq[Sequence]) -> tuple[GroupStats, ...]:
+        """Of each group; `running` are the sequences that hold pages on the device."""
+        found = []
+        for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            held = sum(seq.num_pages(g, group) for seq in running)
+            read = sum(min(seq.planned, group.lookback + group.first_tokens) for seq in running)
+            slots = 0 if group.snapshot else held * group.page_tokens
+            wasted = 0 if group.snapshot else slots - read
+            used, host, total = pool.num_used, self.host[g].num_used, max(pool.num_pages - 1, 0)
+            found.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, held - used))
+        return tuple(found)
 
     def settle(self, step: int) -> None:
         """Step `step` was committed."""

@@ -14,30 +14,37 @@ handed out last, the least recently used of them first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
+from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 
 
 class PagePool:
-    """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host."""
+    """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
 
-    __slots__ = ("_by_key", "_free", "_keys", "_limbo", "_refs", "_settled", "name", "num_pages", "peak")
+    num_free: pages that can be taken now.
+    """
+
+    __slots__ = ("_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free")
+    __slots__ += ("num_pages", "peak")
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
         self.peak = 0  # of num_used, since the start
         self._refs = [0] * num_pages
-        self._keys: list[bytes | None] = [None] * num_pages
-        self._by_key: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_PAGE + 1, num_pages))
-        self._limbo: OrderedDict[int, int] = OrderedDict()  # page -> the step that must be committed first, ascending
+        self._keys: list[PageKey | None] = [None] * num_pages
+        self._by_key: dict[PageKey, int] = {}
+        self._bare = list(range(num_pages - 1, NULL_PAGE, -1))  # free, without a key; the last is handed out first
+        # Free, with a key; the first is handed out first. A page that was shared meanwhile stays where it was, to be
+        # passed over: so many times as `_passed` says.
+        self._keyed: deque[int] = deque()
+        self._passed: Counter[int] = Counter()
+        self._limbo: dict[int, int] = {}  # page -> the step that must be committed first, ascending
         self._settled = 0
-
-    @property
-    def num_free(self) -> int:
-        """Pages that can be taken now."""
-        return len(self._free)
+        self.num_free = len(self._bare)
 
     @property
     def num_limbo(self) -> int:
@@ -47,7 +54,7 @@ class PagePool:
     @property
     def num_used(self) -> int:
         """Pages that sequences hold, each once."""
-        return max(self.num_pages - 1, 0) - len(self._free) - len(self._limbo)
+        return max(self.num_pages - 1, 0) - self.num_free - len(self._limbo)
 
     @property
     def num_keys(self) -> int:
@@ -56,63 +63,99 @@ class PagePool:
 
     def is_free(self, page: int) -> bool:
         """Would sharing this page leave one less to take?"""
-        return page in self._free
+        return page != NULL_PAGE and not self._refs[page] and page not in self._limbo
 
     def take(self) -> int:
         """A page with one reference and without a key. Raises KeyError if none is free."""
-        page, _ = self._free.popitem(last=False)
-        key = self._keys[page]
-        if key is not None:
-            self._keys[page] = None
-            del self._by_key[key]
-        self._refs[page] = 1
-        self.peak = max(self.peak, self.num_used)
-        return page
+        return self.take_many(1)[0]
+
+    def take_many(self, count: int) -> list[int]:
+        """The same for several pages, in the order in which they would be taken one by one."""
+        if count > self.num_free:
+            raise KeyError(f"{self.name}: {count} pages, and {self.num_free} are free")
+        refs, keys, by_key, bare = self._refs, self._keys, self._by_key, self._bare
+        start = max(len(bare) - count, 0)
+        taken = bare[start:]
+        taken.reverse()
+        del bare[start:]
+        if len(taken) < count:
+            evicted = self._oldest(count - len(taken))
+            for page in evicted:
+                key = keys[page]
+                assert key is not None
+                del by_key[key]
+                keys[page] = None
+            taken += evicted
+        for page in taken:
+            refs[page] = 1
+        self.num_free -= count
+        self._note_peak()
+        return taken
 
     def share(self, page: int) -> None:
         """One more holder; revives a page that nobody held."""
         if not self._refs[page]:
-            if page in self._free:
-                del self._free[page]
-            else:
+            if page in self._limbo:
                 del self._limbo[page]
-            self.peak = max(self.peak, self.num_used)
+            else:  # found by its key
+                self.num_free -= 1
+                self._passed[page] += 1
+                if len(self._keyed) > 2 * self.num_pages:
+                    self._tidy()
+            self._note_peak()
         self._refs[page] += 1
 
     def drop(self, page: int, until: int) -> None:
         """One holder less. The last one's page is handed out again once step `until` was committed."""
-        if page == NULL_PAGE:
-            return
-        self._refs[page] -= 1
-        assert self._refs[page] >= 0, f"{self.name}: page {page} dropped twice"
-        if self._refs[page]:
-            return
+        self.drop_all((page,), until)
+
+    def drop_all(self, pages: Iterable[int], until: int) -> None:
+        """The same for several pages, one after the other."""
+        refs, gone = self._refs, []
+        for page in pages:
+            if page == NULL_PAGE:
+                continue
+            left = refs[page] = refs[page] - 1
+            if left <= 0:
+                assert not left, f"{self.name}: page {page} dropped twice"
+                gone.append(page)
         if until > self._settled:
-            self._limbo[page] = until
+            self._limbo.update(dict.fromkeys(gone, until))
         else:
-            self._release(page)
+            self._release(gone)
 
     def settle(self, step: int) -> None:
         """Step `step` was committed, and so was every one before it."""
         self._settled = step
-        while self._limbo:
-            page, until = next(iter(self._limbo.items()))
-            if until > step:
-                return
-            del self._limbo[page]
-            self._release(page)
+        limbo = self._limbo
+        if not limbo:
+            return
+        if next(reversed(limbo.values())) <= step:
+            due = list(limbo)
+            limbo.clear()
+        else:
+            due = [page for page, until in limbo.items() if until <= step]
+            for page in due:
+                del limbo[page]
+        self._release(due)
 
     def writable(self, page: int) -> bool:
         """May the holder change the page? Not if another one holds it, or may find it."""
         return self._refs[page] == 1 and self._keys[page] is None
 
-    def seal(self, page: int, key: bytes) -> None:
+    def seal(self, page: int, key: PageKey) -> None:
         """The page will not change any more: later sequences may find it. The first page of equal ones is kept."""
-        if page != NULL_PAGE and self._keys[page] is None and key not in self._by_key:
-            self._keys[page] = key
-            self._by_key[key] = page
+        self.seal_all((page,), (key,))
 
-    def find(self, key: bytes) -> int:
+    def seal_all(self, pages: Iterable[int], keys: Iterable[PageKey]) -> None:
+        """The same for several pages, one after the other."""
+        of_page, by_key = self._keys, self._by_key
+        for page, key in zip(pages, keys, strict=True):
+            if page != NULL_PAGE and of_page[page] is None and key not in by_key:
+                of_page[page] = key
+                by_key[key] = page
+
+    def find(self, key: PageKey) -> int:
         """The page that was sealed with `key`, NULL_PAGE if there is none."""
         return self._by_key.get(key, NULL_PAGE)
 
@@ -120,15 +163,58 @@ class PagePool:
         """Raises AssertionError unless references are what is `held` (page -> count) and every page is in one place."""
         counted = {page: refs for page, refs in enumerate(self._refs) if refs}
         assert counted == held, f"{self.name}: references are {counted}, holders {held}"
-        places = [*held, *self._free, *self._limbo]
+        places = [*held, *self._bare, *self._live_keyed(), *self._limbo]
         once = len(places) == len(set(places)) == max(self.num_pages - 1, 0) and NULL_PAGE not in places
         assert once, f"{self.name}: a page is lost, or in two places"
         assert all(self._keys[page] == key for key, page in self._by_key.items()), f"{self.name}: stale index"
         assert sum(key is not None for key in self._keys) == len(self._by_key), f"{self.name}: unindexed key"
+        free = len(self._bare) + len(self._keyed) - self._passed.total()
+        assert free == self.num_free, f"{self.name}: {free} pages are free, {self.num_free} counted"
+        keyless = any(self._keys[page] is not None for page in self._bare)
+        assert not keyless and all(self._keys[page] is not None for page in self._live_keyed()), f"{self.name}: free"
         limits = list(self._limbo.values())
         assert limits == sorted(limits), f"{self.name}: limbo out of order"
 
-    def _release(self, page: int) -> None:
-        self._free[page] = None
-        if self._keys[page] is None:  # nothing worth keeping: the first to be reused
-            self._free.move_to_end(page, last=False)
+    def _release(self, pages: list[int]) -> None:
+        keys = self._keys
+        keyed = [page for page in pages if keys[page] is not None]
+        self._keyed += keyed
+        if len(keyed) < len(pages):  # nothing worth keeping: the first to be reused
+            self._bare += [page for page in pages if keys[page] is None]
+        self.num_free += len(pages)
+
+    def _oldest(self, count: int) -> list[int]:
+        """Take so many pages off the front of those with a key."""
+        pop = self._keyed.popleft
+        return [pop() for _ in range(count)] if not self._passed else list(islice(self._pop_live(), count))
+
+    def _pop_live(self) -> Iterator[int]:
+        passed, pop = self._passed, self._keyed.popleft
+        while True:
+            page = pop()
+            if page not in passed:
+                yield page
+            elif passed[page] == 1:
+                del passed[page]
+            else:
+                passed[page] -= 1
+
+    def _live_keyed(self) -> list[int]:
+        """Free pages with a key, in order: where a page stands more than once, the last place counts."""
+        passed = self._passed.copy()
+        found = []
+        for page in self._keyed:
+            if passed[page]:
+                passed[page] -= 1
+            else:
+                found.append(page)
+        return found
+
+    def _tidy(self) -> None:
+        self._keyed = deque(self._live_keyed())
+        self._passed.clear()
+
+    def _note_peak(self) -> None:
+        used = self.num_pages - 1 - self.num_free - len(self._limbo)
+        if used > self.peak:
+            self.peak = used

@@ -31,7 +31,7 @@ from ridgeline.errors import RequestError
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.policy import Policy, fcfs
 from ridgeline.sched.sequence import Order, Sequence
-from ridgeline.sched.stats import GroupStats, Stats
+from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
 
@@ -139,8 +139,7 @@ class Scheduler:
         return seq is not None
 
     def finish(self, sequence_id: int) -> bool:
-        """The same for a request that is complete: a stop string found after its commit. What it computed stays
-        in the prefix index either way."""
+        """The same for a complete request: a stop string was found. What it computed stays in the index either way."""
         return self.abort(sequence_id)
 
     def __len__(self) -> int:
@@ -163,8 +162,17 @@ class Scheduler:
 
     def _plan_all(self) -> None:
         self._short, self._preempted = None, False
-        budget, prefill = self._max_batch_tokens, []
-        for seq in tuple(self._running):
+        budget = self._plan_running(tuple(self._running), self._max_batch_tokens)
+        while budget and self._rows and self._short is None and not self._preempted:
+            admitted = self._admit()
+            if admitted is None:
+                break
+            budget -= self._plan(admitted, budget)
+
+    def _plan_running(self, sequences: Iterable[Sequence], budget: int) -> int:
+        """Append work for running sequences; what is left of the budget."""
+        prefill = []
+        for seq in sequences:
             if budget == 0:
                 break
             todo = len(seq.tokens) + seq.pending - seq.planned
@@ -175,11 +183,7 @@ class Scheduler:
         for seq in prefill:
             if budget:
                 budget -= self._plan(seq, budget)
-        while budget and self._rows and self._short is None and not self._preempted:
-            admitted = self._admit()
-            if admitted is None:
-                break
-            budget -= self._plan(admitted, budget)
+        return budget
 
     def _emit(self) -> StepPlan | None:
         cache = self._cache
@@ -453,22 +457,21 @@ class Scheduler:
 
     # ---- reports ----------------------------------------------------------------------------------------
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that sequences hold on the device, each counted once."""
+        return self._cache.used_bytes()
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens with which `sequence` could begin from the prefix index if it were admitted now."""
+        return self._cache.find_prefix(sequence)[0]
+
     def stats(self) -> Stats:
         """Where things stand. Costs a look at every running sequence."""
-        groups = []
-        for g, (group, pool) in enumerate(zip(self._cache.groups, self._cache.pools, strict=True)):
-            held = read = 0
-            for seq in self._running:
-                held += seq.num_pages(g, group)
-                read += min(seq.planned, group.lookback + group.first_tokens)
-            slots = 0 if group.snapshot else held * group.page_tokens
-            wasted = 0 if group.snapshot else slots - read
-            used, host, total = pool.num_used, self._cache.host[g].num_used, max(pool.num_pages - 1, 0)
-            groups.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, held - used))
         return Stats(
             running=len(self._running),
             waiting=len(self._live) - len(self._running),
-            groups=tuple(groups),
+            groups=self._cache.group_stats(self._running),
             queried_tokens=self._queried_tokens,
             hit_tokens=self._hit_tokens,
             preempted_recompute=self._num_recompute,

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ridgeline.spec.groups import StateGroup
 
 # What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
 Order = tuple[float, int, int]
+# By what a full page is found again: a hash of all tokens up to its end, or a number of the workload's own (sim/).
+PageKey = bytes | int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +71,7 @@ class Sequence:
         self.num_prompt = self.num_prompt or len(self.tokens)
         self.max_length = self.num_prompt + self.max_tokens
 
-    def prefix_hash(self, position: int, grid: int) -> bytes:
+    def prefix_hash(self, position: int, grid: int) -> PageKey:
         """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
         chain, links = self._chain, position // grid
         while len(chain) < links:
@@ -76,6 +79,10 @@ class Sequence:
             body = array("I", self.tokens[begin : begin + grid]).tobytes()
             chain.append(hashlib.blake2b((chain[-1] if chain else self.root) + body, digest_size=16).digest())
         return chain[links - 1]
+
+    def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
+        """Keys of pages [first, stop)."""
+        return [self.prefix_hash((index + 1) * page_tokens, grid) for index in range(first, stop)]
 
     def num_pages(self, g: int, group: StateGroup) -> int:
         """Pages that it holds of group `g`; of a snapshot, those between two are none."""

@@ -17,6 +17,7 @@ from ridgeline.serve import routes
 from ridgeline.serve.client import EngineDown
 from ridgeline.serve.errors import APIError, as_api_error, dumps, internal, invalid
 from ridgeline.serve.guard import Guard
+from ridgeline.serve.page import page_router
 from ridgeline.serve.service import Service
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def build_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes.router)
+    app.include_router(page_router())
     for kind in (Exception, HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Guard, service=service)

@@ -13,6 +13,8 @@ from ridgeline.serve.service import Service
 
 # What may be asked without a key: that the server lives, and how to talk to it.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
+OPEN_FOLDER = "/page/"  # the parts of the page at /, which asks for a key itself
+ASKED_OFTEN = "/live"  # every second by each open page: no lines of log
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,8 @@ class Guard:
                 self._open[key] -= 1
             route = scope.get("route")  # of what no endpoint answers there is none, and paths are without number
             self.statuses[getattr(route, "path", ""), status] += 1
-            log.info("%s %s %s %.3f s", scope["method"], scope["path"], status, time.perf_counter() - started)
+            level = logging.DEBUG if scope["path"] == ASKED_OFTEN and status == 200 else logging.INFO
+            log.log(level, "%s %s %s %.3f s", scope["method"], scope["path"], status, time.perf_counter() - started)
 
     def _enter(self, scope: Scope) -> bytes | None:
         """The key's hash, counted as one more of its requests. Raises APIError."""
@@ -55,7 +58,7 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > options.max_body_bytes:
             raise _too_large(options.max_body_bytes)
-        if not options.key_hashes or scope["path"] in OPEN_PATHS:
+        if not options.key_hashes or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         key = options.key_of(given.strip()) if scheme.lower() == b"bearer" else None

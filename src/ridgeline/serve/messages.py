@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ridgeline.plan import EngineConfig
+from ridgeline.plan.planner import Deployment
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import Stats
 from ridgeline.serve.meters import EngineMeters
@@ -100,6 +101,7 @@ class Ready:
     device: str
     settings: Sequence[str]
     notes: Sequence[str]
+    deployment: Deployment
 
 
 @dataclass(frozen=True, slots=True)

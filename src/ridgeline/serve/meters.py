@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ridgeline.spec.request import RequestOutput
 
@@ -20,6 +23,9 @@ DELIVERY = (
 )  # fmt: skip
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 STEP_TOKENS = tuple(float(2**e) for e in range(14))
+
+RECENT_SECONDS = 60
+RECENT_VALUES = 1024  # what a busy server sees of a minute, at most these
 
 
 class Histogram:
@@ -36,11 +42,39 @@ class Histogram:
         self.sum += value
 
 
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """In the values' unit; between two values they are interpolated."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class RecentHistogram(Histogram):
+    """A histogram that also keeps its last values: its buckets are too coarse for a figure of this minute."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
+        self._values: deque[tuple[float, float]] = deque(maxlen=RECENT_VALUES)
+
+    def observe(self, value: float) -> None:
+        """Count one value, and keep it."""
+        super().observe(value)
+        self._values.append((time.perf_counter(), value))
+
+    def recent(self, now: float) -> Quantiles | None:
+        """Of the last minute before `now` (time.perf_counter); None where there was nothing."""
+        values = [value for when, value in self._values if when > now - RECENT_SECONDS]
+        return Quantiles(*np.percentile(values, (50, 90, 99)).tolist()) if values else None
+
+
 @dataclass(slots=True)
 class EngineMeters:
     """Since the engine process started. Seconds, tokens.
 
-    steps, busy_s: steps of the engine, and the time in them; alive_s: since it began. finished: answers by reason.
+    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one; alive_s: since it began.
+    finished: answers by reason.
     """
 
     prompt_tokens: int = 0
@@ -50,10 +84,11 @@ class EngineMeters:
     busy_s: float = 0.0
     alive_s: float = 0.0
     failed_steps: int = 0
+    last_step_s: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
-    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT))
+    ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
     inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
-    per_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
+    per_token: RecentHistogram = field(default_factory=lambda: RecentHistogram(PER_TOKEN))
     e2e: Histogram = field(default_factory=lambda: Histogram(LATENCY))
     queue: Histogram = field(default_factory=lambda: Histogram(LATENCY))
     inference: Histogram = field(default_factory=lambda: Histogram(LATENCY))

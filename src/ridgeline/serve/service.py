@@ -19,6 +19,7 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve import reasoning, tools
 from ridgeline.serve.client import Answers, EngineClient
 from ridgeline.serve.errors import APIError
+from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
 from ridgeline.serve.meters import DELIVERY, Histogram
 from ridgeline.serve.options import ServeOptions
@@ -112,6 +113,7 @@ class Service:
         self.reasoning_parser = options.reasoning_parser or reasoning.suggested(template)
         self.max_model_len = ready.config.max_model_len
         self.frontend = Frontend(ready.spec, self.tokenizer, ready.no_tokenizer, self.max_model_len, options.seed)
+        self.ledger = StepLedger(ready.deployment)
         self.gate = Gate(ready.config.max_num_seqs, options.max_waiting)
         self.created = int(time.time())
         self.draining = False

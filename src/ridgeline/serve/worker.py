@@ -18,6 +18,7 @@ from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.compiler import Compiler
 from ridgeline.serve.embed import embed
+from ridgeline.serve.machine import deployment_of
 from ridgeline.serve.messages import (
     Abort,
     Ask,
@@ -153,6 +154,7 @@ class Worker:
             self._send(Lost(lost, f"a step of the engine failed ({type(e).__name__}); the request is lost, try again"))
         seconds = time.perf_counter() - start
         meters.steps += 1
+        meters.last_step_s = seconds
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
@@ -199,7 +201,7 @@ def ready(llm: LLM) -> Ready:
     settings = llm.config.describe(loaded.weight_bytes, on_host=memory.on_host)
     return Ready(
         loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
-        memory.device, settings, loaded.notes,
+        memory.device, settings, loaded.notes, deployment_of(llm),
     )  # fmt: skip
 
 

@@ -1,0 +1,54 @@
+"""`ridgeline bench replay`: a workload through the engine in real time, with the columns of `ridgeline simulate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli import options as o
+
+
+def replay(
+    model: o.Model,
+    trace: Annotated[str | None, typer.Option("--trace", help="Azure CSV or Mooncake JSON lines.")] = None,
+    arrivals: Annotated[str | None, typer.Option("--arrivals", help="As for simulate: poisson:8 ...")] = None,
+    num_requests: Annotated[int | None, typer.Option("--num-requests", min=1)] = None,
+    rate_scale: Annotated[float, typer.Option("--rate-scale", help="So many times as fast as the trace.")] = 1.0,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Mean, without a trace.")] = 128,
+    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Mean, without a trace.")] = 32,
+    length_cv: Annotated[float, typer.Option("--length-cv", min=0.0, help="Of both; 0: all equal.")] = 0.0,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut requests to the longest context.")] = False,
+    slo: Annotated[str | None, typer.Option("--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
+    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+) -> None:  # fmt: skip
+    """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
+    given = locals()  # every option, by its name
+    from ridgeline.cli.loading import load
+    from ridgeline.cli.simulate import show_report, workload_of
+    from ridgeline.measure.replay import replay as run
+    from ridgeline.sim import Slo
+
+    limits = Slo.parse(slo) if slo else None
+    llm = load(model, o.llm_options(given) | {"skip_tokenizer_init": True})
+    workload = workload_of(given, llm.max_model_len)
+    found = run(llm, workload, slo=limits, seed=seed)
+    if json_output:
+        import json
+
+        print(json.dumps({"arguments": given, **found.to_json()}))
+        return
+    import sys
+
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 110)
+    refused = f"; {found.refused:,} refused" if found.refused else ""
+    console.print(f"{model}: {found.requests:,} requests in {found.duration_s:,.1f} s{refused}")
+    show_report(console, found)

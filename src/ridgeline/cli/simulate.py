@@ -1,0 +1,240 @@
+"""`ridgeline simulate`: what a workload will see of a model on a machine. No weights, no torch, no network."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ridgeline.plan.planner import Deployment
+    from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
+
+_WORK, _MACHINE, _OUT = "What comes in", "On what", "What comes out"
+DEFAULT_REQUESTS, DEFAULT_ARRIVALS = 1000, "poisson:8"
+
+
+class Routing(StrEnum):
+    """Which replica a request goes to."""
+
+    round_robin = "round-robin"
+    least_loaded = "least-loaded"
+    power_of_two = "power-of-two"
+    prefix = "prefix"
+
+
+def _option(panel: str, *names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help="A published model by name (mistral-7b), a folder, or a config.json.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="kv=fp8 weights=int4 tp=2 ...: as for plan.")] = None,
+    trace: Annotated[str | None, _option(_WORK, "--trace", help="Azure CSV or Mooncake JSON lines.")] = None,
+    arrivals: Annotated[
+        str | None,
+        _option(_WORK, "--arrivals", help="poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30, closed:32,think=1"),
+    ] = None,
+    num_requests: Annotated[
+        int | None, _option(_WORK, "--num-requests", min=1, help="Default: the trace's; without one 1000.")
+    ] = None,
+    rate_scale: Annotated[float, _option(_WORK, "--rate-scale", help="So many times as fast as the trace.")] = 1.0,
+    input_len: Annotated[int, _option(_WORK, "--input-len", min=1, help="Mean, without a trace.")] = 1024,
+    output_len: Annotated[int, _option(_WORK, "--output-len", min=1, help="Mean, without a trace.")] = 256,
+    length_cv: Annotated[
+        float, _option(_WORK, "--length-cv", min=0.0, help="Coefficient of variation of both; 0: all equal.")
+    ] = 0.0,
+    truncate: Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")] = False,
+    seed: Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and routing.")] = 0,
+    hardware: Annotated[str, _option(_MACHINE, "--hardware", help="h100, mi300x, rtx4090, cpu-server, ...")] = "h100",
+    step_times: Annotated[
+        str | None, _option(_MACHINE, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
+    ] = None,
+    replicas: Annotated[int, _option(_MACHINE, "--replicas", min=1, help="Whole copies.")] = 1,
+    routing: Annotated[Routing, _option(_MACHINE, "--routing", help="Which replica gets a request.")] = (
+        Routing.round_robin
+    ),
+    max_model_len: Annotated[int | None, _option(_MACHINE, "--max-model-len", help="Longest context.")] = None,
+    max_num_seqs: Annotated[int, _option(_MACHINE, "--max-num-seqs", help="Sequences that run at once.")] = 256,
+    max_num_batched_tokens: Annotated[int, _option(_MACHINE, "--max-num-batched-tokens", help="Of one step.")] = 512,
+    block_size: Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page.")] = 16,
+    slo: Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")] = None,
+    json_output: Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")] = False,
+    plot: Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")] = None,
+    every_step: Annotated[
+        bool, _option(_OUT, "--every-step", help="Diagnosis: plan every step in full; slower, the same figures.")
+    ] = False,
+) -> None:
+    """Run the engine's own scheduler on a virtual clock: latencies, goodput, memory and queues of a workload."""
+    given = locals()  # every option, by its name
+    _run(given)
+
+
+def _run(given: dict[str, Any]) -> None:
+    from ridgeline.sim import Slo, settings
+    from ridgeline.sim import simulate as run
+    from ridgeline.sim.routing import ROUTES
+
+    limits = Slo.parse(given["slo"]) if given["slo"] else None
+    name, deployment = deployment_of(given)
+    chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
+    found = run(
+        workload_of(given, chosen.max_model_len), chosen, cost_of(deployment, given["step_times"]),
+        replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
+        every_step=given["every_step"],
+    )  # fmt: skip
+    title = _title(name, deployment, given)
+    if given["plot"]:
+        from ridgeline.sim.picture import draw
+
+        draw(title, found, given["plot"])
+    if given["json_output"]:
+        import json
+
+        print(json.dumps({"arguments": given | {"routing": given["routing"].value}, **found.report.to_json()}))
+    else:
+        _print(title, found, chosen)
+
+
+def deployment_of(given: dict[str, Any]) -> tuple[str, Deployment]:
+    """The model's name, and it on its machine."""
+    from ridgeline.plan.changes import change
+    from ridgeline.plan.facts import hardware
+    from ridgeline.plan.models import find_model
+    from ridgeline.plan.planner import Deployment
+    from ridgeline.plan.precision import default_precision
+
+    known, found = find_model(given["model"]), hardware(given["hardware"])
+    precision = default_precision(found, known.weights, known.experts)
+    sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}
+    deployment, changes = Deployment(known.spec, found, precision, **sizes), given["changes"]
+    return known.name, change(deployment, ",".join(changes)).deployment if changes else deployment
+
+
+def cost_of(deployment: Deployment, step_times: str | None) -> StepCost:
+    """What steps take: the roofline's, or those of a file."""
+    from ridgeline.sim import LinearCost, RooflineCost
+
+    return LinearCost.read(step_times) if step_times else RooflineCost(deployment)
+
+
+def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
+    """Requests of a trace or of given lengths, at the trace's own times or at others. limit: tokens of the longest."""
+    from itertools import islice
+
+    from ridgeline.errors import RequestError
+    from ridgeline.sim import Workload
+    from ridgeline.sim.traces import read_trace
+    from ridgeline.sim.workload import cut, lengths, parse_arrivals, repeated, scale_rate
+
+    count, trace, arrivals = given["num_requests"], given["trace"], given["arrivals"]
+    if not given["rate_scale"] > 0:
+        raise RequestError(f"--rate-scale {given['rate_scale']}; it must be positive")
+    if trace:
+        requests = read_trace(trace, count)
+        if count is not None and count > len(requests):
+            requests = repeated(requests, count)
+    else:
+        arrivals = arrivals or DEFAULT_ARRIVALS
+        drawn = lengths(given["input_len"], given["output_len"], given["length_cv"], given["seed"], limit)
+        requests = list(islice(drawn, count or DEFAULT_REQUESTS))
+    workload = parse_arrivals(arrivals)(requests, given["seed"]) if arrivals else Workload(requests)
+    if given["rate_scale"] != 1.0:
+        workload = Workload(scale_rate(workload.requests, given["rate_scale"]), workload.clients, workload.think_ns)
+    return cut(workload, limit) if given["truncate"] and limit else workload
+
+
+def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
+    from pathlib import Path
+
+    what = [Path(given["trace"]).name] if given["trace"] else []
+    if not given["trace"] or given["arrivals"]:
+        what.append(given["arrivals"] or DEFAULT_ARRIVALS)
+    if given["rate_scale"] != 1.0:
+        what.append(f"{given['rate_scale']:g} times as fast")
+    n, tp = given["replicas"], deployment.scheme.tp
+    machines = f"{f'{n} x ' if n > 1 else ''}{deployment.hardware.name}{f', tp {tp}' if tp > 1 else ''}"
+    routing = f", {given['routing'].value}" if n > 1 else ""
+    precision = deployment.precision
+    return f"{name} on {machines}{routing} ({precision.weights}, state {precision.state}): {', '.join(what)}"
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def _print(title: str, found: Simulated, chosen: Settings) -> None:
+    import sys
+
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 110
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    r = found.report
+    console.print(title)
+    refused = f"; {r.refused:,} refused, the first: {found.first_refusal}" if r.refused else ""
+    console.print(
+        f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "
+        f"{r.duration_s:,.1f} s of simulated time and {r.steps:,} steps{refused}"
+    )
+    console.print(
+        f"each replica: {chosen.max_num_seqs} sequences at once, {chosen.max_num_batched_tokens:,} tokens a step, "
+        + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True))
+    )
+    show_report(console, r)
+
+
+def show_report(console: Console, r: Report) -> None:
+    """The columns as tables."""
+    for table in (_latencies(r), _rates(r)):
+        console.print()
+        console.print(table)
+
+
+def _latencies(r: Report) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, column in enumerate(("of a request", "mean", "p50", "p90", "p95", "p99", "most")):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    rows: list[tuple[str, Percentiles | None]] = [
+        ("TTFT, the wait included", r.ttft_s), ("TPOT", r.tpot_s), ("between two tokens", r.itl_s),
+        ("end to end", r.e2e_s),
+    ]  # fmt: skip
+    for name, p in rows:
+        if p is not None:
+            table.add_row(name, *map(_time, (p.mean, p.p50, p.p90, p.p95, p.p99, p.max)))
+    return table
+
+
+def _rates(r: Report) -> RenderableType:
+    from rich.table import Table
+
+    from ridgeline.plan.units import decimal_bytes as size
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    limits = {"TTFT": r.slo and r.slo.ttft_s, "TPOT": r.slo and r.slo.tpot_s, "end to end": r.slo and r.slo.e2e_s}
+    if r.goodput is not None and r.attainment is not None:
+        asked = ", ".join(f"{name} {_time(limit)}" for name, limit in limits.items() if limit)
+        table.add_row("goodput", f"{r.goodput:,.2f} requests/s, {r.attainment:.1%} of all, within {asked}")
+    table.add_row(
+        "throughput",
+        f"{r.requests_per_s:,.2f} requests/s, {r.output_tokens_per_s:,.0f} tokens/s out, "
+        f"{r.total_tokens_per_s:,.0f} in and out",
+    )
+    table.add_row("replicas at work", f"{r.utilisation:.1%} of the time")
+    table.add_row("batch", f"{r.mean_batch:,.1f} sequences in a step, {r.mean_waiting:,.1f} waiting, mean of a replica")
+    table.add_row(
+        "state", f"{size(r.mean_used_bytes)} in use, at most {size(r.peak_bytes)} of {size(r.state_bytes)} of a replica"
+    )
+    table.add_row("prefix hits", f"{r.hit_rate:.1%} of prompt tokens")
+    table.add_row("preemptions", f"{r.preemptions:,}")
+    return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.2f} ms"

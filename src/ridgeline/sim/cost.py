@@ -1,0 +1,154 @@
+"""What a step costs in a simulation, from sums over its sequences: whole numbers, so that no order of adding matters.
+
+    sums = [sum of each number of cost.of(tokens, context), over the sequences of the step]
+    seconds = cost.seconds(tokens of the step, rows of logits, sums)
+
+`seconds` takes arrays for sums too, one entry a step: for steps in which the same sequences decode on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.plan.operations import Forward, Operation, Slice
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.roofline import time_step
+from ridgeline.plan.shard import device_operations, device_state_operations
+from ridgeline.spec.hardware import HardwareSpec
+
+Sums = Sequence[int] | np.ndarray[Any, Any]  # of ints, or of arrays of them
+
+
+class StepCost(Protocol):
+    """The seconds that a step takes."""
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        """What one sequence with `tokens` new tokens, `context` in all then, adds to a step's sums."""
+        ...
+
+    def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
+        """Of a step with so many tokens and rows of logits; a float, or an array where sums are arrays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Measured, or made up: a step takes what its tokens take, and more for each token of its contexts.
+
+    tokens, step_s: points (ascending tokens of a step, its seconds), joined by straight lines; the last one goes on.
+    context_token_s: seconds for each token in the contexts of its sequences.
+    """
+
+    tokens: tuple[int, ...]
+    step_s: tuple[float, ...]
+    context_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in zip(self.tokens, self.tokens[1:], strict=False))
+        if not self.tokens or len(self.tokens) != len(self.step_s) or not ascending:
+            raise RequestError("step times need as many ascending numbers of tokens as seconds, and one at least")
+        if min(*self.step_s, self.context_token_s) < 0:
+            raise RequestError("step times must not be negative")
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        return (context,)
+
+    def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
+        return self._base(tokens) + self.context_token_s * sums[0]
+
+    def _base(self, tokens: int) -> float:
+        if tokens > self.tokens[-1] and len(self.tokens) > 1:
+            (x0, x1), (y0, y1) = self.tokens[-2:], self.step_s[-2:]
+            return y1 + (y1 - y0) * (tokens - x1) / (x1 - x0)
+        return float(np.interp(tokens, self.tokens, self.step_s))
+
+    @classmethod
+    def read(cls, path: str | Path) -> LinearCost:
+        """From JSON {"tokens": [..], "step_s": [..], "context_token_s": ..}. Raises RequestError for anything else."""
+        try:
+            row = json.loads(Path(path).read_text(encoding="utf-8"))
+            points = tuple(map(int, row["tokens"])), tuple(map(float, row["step_s"]))
+            return cls(*points, float(row.get("context_token_s", 0.0)))
+        except OSError as e:
+            raise RequestError(f"the step times {path} cannot be read: {e}") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise RequestError(f'{path} is no {{"tokens": [..], "step_s": [..], "context_token_s": ..}}: {e}') from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The seconds of an operation in all its layers: the longer of computing and moving, and an overhead."""
+
+    flop_s: float
+    byte_s: float
+    overhead_s: float
+
+    @classmethod
+    def of(cls, operation: Operation, hardware: HardwareSpec) -> _Line:
+        """Found by asking the roofline for an operation that only computes, one that only moves, and one without."""
+        still = replace(operation, flops=0.0, weight_bytes=0.0, state_bytes=0.0, activation_bytes=0.0)
+
+        def seconds(probe: Operation) -> float:
+            return time_step([probe], hardware).operations[0].seconds
+
+        overhead = seconds(still)
+        computes, moves = seconds(replace(still, flops=PROBE)), seconds(replace(still, state_bytes=PROBE))
+        return cls((computes - overhead) / PROBE, (moves - overhead) / PROBE, overhead)
+
+    def seconds(self, flops: Any, size: Any) -> Any:
+        compute, memory = self.flop_s * flops, self.byte_s * size
+        longer = np.maximum(compute, memory) if isinstance(compute, np.ndarray) else max(compute, memory)
+        return longer + self.overhead_s
+
+
+HEADS = ("head", "all-gather")  # operations over rows of logits
+PROBE = 1e18  # operations or bytes: an overhead is nothing beside them
+
+
+class RooflineCost:
+    """A model on a machine as the planner times it: plan/roofline.py:time_step, taken apart.
+
+    What has weights depends on the tokens of a step alone, so it is asked once for each number of them; what reads
+    state adds up over sequences. The whole is time_step's, but for rounding (tests/pure/test_sim_cost.py).
+    Raises RequestError for a scheme that is not simulated.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        scheme = deployment.scheme
+        if scheme.ep > 1 or scheme.pp > 1:
+            raise RequestError(f"ep {scheme.ep}, pp {scheme.pp} cannot be simulated; set both to 1, or use tp")
+        self._forward = Forward(deployment.spec, deployment.precision)
+        self._hardware, self._scheme = deployment.hardware, scheme
+        first = device_state_operations(self._forward, Slice(1, 1, 1), scheme)
+        self._lines = [_Line.of(operation, self._hardware) for operation in first]
+        self._bodies: dict[int, float] = {}
+        self._heads: dict[int, float] = {}
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for operation in device_state_operations(self._forward, Slice(1, tokens, context), self._scheme):
+            found += (int(operation.flops), int(operation.bytes))
+        return tuple(found)
+
+    def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
+        if tokens not in self._bodies or rows not in self._heads:
+            self._ask(tokens, rows)
+        total = self._bodies[tokens] + self._heads[rows]
+        for i, line in enumerate(self._lines):
+            total = total + line.seconds(sums[2 * i], sums[2 * i + 1])
+        return total
+
+    def _ask(self, tokens: int, rows: int) -> None:
+        """The seconds of what does not depend on contexts; the head depends on the rows of logits only."""
+        one = [Slice(1, tokens, tokens, rows)]
+        timed = time_step(device_operations(self._forward, one, self._scheme), self._hardware)
+        others = [t for t in timed.operations if t.operation.kind != "state"]
+        self._heads[rows] = sum(t.seconds for t in others if t.operation.name in HEADS)
+        self._bodies[tokens] = timed.overhead_s + sum(t.seconds for t in others if t.operation.name not in HEADS)

@@ -1,0 +1,219 @@
+"""The columns of a run, simulated or measured: one definition for both.
+
+ttft     from arrival to the first token, the wait in the queue included
+tpot     (last token - first token) / (tokens - 1) of one answer; none for a single token
+itl      between two tokens of an answer, each gap once
+e2e      from arrival to the last token
+goodput  requests per second that meet every limit of the SLO
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+
+QUANTILES = (50, 90, 95, 99)
+SECOND = 10**9
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of times in seconds; percentiles between two values are interpolated."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values_ns: Ints, weights: Ints | None = None) -> Self | None:
+        """Of whole nanoseconds, each so many times as `weights` says; None of no values."""
+        weights = np.ones(len(values_ns), np.int64) if weights is None else weights
+        order = np.argsort(values_ns, kind="stable")
+        values, ends = values_ns[order], np.cumsum(weights[order])
+        if not len(ends) or not ends[-1]:
+            return None
+        count = int(ends[-1])
+        found = []
+        for q in QUANTILES:
+            place = (count - 1) * q / 100
+            around = (int(place), min(int(place) + 1, count - 1))
+            low, high = (int(values[np.searchsorted(ends, at, "right")]) for at in around)
+            found.append((low + (high - low) * (place - int(place))) / SECOND)
+        mean = sum(map(operator.mul, values.tolist(), weights[order].tolist())) / count / SECOND
+        p50, p90, p95, p99 = found
+        return cls(mean, p50, p90, p95, p99, int(values[weights[order] > 0][-1]) / SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits in seconds that a request must keep; None is no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`ttft=200ms,tpot=0.03s`. Raises RequestError for anything else."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            if name not in ("ttft", "tpot", "e2e"):
+                raise RequestError(f"--slo {text}: {name!r} is none of ttft, tpot, e2e; write ttft=200ms,tpot=30ms")
+            limits[f"{name}_s"] = _seconds(text, value)
+        return cls(**limits)
+
+    def met(self, ttft_ns: Ints, tpot_s: np.ndarray[Any, np.dtype[np.float64]], e2e_ns: Ints) -> np.ndarray[Any, Any]:
+        """Which requests keep it. tpot_s: NaN for one with a single token, which keeps that limit."""
+        met = np.ones(len(ttft_ns), bool)
+        for limit, found in ((self.ttft_s, ttft_ns / SECOND), (self.tpot_s, tpot_s), (self.e2e_s, e2e_ns / SECOND)):
+            if limit is not None:
+                met &= ~(found > limit)
+        return met
+
+
+def _seconds(text: str, value: str) -> float:
+    number, unit = (value[:-2], 1e-3) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
+    try:
+        found = float(number) * unit
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise RequestError(f"--slo {text}: {value!r} is no time; write 200ms or 0.2s")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a workload. Times are in seconds, from the first arrival to the last token.
+
+    requests: that were answered; refused: that can never fit. batch: sequences of a step; waiting: beside them; both,
+    and used_bytes of pages, are means over the time in which steps run. utilisation: share of the time in which steps
+    run. peak_bytes, state_bytes: pages in use at most, and there are. hit_rate: of prompt tokens, found in the prefix
+    index. goodput: requests per second that meet the SLO, attainment their share; None without one.
+    """
+
+    requests: int
+    refused: int
+    prompt_tokens: int
+    output_tokens: int
+    duration_s: float
+    ttft_s: Percentiles | None
+    tpot_s: Percentiles | None
+    itl_s: Percentiles | None
+    e2e_s: Percentiles | None
+    steps: int
+    mean_batch: float
+    mean_waiting: float
+    utilisation: float
+    mean_used_bytes: float
+    peak_bytes: int
+    state_bytes: int
+    hit_rate: float
+    preemptions: int
+    replicas: int = 1
+    goodput: float | None = None
+    attainment: float | None = None
+    slo: Slo | None = field(default=None)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.output_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Prompt and output tokens."""
+        return (self.prompt_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
+
+    def to_json(self) -> Mapping[str, Any]:
+        """All columns, rates included."""
+        rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+        return asdict(self) | {name: getattr(self, name) for name in rates}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Requests that were answered, one entry each, in order of arrival; times in nanoseconds.
+
+    gaps, gap_counts: between two tokens of an answer, and how often.
+    """
+
+    arrival: Ints
+    first: Ints
+    last: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    gaps: Ints
+    gap_counts: Ints
+
+    @property
+    def tpot(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Seconds, NaN for a single token."""
+        steps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
+        return np.where(self.output_tokens > 1, (self.last - self.first) / steps / SECOND, np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How the machines were used: sums over steps, of time in nanoseconds, times a number or bytes where it says so."""
+
+    steps: int = 0
+    busy_ns: int = 0
+    batch_ns: int = 0
+    waiting_ns: int = 0
+    byte_ns: int = 0
+    peak_bytes: int = 0
+    state_bytes: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    preemptions: int = 0
+    refused: int = 0
+    replicas: int = 1
+
+
+def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
+    """The columns of a run."""
+    count = len(answered.arrival)
+    span = int(answered.last.max() - answered.arrival.min()) if count else 0
+    duration, busy = span / SECOND, usage.busy_ns
+    ttft, e2e = answered.first - answered.arrival, answered.last - answered.arrival
+    tpot = answered.tpot
+    met = int(slo.met(ttft, tpot, e2e).sum()) if slo else 0
+    return Report(
+        requests=count,
+        refused=usage.refused,
+        prompt_tokens=int(answered.prompt_tokens.sum()),
+        output_tokens=int(answered.output_tokens.sum()),
+        duration_s=duration,
+        ttft_s=Percentiles.of(ttft),
+        tpot_s=Percentiles.of(np.rint(tpot[~np.isnan(tpot)] * SECOND).astype(np.int64)),
+        itl_s=Percentiles.of(answered.gaps, answered.gap_counts),
+        e2e_s=Percentiles.of(e2e),
+        steps=usage.steps,
+        mean_batch=usage.batch_ns / busy if busy else 0.0,
+        mean_waiting=usage.waiting_ns / busy if busy else 0.0,
+        utilisation=busy / (span * usage.replicas) if span else 0.0,
+        mean_used_bytes=usage.byte_ns / busy if busy else 0.0,
+        peak_bytes=usage.peak_bytes,
+        state_bytes=usage.state_bytes,
+        hit_rate=usage.hit_tokens / usage.queried_tokens if usage.queried_tokens else 0.0,
+        preemptions=usage.preemptions,
+        replicas=usage.replicas,
+        goodput=met / duration if slo and duration else None,
+        attainment=met / count if slo and count else None,
+        slo=slo,
+    )

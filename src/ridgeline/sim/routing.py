@@ -1,0 +1,60 @@
+"""Which replica a request goes to: plain functions of the request and of what can be seen of the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import Protocol
+
+from ridgeline.sim.workload import Request
+
+
+class ReplicaState(Protocol):
+    """What a router sees. pending_tokens: of prompts whose requests have no token yet."""
+
+    pending_tokens: int
+
+    @property
+    def live(self) -> int:
+        """Requests that are there and not over."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a prompt that it would find in the prefix index."""
+        ...
+
+
+# Of the request, the replicas, its number from 0 and a source of chance: the replica's number.
+Route = Callable[[Request, Sequence[ReplicaState], int, Random], int]
+
+
+def round_robin(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
+    """One after the other."""
+    return number % len(replicas)
+
+
+def least_loaded(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
+    """To the one with the fewest requests; of equals, with the fewest tokens to compute."""
+    return min(range(len(replicas)), key=lambda i: (replicas[i].live, replicas[i].pending_tokens))
+
+
+def power_of_two(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
+    """To the less loaded of two that chance picks (Mitzenmacher, IEEE TPDS 12(10), 2001)."""
+    pair = chance.sample(range(len(replicas)), min(2, len(replicas)))
+    return min(pair, key=lambda i: (replicas[i].live, replicas[i].pending_tokens))
+
+
+def prefix_aware(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
+    """To the one that has the fewest tokens to compute until this prompt is done; of equals, the least loaded."""
+
+    def ahead(i: int) -> tuple[int, int]:
+        replica = replicas[i]
+        return replica.pending_tokens + request.prompt_tokens - replica.cached_tokens(request), replica.live
+
+    return min(range(len(replicas)), key=ahead)
+
+
+ROUTES: Mapping[str, Route] = MappingProxyType({
+    "round-robin": round_robin, "least-loaded": least_loaded, "power-of-two": power_of_two, "prefix": prefix_aware,
+})  # fmt: skip

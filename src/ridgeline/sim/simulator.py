@@ -1,0 +1,188 @@
+"""The real scheduler on a virtual clock: replicas, arrivals and a router, in order of time.
+
+At one moment, first the steps that end are committed, then requests arrive, then steps begin.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Any
+
+from ridgeline.errors import RequestError
+from ridgeline.sched.cruise import CruisingScheduler
+from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sim.book import Book
+from ridgeline.sim.cost import StepCost
+from ridgeline.sim.metrics import Report, Slo, Usage, report
+from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
+from ridgeline.sim.routing import Route, prefix_aware, round_robin
+from ridgeline.sim.settings import Settings
+from ridgeline.sim.workload import Request, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a simulation gave: the columns, and the books that they are from. first_refusal: why, where one was."""
+
+    report: Report
+    book: Book
+    first_refusal: str | None = None
+
+
+def simulate(
+    workload: Workload,
+    settings: Settings,
+    cost: StepCost,
+    *,
+    replicas: int = 1,
+    route: Route = round_robin,
+    slo: Slo | None = None,
+    seed: int = 0,
+    every_step: bool = False,
+) -> Simulated:
+    """Run a workload to its end. every_step: plan every step in full, which takes longer and gives the same.
+
+    Raises RequestError where no request fits.
+    """
+    return _Simulation(workload, settings, cost, replicas, route, seed, every_step).run(slo)
+
+
+class _Simulation:
+    def __init__(
+        self, workload: Workload, settings: Settings, cost: StepCost, replicas: int, route: Route, seed: int,
+        every_step: bool,
+    ) -> None:  # fmt: skip
+        if replicas < 1:
+            raise RequestError(f"{replicas} replicas; there must be at least 1")
+        self._workload, self._settings, self._route = workload, settings, route
+        self._book = Book(replicas)
+        costs = CostTable(cost)
+        self._replicas: list[Replica[Any]] = [
+            SteppingReplica(i, make_scheduler(Scheduler, settings), costs, self._book)
+            if every_step
+            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), costs, self._book)
+            for i in range(replicas)
+        ]
+        self._chance = Random(seed)
+        self._ends: list[tuple[int, int]] = []  # a heap: when a replica's step ends, which one; some are out of date
+        self._refused = 0
+        self._first_refusal: str | None = None
+
+    def run(self, slo: Slo | None) -> Simulated:
+        arrivals = _Arrivals(self._workload)
+        while self._ends or arrivals:
+            now = min(arrivals.next_ns, self._ends[0][0]) if self._ends else arrivals.next_ns
+            touched = self._complete(now, arrivals)
+            for index, request in arrivals.until(now):
+                touched |= self._arrive(index, request, now, arrivals)
+            for i in sorted(touched):
+                replica = self._replicas[i]
+                replica.begin(now)
+                if replica.end_ns is not None:
+                    heapq.heappush(self._ends, (replica.end_ns, i))
+        for replica in self._replicas:
+            replica.check()
+        if self._first_refusal and self._refused == arrivals.count:
+            raise RequestError(f"no request fits: {self._first_refusal}")
+        return Simulated(report(self._book.answered(), self._usage(), slo), self._book, self._first_refusal)
+
+    def _complete(self, now: int, arrivals: _Arrivals) -> set[int]:
+        """Commit the steps that end now; the replicas that they were on."""
+        touched = set()
+        while self._ends and self._ends[0][0] == now:
+            _, i = heapq.heappop(self._ends)
+            replica = self._replicas[i]
+            if replica.end_ns == now:
+                for _ in replica.complete():
+                    arrivals.answered(now)
+                touched.add(i)
+        return touched
+
+    def _arrive(self, index: int, request: Request, now: int, arrivals: _Arrivals) -> set[int]:
+        if self._route is prefix_aware:
+            for replica in self._replicas:
+                replica.catch_up(now)
+        i = self._route(request, self._replicas, index, self._chance)
+        try:
+            self._check_length(request)
+            self._replicas[i].add(index, request, now)
+        except RequestError as e:
+            self._refused += 1
+            self._first_refusal = self._first_refusal or str(e)
+            arrivals.answered(now)
+            return set()
+        return {i}
+
+    def _check_length(self, request: Request) -> None:
+        limit = self._settings.max_model_len
+        if request.prompt_tokens + request.output_tokens > limit:
+            raise RequestError(
+                f"the prompt's {request.prompt_tokens} tokens and {request.output_tokens} to generate exceed the "
+                f"context of {limit}"
+            )
+
+    def _usage(self) -> Usage:
+        logs, stats = self._book.logs, [replica.stats() for replica in self._replicas]
+        return Usage(
+            steps=sum(len(log.ends) for log in logs),
+            busy_ns=sum(log.busy for log in logs),
+            batch_ns=sum(log.batch for log in logs),
+            waiting_ns=sum(log.waiting for log in logs),
+            byte_ns=sum(log.size for log in logs),
+            peak_bytes=max(log.peak for log in logs),
+            state_bytes=self._settings.state_bytes,
+            queried_tokens=sum(s.queried_tokens for s in stats),
+            hit_tokens=sum(s.hit_tokens for s in stats),
+            preemptions=sum(s.preempted_recompute + s.preempted_swap for s in stats),
+            refused=self._refused,
+            replicas=len(self._replicas),
+        )
+
+
+class _Arrivals:
+    """Requests by time: as they are given or, with clients, one after each answer."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._rest: Iterator[tuple[int, Request]] = iter(enumerate(workload.requests))
+        self._think, self._is_closed = workload.think_ns, workload.clients is not None
+        self.count = 0
+        self._queue: list[tuple[int, Request]] = []  # by time; those of clients, of whom all think equally long
+        if workload.clients is not None:
+            for index, request in islice(self._rest, workload.clients):
+                self._queue.append((index, request._replace(arrival_ns=0)))
+        self._at = 0
+        self._pull()
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._queue)
+
+    @property
+    def next_ns(self) -> int:
+        return self._queue[self._at][1].arrival_ns if self else 1 << 62
+
+    def until(self, now: int) -> Iterator[tuple[int, Request]]:
+        """Those that arrive now."""
+        while self and self._queue[self._at][1].arrival_ns <= now:
+            found = self._queue[self._at]
+            self._at += 1
+            self.count += 1
+            if self._at == len(self._queue):
+                self._queue.clear()
+                self._at = 0
+            self._pull()
+            yield found
+
+    def answered(self, now: int) -> None:
+        """A client has its answer, and will come with the next request."""
+        if self._is_closed:
+            for index, request in islice(self._rest, 1):
+                self._queue.append((index, request._replace(arrival_ns=now + self._think)))
+
+    def _pull(self) -> None:
+        if not self._is_closed and not self:
+            for pair in islice(self._rest, 1):
+                self._queue.append(pair)

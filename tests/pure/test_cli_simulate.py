@@ -1,0 +1,66 @@
+"""`ridgeline simulate`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ridgeline.cli.main import app
+from ridgeline.errors import RidgelineError
+
+BASE = ["simulate", "Meta-Llama-3-8B", "--num-requests", "60", "--arrivals", "poisson:20", "--output-len", "20"]
+
+
+def run(*more: str) -> str:
+    result = CliRunner().invoke(app, [*BASE, *more], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_tables_json_and_a_picture(tmp_path: Path) -> None:
+    text = run("--slo", "ttft=200ms", "--replicas", "2", "--routing", "least-loaded")
+    for part in ("2 x h100, least-loaded", "60 requests with", "TTFT, the wait included", "goodput", "prefix hits"):
+        assert part in text
+    picture = tmp_path / "out.svg"
+    found = json.loads(run("kv=fp8", "tp=2", "--json", "--plot", str(picture), "--length-cv", "1"))
+    assert (
+        found["requests"] == 60 and found["ttft_s"]["p99"] > 0 and found["arguments"]["changes"] == ["kv=fp8", "tp=2"]
+    )
+    assert "</svg>" in picture.read_text()
+
+
+def test_every_step_gives_the_same() -> None:
+    fast, slow = (json.loads(run("--json", *more)) for more in ((), ("--every-step",)))
+    assert {**fast, "arguments": 0} == {**slow, "arguments": 0}
+
+
+def test_measured_step_times(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text('{"tokens": [1], "step_s": [0.5]}')
+    found = json.loads(run("--json", "--step-times", str(path), "--arrivals", "closed:1", "--input-len", "5"))
+    assert found["tpot_s"]["mean"] == found["ttft_s"]["mean"] == 0.5
+    path.write_text('{"tokens": [1]}')
+    with pytest.raises(RidgelineError, match="step_s"):
+        run("--step-times", str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--hardware", "h1000"], "did you mean h100"),
+        (["--hardware", "tpu-v5e"], "narrower weights"),
+        (["--arrivals", "poison:3"], "kinds are poisson"),
+        (["--rate-scale", "-1"], "must be positive"),
+        (["--slo", "tft=3"], "none of ttft"),
+        (["--plot", "x.gif"], "png or .svg"),
+        (["--trace", "nowhere.csv"], "cannot be read"),
+        (["ep=2"], "ep"),
+        (["--input-len", "9000"], "no request fits"),
+    ],
+)
+def test_bad_input_is_named(options: list[str], what: str) -> None:
+    with pytest.raises(RidgelineError, match=what):
+        run(*options)

@@ -1,0 +1,85 @@
+"""What a step costs in a simulation is what the planner says of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ridgeline.errors import RequestError
+from ridgeline.plan.facts import hardware
+from ridgeline.plan.models import find_model
+from ridgeline.plan.operations import Forward, Slice
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.roofline import time_step
+from ridgeline.plan.shard import Scheme, device_operations
+from ridgeline.sim import LinearCost, RooflineCost, StepCost, settings
+
+MODELS = (
+    "meta-llama/Meta-Llama-3-8B", "mistralai/Mistral-7B-v0.1", "google/gemma-2-2b", "mistralai/Mixtral-8x7B-v0.1",
+    "deepseek-ai/DeepSeek-V2-Lite", "state-spaces/mamba-2.8b-hf", "ai21labs/Jamba-v0.1",
+)  # fmt: skip
+
+
+def deployment(model: str, tp: int = 1) -> Deployment:
+    machine = replace(hardware("h100"), op_overhead_s=3e-6, step_overhead_s=1e-4)
+    return Deployment(find_model(model).spec, machine, scheme=Scheme(tp=tp))
+
+
+def seconds(cost: StepCost, batch: list[Slice]) -> float:
+    sums = [sum(column) for column in zip(*(cost.of(s.tokens, s.context) for s in batch), strict=True)]
+    found: float = cost.seconds(sum(s.tokens for s in batch), sum(s.sampled for s in batch), sums)
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_takes_what_the_planner_says(model: str, tp: int) -> None:
+    rng = random.Random(model)
+    try:
+        found = deployment(model, tp)
+    except RequestError as e:
+        pytest.skip(str(e))
+    cost, forward = RooflineCost(found), Forward(found.spec, found.precision)
+    for _ in range(4):
+        batch = []
+        for _ in range(rng.randint(1, 12)):
+            tokens = rng.choice([1, 1, 1, rng.randint(1, 300)])
+            batch.append(Slice(1, tokens, tokens + rng.randint(0, 9000), rng.randint(0, 1)))
+        wanted = time_step(device_operations(forward, batch, found.scheme), found.hardware).seconds
+        assert seconds(cost, batch) == pytest.approx(wanted, rel=1e-6 if tp > 1 else 1e-12)  # whole bytes of a share
+
+
+def test_many_steps_at_once_are_the_same_numbers() -> None:
+    """Bit for bit: an array of sums gives what each of them gives alone."""
+    for cost in (RooflineCost(deployment(MODELS[2])), LinearCost((1, 64), (1e-3, 3e-3), 1.1e-7)):
+        contexts = [700, 5000, 31]
+        many = np.array([[[c + k for k in range(9)] for c in contexts]])
+        numbers = np.array([[cost.of(1, int(c)) for c in row] for row in many[0].T])  # [steps, sequences, numbers]
+        together = cost.seconds(3, 3, numbers.sum(axis=1).T)
+        alone = [cost.seconds(3, 3, [int(x) for x in row]) for row in numbers.sum(axis=1)]
+        assert together.tolist() == alone
+
+
+def test_measured_step_times() -> None:
+    cost = LinearCost((1, 100), (0.001, 0.002), 1e-6)
+    assert cost.seconds(1, 1, [0]) == pytest.approx(0.001)
+    assert cost.seconds(100, 1, [1000]) == pytest.approx(0.003)
+    assert cost.seconds(199, 1, [0]) == pytest.approx(0.003)  # the last line goes on
+    with pytest.raises(RequestError, match="ascending"):
+        LinearCost((2, 1), (1.0, 1.0))
+
+
+def test_settings_fill_the_memory() -> None:
+    found = settings(deployment(MODELS[0]))
+    taken = found.state_bytes + 2 * find_model(MODELS[0]).spec.num_params()
+    assert 0.7 < taken / 80e9 < 0.95
+    with pytest.raises(RequestError, match="narrower weights"):
+        settings(deployment("meta-llama/Llama-3.1-70B"))
+
+
+def test_what_is_not_simulated_is_refused() -> None:
+    with pytest.raises(RequestError, match="set both to 1"):
+        RooflineCost(replace(deployment(MODELS[0]), scheme=Scheme(pp=2)))
