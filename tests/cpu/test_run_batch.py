@@ -25,14 +25,14 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
     lines = [line(i) for i in range(20)]
     lines[3]["body"]["temperature"] = -1
     lines[4] = {**lines[4], "url": "/v1/embeddings", "body": {"input": "x"}}
-    lines[5] = {**lines[5], "url": "/v1/responses", "body": {"input": "x"}}  # the model has no template
+    lines[5] = {**lines[5], "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "a"}}
     requests.write_text("".join(json.dumps(one) + "\n" for one in lines))
     first = run(str(requests), "-o", str(out), "--max-num-seqs", "4")
     assert (first.returncode, first.stdout) == (0, ""), first.stderr
     results = {r["custom_id"]: r for r in map(json.loads, out.read_text().splitlines())}
     assert len(results) == 20
     bad = {name: r["error"]["message"] for name, r in results.items() if r["error"]}
-    assert set(bad) == {"r3", "r5"} and "temperature" in bad["r3"] and "template" in bad["r5"]
+    assert set(bad) == {"r3", "r5"} and "temperature" in bad["r3"] and "stores nothing" in bad["r5"]
     assert results["r3"]["response"]["status_code"] == 400
     assert len(results["r4"]["response"]["body"]["data"][0]["embedding"]) == 256
     params = SamplingParams(max_tokens=6, temperature=0, repetition_penalty=1.1)
