@@ -27,7 +27,7 @@ def test_the_same_columns(llm: LLM) -> None:
     assert config is not None
     settings = Settings(config.groups, config.num_pages, 4, 64, 256)
     simulated = simulate(Workload(requests), settings, LinearCost((1,), (0.01,)), every_step=True).report
-    measured = replay(llm, Workload(requests))
+    measured = replay(llm, Workload(requests)).report
     one, other = (json.loads(json.dumps(r.to_json())) for r in (simulated, measured))
     assert one.keys() == other.keys()
     same = ("requests", "refused", "prompt_tokens", "output_tokens", "steps", "hit_rate", "preemptions", "replicas")
@@ -37,11 +37,11 @@ def test_the_same_columns(llm: LLM) -> None:
 
 
 def test_requests_come_at_their_times_and_clients_wait(llm: LLM) -> None:
-    found = replay(llm, Workload([Request(0, 4, 2), Request(200_000_000, 4, 2)]))
+    found = replay(llm, Workload([Request(0, 4, 2), Request(200_000_000, 4, 2)])).report
     assert found.duration_s > 0.2 and found.utilisation < 1
-    closed = replay(llm, Workload([Request(0, 4, 3)] * 4, clients=2, think_ns=10_000_000))
+    closed = replay(llm, Workload([Request(0, 4, 3)] * 4, clients=2, think_ns=10_000_000)).report
     assert closed.requests == 4 and closed.mean_batch <= 2
-    assert replay(llm, Workload([Request(0, 4, 2), Request(0, 400, 2)])).refused == 1
+    assert replay(llm, Workload([Request(0, 4, 2), Request(0, 400, 2)])).report.refused == 1
 
 
 def test_equal_blocks_are_equal_tokens() -> None:

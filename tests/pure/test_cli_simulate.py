@@ -54,11 +54,16 @@ def test_measured_step_times(tmp_path: Path) -> None:
         (["--hardware", "tpu-v5e"], "narrower weights"),
         (["--arrivals", "poison:3"], "kinds are poisson"),
         (["--rate-scale", "-1"], "must be positive"),
-        (["--slo", "tft=3"], "none of ttft"),
+        (["--slo", "tft=3"], "write NAME=TIME with ttft"),
         (["--plot", "x.gif"], "png or .svg"),
         (["--trace", "nowhere.csv"], "cannot be read"),
         (["ep=2"], "ep"),
         (["--input-len", "9000"], "no request fits"),
+        (["--input-len", "-5"], "--input-len -5; it must be at least 1"),
+        (["--num-requests", "0"], "--num-requests 0; it must be at least 1"),
+        (["--replicas", "-1"], "--replicas -1; it must be at least 1"),
+        (["--length-cv", "nan"], "--length-cv nan"),
+        (["--block-size", "-1"], "a page of -1"),
     ],
 )
 def test_bad_input_is_named(options: list[str], what: str) -> None:

@@ -11,11 +11,12 @@ from ridgeline.plan.changes import CHANGES, change
 from ridgeline.plan.compare import BASE, compare
 from ridgeline.plan.facts import hardware
 from ridgeline.plan.footprint import formula_bytes
+from ridgeline.plan.limits import Slo
 from ridgeline.plan.models import find_model
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.precision import Precision, default_precision
 from ridgeline.plan.rewrite import RECURRENT, with_recurrent
-from ridgeline.plan.slo import parse_promise, search, smallest_fit
+from ridgeline.plan.slo import kept, search, smallest_fit
 from ridgeline.spec import Attention, LatentAttention, SharedAttention, from_json, to_json
 
 H100 = hardware("h100")
@@ -121,32 +122,32 @@ def test_what_does_not_fit_comes_last() -> None:
 
 def test_a_promise_is_kept_at_the_least_cost() -> None:
     spec, load = find_model("llama-3.1-70b").spec, Load(1, 1024, 256)
-    promise = parse_promise("ttft=200ms, tpot=30ms")
+    promise = Slo.parse("ttft=200ms, tpot=30ms")
     answer = search(Deployment(spec, hardware("h200")), load, promise)
     assert answer.settings
     costs = [s.figures.device_seconds_per_token for s in answer.settings]
     assert costs == sorted(costs)
     for s in answer.settings:
-        assert promise.kept(s.figures)
+        assert kept(promise, s.figures)
         plan = Planner(s.deployment)
         batch = s.figures.load.batch
         assert plan.memory.footprint(batch, 1280).fits
         more = plan.figures(Load(batch + 1, 1024, 256))
-        assert not promise.kept(more) or not plan.memory.footprint(batch + 1, 1280).fits
+        assert not kept(promise, more) or not plan.memory.footprint(batch + 1, 1280).fits
 
 
 def test_a_promise_that_cannot_be_kept_says_what_it_takes() -> None:
     spec = find_model("llama-3.1-8b").spec
     l4 = hardware("l4")
     deployment = Deployment(spec, l4, default_precision(l4, "bfloat16", "bfloat16"))
-    promise = parse_promise("tpot=6ms")
+    promise = Slo.parse("tpot=6ms")
     answer = search(deployment, Load(1, 128, 128), promise)
     assert not answer.settings
     assert answer.closest is not None
-    assert not promise.kept(answer.closest.figures)
-    assert all(promise.kept(s.figures) for s in answer.otherwise)
+    assert not kept(promise, answer.closest.figures)
+    assert all(kept(promise, s.figures) for s in answer.otherwise)
     assert "--hardware h100" in {s.changed for s in answer.otherwise}
-    impossible = search(deployment, Load(1, 128, 128), parse_promise("tpot=1us"))
+    impossible = search(deployment, Load(1, 128, 128), Slo.parse("tpot=1us"))
     assert not impossible.otherwise
     assert impossible.closest is not None
 
@@ -158,11 +159,13 @@ def test_the_smallest_change_that_fits() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft=5", "ttft=-1ms", "tbt=5ms", "ttft=nanms", "tpot=ms", "ttft=1m"])
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=5", "ttft=-1ms", "tbt=5ms", "ttft=nanms", "tpot=ms", "ttft=1m", "ttft=1s,ttft=2s"]
+)
 def test_promises_that_are_none(text: str) -> None:
     with pytest.raises(RequestError, match="write NAME=TIME"):
-        parse_promise(text)
+        Slo.parse(text)
 
 
 def test_promises() -> None:
-    assert parse_promise("ttft=0.2s,tpot=30000us,latency=2s") == parse_promise("ttft=200ms,tpot=30ms,latency=2000ms")
+    assert Slo.parse("ttft=0.2s,tpot=30000us,e2e=2s") == Slo.parse("ttft=200ms,tpot=30ms,e2e=2000ms")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ridgeline.sched.cache import StateCache
 from ridgeline.sched.cruise import CruisingScheduler
+from ridgeline.sched.runs import RunCache, RunPool
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sim import LinearCost, Request, Settings, Simulated, Slo, Workload, simulate
 from ridgeline.sim.book import Open, StepLog
@@ -155,13 +155,21 @@ def tokens_counted_once_too_often(patch: Patch) -> None:
 
 
 def pages_not_sealed(patch: Patch) -> None:
-    def turn(cache: StateCache, seq: Sequence) -> None:
+    def turn(cache: RunCache, seq: Sequence) -> None:
         pool, table, size = cache.pools[0], seq.tables[0], cache.groups[0].page_tokens
         table.append(pool.take())
         seq.sealed[0], seq.sent[0] = len(table) - 1, len(table)
         seq.covered = seq.next_event = len(table) * size
 
-    patch.setattr(StateCache, "turn_page", turn)
+    patch.setattr(RunCache, "turn_page", turn)
+
+
+def runs_handed_out_at_once(patch: Patch) -> None:
+    patch.setattr(RunPool, "retire", lambda pool, pages, until: pool.drop_all(pages[::-1], until))
+
+
+def a_preempted_one_finds_nothing(patch: Patch) -> None:
+    patch.setattr(RunCache, "end_alone", lambda cache, seq: None)
 
 
 def memory_counted_from_before(patch: Patch) -> None:
@@ -195,7 +203,8 @@ def gap_of_a_preemption_lost(patch: Patch) -> None:
 
 BUGS = (
     arrivals_ignored, admission_forgotten, a_step_too_far, pages_are_always_enough, window_never_let_go,
-    tokens_counted_once_too_often, pages_not_sealed, memory_counted_from_before, offsets_shifted,
+    tokens_counted_once_too_often, pages_not_sealed, a_preempted_one_finds_nothing, runs_handed_out_at_once,
+    memory_counted_from_before, offsets_shifted,
 )  # fmt: skip
 
 

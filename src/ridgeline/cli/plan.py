@@ -140,8 +140,9 @@ def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows
     """What is printed as JSON; names with a leading underscore are for the tables alone."""
     from ridgeline.plan import report as r
     from ridgeline.plan.explain import explain as lines
+    from ridgeline.plan.limits import Slo
     from ridgeline.plan.planner import Planner
-    from ridgeline.plan.slo import parse_promise, search
+    from ridgeline.plan.slo import search
 
     planner = Planner(deployment)
     found = r.plan_json(name, planner, load)
@@ -149,7 +150,7 @@ def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows
     if rows:
         found["compare"], found["_rows"] = r.compare_json(rows), rows
     if slo:
-        promise = parse_promise(slo)
+        promise = Slo.parse(slo)
         answer = search(deployment, load, promise)
         found["slo"], found["_answer"], found["_promise"] = r.slo_json(promise, answer), answer, promise
     if explain:

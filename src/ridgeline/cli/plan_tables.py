@@ -12,8 +12,9 @@ from ridgeline.plan.units import decimal_bytes, flops, number, seconds
 
 if TYPE_CHECKING:
     from ridgeline.plan.compare import Row
+    from ridgeline.plan.limits import Slo
     from ridgeline.plan.planner import Load, Planner
-    from ridgeline.plan.slo import Answer, Promise, Setting
+    from ridgeline.plan.slo import Answer, Setting
 
 Line = tuple[str, str, str]
 WIDTH = 132  # of a console that is no terminal
@@ -216,10 +217,8 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
     return table
 
 
-def _promise(answer: Answer, promise: Promise) -> Table:
-    asked = ", ".join(
-        f"{n} {seconds(v)}" for n in ("ttft", "tpot", "latency") if (v := getattr(promise, n)) is not None
-    )
+def _promise(answer: Answer, promise: Slo) -> Table:
+    asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
     columns = (
         ("setting", "left"), ("devices", "right"), ("batch", "right"), ("chunk", "right"), ("TTFT", "right"),
         ("TPOT", "right"), ("tokens/s", "right"), ("device-hours per 1M tokens", "right"),
@@ -240,15 +239,17 @@ def _promise(answer: Answer, promise: Promise) -> Table:
     return table
 
 
-def _setting(s: Setting, promise: Promise) -> tuple[str, ...]:
+def _setting(s: Setting, promise: Slo) -> tuple[str, ...]:
     f, scheme = s.figures, s.deployment.scheme
     shared = "".join(f" --{n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(scheme, n)) > 1)
     name = s.changed + shared if s.changed else shared.strip() or "one device"
-    kept = promise.kept(f)
+    from ridgeline.plan.slo import kept
+
+    is_kept = kept(promise, f)
     return (
         name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
         seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
-        s.why if kept else f"[red]{s.why} too long[/red]",
+        s.why if is_kept else f"[red]{s.why} too long[/red]",
     )  # fmt: skip
 
 

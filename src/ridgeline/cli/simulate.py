@@ -39,13 +39,13 @@ def simulate(
         _option(_WORK, "--arrivals", help="poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30, closed:32,think=1"),
     ] = None,
     num_requests: Annotated[
-        int | None, _option(_WORK, "--num-requests", min=1, help="Default: the trace's; without one 1000.")
+        int | None, _option(_WORK, "--num-requests", help="Default: the trace's; without one 1000.")
     ] = None,
     rate_scale: Annotated[float, _option(_WORK, "--rate-scale", help="So many times as fast as the trace.")] = 1.0,
-    input_len: Annotated[int, _option(_WORK, "--input-len", min=1, help="Mean, without a trace.")] = 1024,
-    output_len: Annotated[int, _option(_WORK, "--output-len", min=1, help="Mean, without a trace.")] = 256,
+    input_len: Annotated[int, _option(_WORK, "--input-len", help="Mean, without a trace.")] = 1024,
+    output_len: Annotated[int, _option(_WORK, "--output-len", help="Mean, without a trace.")] = 256,
     length_cv: Annotated[
-        float, _option(_WORK, "--length-cv", min=0.0, help="Coefficient of variation of both; 0: all equal.")
+        float, _option(_WORK, "--length-cv", help="Coefficient of variation of both; 0: all equal.")
     ] = 0.0,
     truncate: Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")] = False,
     seed: Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and routing.")] = 0,
@@ -53,7 +53,7 @@ def simulate(
     step_times: Annotated[
         str | None, _option(_MACHINE, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
     ] = None,
-    replicas: Annotated[int, _option(_MACHINE, "--replicas", min=1, help="Whole copies.")] = 1,
+    replicas: Annotated[int, _option(_MACHINE, "--replicas", help="Whole copies.")] = 1,
     routing: Annotated[Routing, _option(_MACHINE, "--routing", help="Which replica gets a request.")] = (
         Routing.round_robin
     ),
@@ -90,7 +90,7 @@ def _run(given: dict[str, Any]) -> None:
     if given["plot"]:
         from ridgeline.sim.picture import draw
 
-        draw(title, found, given["plot"])
+        draw(title, found.run, given["plot"])
     if given["json_output"]:
         import json
 
@@ -125,14 +125,12 @@ def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
     """Requests of a trace or of given lengths, at the trace's own times or at others. limit: tokens of the longest."""
     from itertools import islice
 
-    from ridgeline.errors import RequestError
     from ridgeline.sim import Workload
     from ridgeline.sim.traces import read_trace
     from ridgeline.sim.workload import cut, lengths, parse_arrivals, repeated, scale_rate
 
     count, trace, arrivals = given["num_requests"], given["trace"], given["arrivals"]
-    if not given["rate_scale"] > 0:
-        raise RequestError(f"--rate-scale {given['rate_scale']}; it must be positive")
+    _check(given)
     if trace:
         requests = read_trace(trace, count)
         if count is not None and count > len(requests):
@@ -145,6 +143,21 @@ def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
     if given["rate_scale"] != 1.0:
         workload = Workload(scale_rate(workload.requests, given["rate_scale"]), workload.clients, workload.think_ns)
     return cut(workload, limit) if given["truncate"] and limit else workload
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Raises RequestError for sizes that cannot be."""
+    from math import isfinite
+
+    from ridgeline.errors import RequestError
+
+    for name in ("num_requests", "input_len", "output_len"):
+        if given[name] is not None and given[name] < 1:
+            raise RequestError(f"--{name.replace('_', '-')} {given[name]}; it must be at least 1")
+    if not (given["rate_scale"] > 0 and isfinite(given["rate_scale"])):
+        raise RequestError(f"--rate-scale {given['rate_scale']}; it must be positive")
+    if not (given["length_cv"] >= 0 and isfinite(given["length_cv"])):
+        raise RequestError(f"--length-cv {given['length_cv']}; it must be at least 0")
 
 
 def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:

@@ -16,7 +16,9 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.llm import LLM
 from ridgeline.sched.stats import Stats
-from ridgeline.sim.metrics import Answered, Report, Slo, Usage, report
+from ridgeline.sim import Slo
+from ridgeline.sim.book import Run, Timeline
+from ridgeline.sim.metrics import Answered, Usage, report
 from ridgeline.sim.workload import SECOND, Request, Workload
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
@@ -28,7 +30,7 @@ class _Answer:
     times: list[int] = field(default_factory=list)  # of its tokens
 
 
-def replay(llm: LLM, workload: Workload, *, slo: Slo | None = None, seed: int = 0) -> Report:
+def replay(llm: LLM, workload: Workload, *, slo: Slo | None = None, seed: int = 0) -> Run:
     """Run a workload in real time. A token's time is the end of the step that gave it.
 
     Raises RequestError where nothing is kept between tokens, or no request fits.
@@ -60,9 +62,10 @@ class _Replay:
         heapq.heapify(self._due)
         self._answers: list[_Answer] = []
         self._over = self._refused = 0
+        self._timeline = Timeline()
         self._usage = dict.fromkeys(("steps", "busy_ns", "batch_ns", "waiting_ns", "byte_ns", "peak_bytes"), 0)
 
-    def run(self, slo: Slo | None) -> Report:
+    def run(self, slo: Slo | None) -> Run:
         session, before = self._llm.session, self._stats()
         self._start = time.perf_counter_ns()
         while self._due or len(session):
@@ -77,7 +80,8 @@ class _Replay:
         answered = [a for a in self._answers if a.times]
         if not answered and self._refused:
             raise RequestError("no request fits; raise --max-model-len, or cut them with --truncate")
-        return report(_columns(answered), self._used(before), slo)
+        columns = _columns(answered)
+        return Run(report(columns, self._used(before), slo), columns, self._timeline)
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._start
@@ -127,6 +131,8 @@ class _Replay:
         usage["waiting_ns"] += busy * stats.waiting
         usage["byte_ns"] += busy * used
         usage["peak_bytes"] = max(usage["peak_bytes"], used)
+        batch = stats.running + self._over
+        self._timeline.add(start + busy, busy, busy * batch, busy * stats.waiting, busy * used)
 
     def _used(self, before: Stats) -> Usage:
         after = self._stats()

@@ -18,7 +18,7 @@ Both shares together are least at C = P sqrt(2 N S / M): the rule for checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import sqrt
@@ -155,12 +155,12 @@ class Settings:
     @property
     def prefix(self) -> int:
         """Tokens of the prefix that a sequence is taken to leave for others."""
-        return min(PREFIX_TOKENS, self.length)
+        return left_prefix(self.length)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of a checkpoint, 0 where no layer is recurrent."""
-        return sum(g.page_bytes for g in self.groups if g.snapshot)
+        return checkpoint_bytes(self.groups)
 
     @property
     def checkpoint_tokens(self) -> int:
@@ -176,32 +176,24 @@ class Settings:
 
     def with_checkpoints(self) -> Settings:
         """The same, with the groups' pages as long as from one checkpoint to the next."""
-        tokens = self.checkpoint_tokens
-        groups = tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in self.groups)
-        return replace(self, groups=groups)
+        return replace(self, groups=with_checkpoints(self.groups, self.checkpoint_tokens))
 
     def pages(self) -> tuple[int, ...]:
         """Per group, for `seqs` sequences of full length and the checkpoints that they leave, or fewer by one factor;
         the null pages included.
         """
-        full = self._full()
-        checkpoints = [self.prefix // g.page_tokens if g.snapshot else 0 for g in self.groups]
-        more = [n + extra for n, extra in zip(full, checkpoints, strict=True)]
-        share = self._affordable(more)
-        if share < 1:  # not even one sequence with all of its checkpoints
-            more, share = full, self._affordable(full)
-        return tuple(int(n * min(Fraction(self.seqs), share)) + 1 for n in more)
+        return num_pages(self.groups, self.length, self.seqs, self._affordable)
 
     def _affordable(self, full: Sequence[int]) -> Fraction:
         """How many sequences with `full` pages of each group there is room for."""
         fixed = self.problem.options.kv_cache_memory_bytes
-        shares = [_share(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
-        return min([*shares, _share(full, self.groups, fixed, 0)] if fixed else shares)
+        shares = [share_of(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
+        return min([*shares, share_of(full, self.groups, fixed, 0)] if fixed else shares)
 
     def host_pages(self) -> tuple[int, ...]:
         """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
         full = self._full()
-        share = min(Fraction(self.seqs), _share(full, self.groups, self.problem.swap, PAGE_BOOK_BYTES))
+        share = min(Fraction(self.seqs), share_of(full, self.groups, self.problem.swap, PAGE_BOOK_BYTES))
         pages = tuple(int(n * share) + 1 for n in full)
         return pages if min(pages) > 1 else (0,) * len(full)
 
@@ -217,7 +209,37 @@ def checkpoint_grid(page_tokens: int, wanted: float) -> int:
     return tokens
 
 
-def _share(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:
+def left_prefix(length: int) -> int:
+    """Tokens of the prefix that a sequence of at most `length` tokens is taken to leave for others."""
+    return min(PREFIX_TOKENS, length)
+
+
+def checkpoint_bytes(groups: Sequence[StateGroup]) -> int:
+    """Of the state of all recurrent layers, 0 where there are none."""
+    return sum(g.page_bytes for g in groups if g.snapshot)
+
+
+def with_checkpoints(groups: Sequence[StateGroup], tokens: int) -> tuple[StateGroup, ...]:
+    """Groups with so many tokens from one checkpoint to the next."""
+    return tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in groups)
+
+
+def num_pages(
+    groups: Sequence[StateGroup], length: int, seqs: int, affordable: Callable[[Sequence[int]], Fraction]
+) -> tuple[int, ...]:
+    """Per group, for `seqs` sequences of `length` tokens and the checkpoints that they leave, or fewer by one factor;
+    the null pages included. affordable: how many sequences with so many pages of each group there is room for.
+    """
+    full = [g.most_pages(length) for g in groups]
+    prefix = left_prefix(length)
+    more = [n + (prefix // g.page_tokens if g.snapshot else 0) for n, g in zip(full, groups, strict=True)]
+    share = affordable(more)
+    if share < 1:  # not even one sequence with all of its checkpoints
+        more, share = full, affordable(full)
+    return tuple(int(n * min(Fraction(seqs), share)) + 1 for n in more)
+
+
+def share_of(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:
     """The factor on `full` pages of each group with which they, and a null page of each, fill `room` bytes."""
     sizes = [g.page_bytes + book_bytes for g in groups]
     return max(Fraction(room - sum(sizes), sum(n * size for n, size in zip(full, sizes, strict=True))), Fraction(0))

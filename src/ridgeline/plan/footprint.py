@@ -73,10 +73,10 @@ class Memory:
         held = held_weights(spec, precision)
         self.weight_bytes = sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
-        self._on_host = hardware.kind == "cpu"
+        self.book_bytes = PAGE_BOOK_BYTES if hardware.kind == "cpu" else 0  # of a page, on the device
         # The workspace is the engine's own count, with the pages that the engine itself has: float32.
         own = state_groups(spec, page_tokens=page_tokens)
-        self._workspace = Workspace(spec, own, on_cpu=self._on_host, drafts=drafts)
+        self._workspace = Workspace(spec, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
 
     def with_chunk(self, chunk: int) -> Memory:
         """The same with so many tokens of prompts in a step."""
@@ -93,11 +93,16 @@ class Memory:
         tokens = max(self._chunk, own * (1 + self._drafts))
         workspace = self._workspace.bytes(tokens, own, context)
         logits = self._workspace.logits(tokens, own)
-        books = PAGE_BOOK_BYTES * sum(pages) if self._on_host else 0
+        books = self.book_bytes * sum(pages)
         return Footprint(
             self._hardware.memory_bytes, self.weight_bytes, own * self.sequence_bytes(context), size,
             workspace - logits + books, logits,
         )  # fmt: skip
+
+    def room_bytes(self, seqs: int, length: int) -> int:
+        """What steps of `seqs` sequences of up to `length` tokens leave for pages and their books."""
+        step = self._workspace.bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
+        return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
 
     def sequence_bytes(self, context: int) -> float:
         """State of one sequence on one device by the formula: the numbers that are kept, times their bytes."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from ridgeline.plan.compare import Row
 from ridgeline.plan.footprint import Footprint
+from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.roofline import StepTime
-from ridgeline.plan.slo import Answer, Promise, Setting
+from ridgeline.plan.slo import Answer, Setting, kept
 from ridgeline.spec.hardware import HardwareSpec
 
 Json = dict[str, Any]
@@ -107,16 +108,16 @@ def compare_json(rows: Sequence[Row]) -> list[Json]:
     ]  # fmt: skip
 
 
-def slo_json(promise: Promise, answer: Answer) -> Json:
+def slo_json(promise: Slo, answer: Answer) -> Json:
     def setting(s: Setting) -> Json:
         return {
             "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
             "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
-            "kept": promise.kept(s.figures), "time": figures_json(s.figures),
+            "kept": kept(promise, s.figures), "time": figures_json(s.figures),
         }  # fmt: skip
 
     return {
-        "promise_s": asdict(promise),
+        "promise_s": promise.limits,
         "settings": [setting(s) for s in answer.settings],
         "closest": setting(answer.closest) if answer.closest else None,
         "otherwise": [setting(s) for s in answer.otherwise],

@@ -7,13 +7,14 @@ a device for an output token, prompts included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
 from ridgeline.plan.facts import machines
 from ridgeline.plan.footprint import largest
+from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.shard import Scheme
 from ridgeline.spec import MoE
@@ -21,30 +22,8 @@ from ridgeline.spec import MoE
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 DEVICES = (1, 2, 4, 8)
 MOST_SEQS = 1 << 12
-UNITS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-PROMISES = ("ttft", "tpot", "latency")
 # Tried one by one where nothing else keeps the promise, the least lossy first.
 LOSSY = ("weights=fp8", "weights=int8", "kv=fp8", "weights=int4", "weights=int4,kv=fp8")
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The most that a request may take, in seconds, served among others: see planner.py."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    latency: float | None = None
-
-    def kept(self, figures: Figures) -> bool:
-        return all(value <= limit for _, value, limit in self.pairs(figures))
-
-    def pairs(self, figures: Figures) -> Iterator[tuple[str, float, float]]:
-        """What was promised: its name, what it is, and what it may be."""
-        ttft, tpot = figures.served_ttft_s, figures.served_tpot_s
-        found = {"ttft": ttft, "tpot": tpot, "latency": ttft + (figures.load.output - 1) * tpot}
-        for name, value in found.items():
-            if (limit := getattr(self, name)) is not None:
-                yield name, value, limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,55 +47,51 @@ class Answer:
     otherwise: tuple[Setting, ...]
 
 
-def parse_promise(text: str) -> Promise:
-    """`ttft=200ms,tpot=30ms`. Raises RequestError for anything else."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.strip().partition("=")
-        unit = next((u for u in ("us", "ms", "s") if value.endswith(u)), None)
-        try:
-            seconds = float(value.removesuffix(unit or "")) * UNITS[unit or ""]
-        except (ValueError, KeyError):
-            seconds = 0.0
-        if name not in PROMISES or not 0 < seconds < float("inf"):
-            known = ", ".join(PROMISES)
-            raise RequestError(f"--slo {part!r}: write NAME=TIME with {known} and us, ms or s, as in ttft=200ms")
-        found[name] = seconds
-    return Promise(**found)
+def kept(slo: Slo, figures: Figures) -> bool:
+    """Is it, served among others: see planner.py?"""
+    return all(value <= limit for _, value, limit in _pairs(slo, figures))
 
 
-def search(deployment: Deployment, load: Load, promise: Promise) -> Answer:
+def _pairs(slo: Slo, figures: Figures) -> Iterator[tuple[str, float, float]]:
+    """What was promised: its name, what it is, and what it may be."""
+    ttft, tpot = figures.served_ttft_s, figures.served_tpot_s
+    found = {"ttft": ttft, "tpot": tpot, "e2e": ttft + (figures.load.output - 1) * tpot}
+    for name, limit in slo.limits.items():
+        yield name, found[name], limit
+
+
+def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
     """load: its prompt and output are kept, its batch is what is looked for."""
     settings, near = _on_machine(deployment, load, promise)
     if settings:
         return Answer(settings, None, ())
-    kept: list[Setting] = []
+    keeping: list[Setting] = []
     others = [near] if near else []
     for text, other in _others(deployment):
         found, near = _on_machine(other, load, promise)
         if found:
-            kept.append(replace(found[0], changed=text))
+            keeping.append(replace(found[0], changed=text))
         elif near:
             others.append(replace(near, changed=text))
     closest = min(others, key=lambda s: _miss(promise, s.figures), default=None)
-    return Answer((), closest, tuple(kept))
+    return Answer((), closest, tuple(keeping))
 
 
 def _on_machine(
-    deployment: Deployment, load: Load, promise: Promise
+    deployment: Deployment, load: Load, promise: Slo
 ) -> tuple[tuple[Setting, ...], Setting | None]:  # fmt: skip
     """Those that keep the promise; and the nearest to it of all."""
-    kept: list[Setting] = []
+    keeping: list[Setting] = []
     near: list[Setting] = []
     for scheme in _schemes(deployment):
         planner = Planner(replace(deployment, scheme=scheme))
         tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise))]
-        good = [s for s in tried if promise.kept(s.figures)]
+        good = [s for s in tried if kept(promise, s.figures)]
         near += tried
         if good:
-            kept.append(min(good, key=_cost))
+            keeping.append(min(good, key=_cost))
     missed = min(near, key=lambda s: _miss(promise, s.figures), default=None)
-    return tuple(sorted(kept, key=_cost)), missed
+    return tuple(sorted(keeping, key=_cost)), missed
 
 
 def _chunks(prompt: int) -> list[int]:
@@ -128,8 +103,8 @@ def _cost(setting: Setting) -> float:
     return setting.figures.device_seconds_per_token
 
 
-def _miss(promise: Promise, figures: Figures) -> float:
-    return max((value / limit for _, value, limit in promise.pairs(figures)), default=0.0)
+def _miss(promise: Slo, figures: Figures) -> float:
+    return max((value / limit for _, value, limit in _pairs(promise, figures)), default=0.0)
 
 
 def _schemes(deployment: Deployment) -> Iterator[Scheme]:
@@ -151,7 +126,7 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
             yield scheme
 
 
-def _best(planner: Planner, load: Load, promise: Promise) -> Setting | None:
+def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
     """The largest batch that keeps the promise, or of one sequence where none does; None where not even that fits."""
     deployment = planner.deployment
     room = min(planner.memory.largest_batch(load.context, MOST_SEQS), MOST_SEQS)
@@ -165,9 +140,9 @@ def _best(planner: Planner, load: Load, promise: Promise) -> Setting | None:
         step, tpot = planner.decode(batch, load.context).seconds, planner.tpot_s(one)
         return Figures(one, step, ttft, tpot, 0.0, chunks, scheme.replicas, scheme.devices)
 
-    batch = largest(lambda n: promise.kept(figures(n)), room)
+    batch = largest(lambda n: kept(promise, figures(n)), room)
     found = figures(max(batch, 1))
-    binding = max(promise.pairs(found), key=lambda pair: pair[1] / pair[2])[0]
+    binding = max(_pairs(promise, found), key=lambda pair: pair[1] / pair[2])[0]
     return Setting(deployment, found, "memory" if batch == room else binding)
 
 

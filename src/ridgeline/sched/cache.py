@@ -27,6 +27,8 @@ MAX_SEEN = 1 << 16  # prefixes remembered to find where prompts part; 16 bytes o
 class StateCache:
     """One page pool per group and, for swapping, one on the host. Positions are in tokens."""
 
+    pools: Seq[PagePool]
+
     def __init__(self, groups: Seq[StateGroup], num_pages: Seq[int], num_host_pages: Seq[int]) -> None:
         self.groups = tuple(groups)
         self.pools = [PagePool(g.name, n) for g, n in zip(groups, num_pages, strict=True)]
@@ -133,16 +135,6 @@ class StateCache:
                 seq.dropped[g] = kept = index + 1
             event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
         seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
-
-    def turn_page(self, seq: Sequence) -> None:
-        """Publish the last page, which is full now, and take the next one; where there is one group, with all pages."""
-        pool, table, size = self.pools[0], seq.tables[0], self.groups[0].page_tokens
-        full = len(table)
-        pool.seal(table[-1], seq.prefix_hash(full * size, self.grid))
-        table.append(pool.take())
-        seq.sealed[0] = full
-        seq.sent[0] = full + 1
-        seq.covered = seq.next_event = (full + 1) * size
 
     # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
 
@@ -274,7 +266,10 @@ class StateCache:
 
     def used_bytes(self) -> int:
         """Bytes of the pages that sequences hold on the device, each counted once."""
-        return sum(group.page_bytes * pool.num_used for group, pool in zip(self.groups, self.pools, strict=True))
+        size = 0
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            size += group.page_bytes * pool.num_used
+        return size
 
     def group_stats(self, running: Seq[Sequence]) -> tuple[GroupStats, ...]:
         """Of each group; `running` are the sequences that hold pages on the device."""

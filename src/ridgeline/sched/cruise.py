@@ -21,6 +21,7 @@ from collections.abc import Sequence as Seq
 from math import gcd
 from typing import Any
 
+from ridgeline.sched.runs import RunCache
 from ridgeline.sched.scheduler import _BY_ORDER, Scheduler
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sched.stats import Stats
@@ -34,11 +35,13 @@ class CruisingScheduler(Scheduler):
     Sequences may neither fork nor have drafts, and what they are given as results is not looked at but for its number.
     """
 
+    _cache_type = RunCache
+    _cache: RunCache
+
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         # Only pages that reach back to the beginning: to fill one concerns nobody else.
         self._only_all = all(g.lookback == ALL and not g.snapshot for g in self._cache.groups)
-        self._is_simple = self._only_all and len(self._cache.groups) == 1
         self._page_tokens = min(g.page_tokens for g in self._cache.groups)
         self._least_gap = gcd(*(g.page_tokens for g in self._cache.groups))  # tokens between two needs of pages
         self._since: dict[int, int] = {}  # of each that cruises: the step from which on its counts are not up to date
@@ -105,6 +108,16 @@ class CruisingScheduler(Scheduler):
 
     def _park_idle(self) -> bool:
         return not self._since and super()._park_idle()
+
+    def _place(self, seq: Sequence) -> bool:
+        found = super()._place(seq)
+        if found:
+            self._cache.begin_alone(seq)
+        return found
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._cache.end_alone(seq)
+        super()._preempt(seq)
 
     def _has_awake(self) -> bool:
         return len(self._since) < len(self._running)
@@ -186,7 +199,7 @@ class CruisingScheduler(Scheduler):
             return False
         self._cache.newest_step = step
         due.sort(key=_BY_ORDER)
-        simple, since, size = self._is_simple, self._since, self._page_tokens
+        simple, since, size = self._cache.is_simple, self._since, self._page_tokens
         for seq in due:
             if seq.id not in since:
                 continue

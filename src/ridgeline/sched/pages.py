@@ -15,7 +15,7 @@ handed out last, the least recently used of them first.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
 from ridgeline.sched.sequence import PageKey
@@ -25,15 +25,17 @@ from ridgeline.spec.groups import NULL_PAGE
 class PagePool:
     """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
 
-    num_free: pages that can be taken now.
+    num_free: pages that can be taken now. num_limbo: that nobody holds and that a step in flight may still touch. peak:
+    of num_used, since the start.
     """
 
-    __slots__ = ("_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free")
-    __slots__ += ("num_pages", "peak")
+    __slots__ = (
+        "_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free",
+        "num_limbo", "num_pages", "peak",
+    )  # fmt: skip
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
-        self.peak = 0  # of num_used, since the start
         self._refs = [0] * num_pages
         self._keys: list[PageKey | None] = [None] * num_pages
         self._by_key: dict[PageKey, int] = {}
@@ -44,17 +46,12 @@ class PagePool:
         self._passed: Counter[int] = Counter()
         self._limbo: dict[int, int] = {}  # page -> the step that must be committed first, ascending
         self._settled = 0
-        self.num_free = len(self._bare)
-
-    @property
-    def num_limbo(self) -> int:
-        """Pages that nobody holds and that a step in flight may still touch."""
-        return len(self._limbo)
+        self.num_free, self.num_limbo, self.peak = len(self._bare), 0, 0
 
     @property
     def num_used(self) -> int:
         """Pages that sequences hold, each once."""
-        return max(self.num_pages - 1, 0) - self.num_free - len(self._limbo)
+        return max(self.num_pages - 1, 0) - self.num_free - self.num_limbo
 
     @property
     def num_keys(self) -> int:
@@ -82,9 +79,9 @@ class PagePool:
             evicted = self._oldest(count - len(taken))
             for page in evicted:
                 key = keys[page]
-                assert key is not None
-                del by_key[key]
-                keys[page] = None
+                if key is not None:
+                    del by_key[key]
+                    keys[page] = None
             taken += evicted
         for page in taken:
             refs[page] = 1
@@ -97,6 +94,7 @@ class PagePool:
         if not self._refs[page]:
             if page in self._limbo:
                 del self._limbo[page]
+                self.num_limbo -= 1
             else:  # found by its key
                 self.num_free -= 1
                 self._passed[page] += 1
@@ -119,10 +117,7 @@ class PagePool:
             if left <= 0:
                 assert not left, f"{self.name}: page {page} dropped twice"
                 gone.append(page)
-        if until > self._settled:
-            self._limbo.update(dict.fromkeys(gone, until))
-        else:
-            self._release(gone)
+        self._wait(gone, until)
 
     def settle(self, step: int) -> None:
         """Step `step` was committed, and so was every one before it."""
@@ -137,7 +132,7 @@ class PagePool:
             due = [page for page, until in limbo.items() if until <= step]
             for page in due:
                 del limbo[page]
-        self._release(due)
+        self.num_limbo -= self._release(due)
 
     def writable(self, page: int) -> bool:
         """May the holder change the page? Not if another one holds it, or may find it."""
@@ -161,27 +156,41 @@ class PagePool:
 
     def check(self, held: dict[int, int]) -> None:
         """Raises AssertionError unless references are what is `held` (page -> count) and every page is in one place."""
-        counted = {page: refs for page, refs in enumerate(self._refs) if refs}
+        runs = self._in_runs()
+        counted = {page: refs for page, refs in enumerate(self._refs) if refs and page not in runs}
         assert counted == held, f"{self.name}: references are {counted}, holders {held}"
-        places = [*held, *self._bare, *self._live_keyed(), *self._limbo]
+        free, limbo = self._in_full([*self._bare, *self._live_keyed()]), self._in_full(self._limbo)
+        places = [*held, *free, *limbo]
         once = len(places) == len(set(places)) == max(self.num_pages - 1, 0) and NULL_PAGE not in places
         assert once, f"{self.name}: a page is lost, or in two places"
+        counts = (self.num_free, self.num_limbo)
+        assert counts == (len(free), len(limbo)), (
+            f"{self.name}: free and in limbo {len(free), len(limbo)}, not {counts}"
+        )
+        apart = not any(map(self._has_key, self._bare)) and all(map(self._has_key, {*self._live_keyed()} - runs))
+        assert apart, f"{self.name}: a free page is on the wrong side of the index"
         assert all(self._keys[page] == key for key, page in self._by_key.items()), f"{self.name}: stale index"
         assert sum(key is not None for key in self._keys) == len(self._by_key), f"{self.name}: unindexed key"
-        free = len(self._bare) + len(self._keyed) - self._passed.total()
-        assert free == self.num_free, f"{self.name}: {free} pages are free, {self.num_free} counted"
-        keyless = any(self._keys[page] is not None for page in self._bare)
-        assert not keyless and all(self._keys[page] is not None for page in self._live_keyed()), f"{self.name}: free"
         limits = list(self._limbo.values())
         assert limits == sorted(limits), f"{self.name}: limbo out of order"
 
-    def _release(self, pages: list[int]) -> None:
+    def _wait(self, pages: Sequence[int], until: int) -> None:
+        """Nobody holds these any more."""
+        if until > self._settled:
+            self._limbo.update(dict.fromkeys(pages, until))
+            self.num_limbo += len(pages)
+        else:
+            self._release(pages)
+
+    def _release(self, pages: Sequence[int]) -> int:
+        """The number of pages that are free now."""
         keys = self._keys
         keyed = [page for page in pages if keys[page] is not None]
         self._keyed += keyed
         if len(keyed) < len(pages):  # nothing worth keeping: the first to be reused
             self._bare += [page for page in pages if keys[page] is None]
         self.num_free += len(pages)
+        return len(pages)
 
     def _oldest(self, count: int) -> list[int]:
         """Take so many pages off the front of those with a key."""
@@ -210,11 +219,22 @@ class PagePool:
                 found.append(page)
         return found
 
+    def _has_key(self, page: int) -> bool:
+        return self._keys[page] is not None
+
+    def _in_full(self, pages: Iterable[int]) -> list[int]:
+        """For a pool where a page may stand for others too."""
+        return list(pages)
+
+    def _in_runs(self) -> Set[int]:
+        """Those for which others stand."""
+        return frozenset()
+
     def _tidy(self) -> None:
         self._keyed = deque(self._live_keyed())
         self._passed.clear()
 
     def _note_peak(self) -> None:
-        used = self.num_pages - 1 - self.num_free - len(self._limbo)
+        used = self.num_pages - 1 - self.num_free - self.num_limbo
         if used > self.peak:
             self.peak = used

@@ -52,6 +52,8 @@ class Scheduler:
     max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute.
     """
 
+    _cache_type: type[StateCache] = StateCache
+
     def __init__(
         self,
         groups: Seq[StateGroup],
@@ -65,15 +67,14 @@ class Scheduler:
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
-        self._cache = StateCache(groups, num_pages, num_host_pages or [0] * len(groups))
+        self._cache = self._cache_type(groups, num_pages, num_host_pages or [0] * len(groups))
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
         self._waiting: list[tuple[Order, Sequence]] = []  # a heap; may hold some that are over
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._arrivals, self._epochs = count(), count()
-        self._step = 1  # the number of the next plan
-        self._committed = 0
+        self._step, self._committed = 1, 0  # of the next plan, and of the last one that was committed
         self._works: list[Work] = []
         self._short: Order | None = None  # who is short of pages: none behind may take any in this step
         self._preempted = False  # in this step
@@ -86,8 +87,7 @@ class Scheduler:
     def add(self, sequence: Sequence, children: Seq[Sequence] = ()) -> None:
         """Queue a request. `children` are further choices for the same prompt, which they compute only once.
 
-        Raises RequestError, and queues nothing, for a request that can never fit. ValueError: an id that is in use,
-        or a child with another prompt.
+        Raises RequestError, and queues nothing, where it can never fit; ValueError for an id in use or another prompt.
         """
         family = (sequence, *children)
         for member in family:

@@ -71,6 +71,11 @@ class Sequence:
         self.num_prompt = self.num_prompt or len(self.tokens)
         self.max_length = self.num_prompt + self.max_tokens
 
+    @property
+    def is_shared(self) -> bool:
+        """May another sequence look for its pages?"""
+        return True
+
     def prefix_hash(self, position: int, grid: int) -> PageKey:
         """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
         chain, links = self._chain, position // grid

@@ -1,7 +1,8 @@
 """The real scheduler on a virtual clock: what a model, a machine and a workload will give, before anything runs."""
 
+from ridgeline.plan.limits import Slo
 from ridgeline.sim.cost import LinearCost, RooflineCost, StepCost
-from ridgeline.sim.metrics import Percentiles, Report, Slo
+from ridgeline.sim.metrics import Percentiles, Report
 from ridgeline.sim.settings import Settings, settings
 from ridgeline.sim.simulator import Simulated, simulate
 from ridgeline.sim.workload import Request, Workload

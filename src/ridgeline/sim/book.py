@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.sched.sequence import Sequence as Sched
-from ridgeline.sim.metrics import Answered, Ints
+from ridgeline.sim.metrics import Answered, Ints, Report
 from ridgeline.sim.workload import Request
 
 BUCKETS = 512  # at most
@@ -76,6 +76,15 @@ class Timeline:
             self.sums.append([0, 0, 0, 0])
         pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
         self.sums = [[x + y for x, y in zip(a, b, strict=True)] for a, b in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workload that was run, simulated or measured: the columns, and what they and a picture are made of."""
+
+    report: Report
+    answered: Answered
+    timeline: Timeline
 
 
 class StepLog:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ridgeline.errors import RequestError
+from ridgeline.plan.limits import Slo
 
 QUANTILES = (50, 90, 95, 99)
 SECOND = 10**9
@@ -52,45 +52,6 @@ class Percentiles:
         mean = sum(map(operator.mul, values.tolist(), weights[order].tolist())) / count / SECOND
         p50, p90, p95, p99 = found
         return cls(mean, p50, p90, p95, p99, int(values[weights[order] > 0][-1]) / SECOND)
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Limits in seconds that a request must keep; None is no limit."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """`ttft=200ms,tpot=0.03s`. Raises RequestError for anything else."""
-        limits: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, value = part.partition("=")
-            if name not in ("ttft", "tpot", "e2e"):
-                raise RequestError(f"--slo {text}: {name!r} is none of ttft, tpot, e2e; write ttft=200ms,tpot=30ms")
-            limits[f"{name}_s"] = _seconds(text, value)
-        return cls(**limits)
-
-    def met(self, ttft_ns: Ints, tpot_s: np.ndarray[Any, np.dtype[np.float64]], e2e_ns: Ints) -> np.ndarray[Any, Any]:
-        """Which requests keep it. tpot_s: NaN for one with a single token, which keeps that limit."""
-        met = np.ones(len(ttft_ns), bool)
-        for limit, found in ((self.ttft_s, ttft_ns / SECOND), (self.tpot_s, tpot_s), (self.e2e_s, e2e_ns / SECOND)):
-            if limit is not None:
-                met &= ~(found > limit)
-        return met
-
-
-def _seconds(text: str, value: str) -> float:
-    number, unit = (value[:-2], 1e-3) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
-    try:
-        found = float(number) * unit
-    except ValueError:
-        found = -1.0
-    if not 0 < found < float("inf"):
-        raise RequestError(f"--slo {text}: {value!r} is no time; write 200ms or 0.2s")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +146,19 @@ class Usage:
     replicas: int = 1
 
 
+def met(slo: Slo, answered: Answered) -> np.ndarray[Any, Any]:
+    """Which requests keep every limit; that of TPOT is kept by one with a single token."""
+    found = {
+        "ttft": (answered.first - answered.arrival) / SECOND,
+        "tpot": answered.tpot,
+        "e2e": (answered.last - answered.arrival) / SECOND,
+    }
+    kept = np.ones(len(answered.arrival), bool)
+    for name, limit in slo.limits.items():
+        kept &= ~(found[name] > limit)
+    return kept
+
+
 def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
     """The columns of a run."""
     count = len(answered.arrival)
@@ -192,7 +166,7 @@ def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
     duration, busy = span / SECOND, usage.busy_ns
     ttft, e2e = answered.first - answered.arrival, answered.last - answered.arrival
     tpot = answered.tpot
-    met = int(slo.met(ttft, tpot, e2e).sum()) if slo else 0
+    good = int(met(slo, answered).sum()) if slo else 0
     return Report(
         requests=count,
         refused=usage.refused,
@@ -213,7 +187,7 @@ def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
         hit_rate=usage.hit_tokens / usage.queried_tokens if usage.queried_tokens else 0.0,
         preemptions=usage.preemptions,
         replicas=usage.replicas,
-        goodput=met / duration if slo and duration else None,
-        attainment=met / count if slo and count else None,
+        goodput=good / duration if slo and duration else None,
+        attainment=good / count if slo and count else None,
         slo=slo,
     )

@@ -1,4 +1,4 @@
-"""A simulation as a picture: latencies over time, sequences that run and wait, memory, and how latencies spread.
+"""A run, simulated or measured, as a picture: latencies over time and how they spread, batch and queue, memory.
 
 Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so nothing global is touched.
 """
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.sim.book import BUCKETS
+from ridgeline.plan.limits import Slo
+from ridgeline.sim.book import BUCKETS, Run, Timeline
 from ridgeline.sim.metrics import SECOND, Answered
-from ridgeline.sim.simulator import Simulated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,8 @@ GIGA = 1e9
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def draw(title: str, found: Simulated, path: str) -> None:
-    """Draw a simulation into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written,
+def draw(title: str, run: Run, path: str) -> None:
+    """Draw a run into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written,
     and where matplotlib is not installed.
     """
     out = Path(path)
@@ -42,11 +42,10 @@ def draw(title: str, found: Simulated, path: str) -> None:
     figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     latencies, spread, load, memory = figure.subplots(2, 2).flat
-    answered = found.book.answered()
-    _latencies(latencies, answered, found)
-    _spread(spread, answered, found)
-    _load(load, found)
-    _memory(memory, found)
+    _latencies(latencies, run.answered, run.report.slo)
+    _spread(spread, run.answered)
+    _load(load, run)
+    _memory(memory, run)
     for axes in (latencies, spread, load, memory):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -58,7 +57,7 @@ def draw(title: str, found: Simulated, path: str) -> None:
         raise RequestError(f"--plot {path} cannot be written: {e.strerror}") from None
 
 
-def _latencies(axes: Axes, answered: Answered, found: Simulated) -> None:
+def _latencies(axes: Axes, answered: Answered, slo: Slo | None) -> None:
     """Median and 99th percentile over the time of arrival."""
     arrival = answered.arrival / SECOND
     edges = np.linspace(arrival.min(), arrival.max() + 1e-9, BINS + 1)
@@ -71,7 +70,6 @@ def _latencies(axes: Axes, answered: Answered, found: Simulated) -> None:
         for q, style in ((50, "-"), (99, ":")):
             line = [np.percentile(b, q) if len(b) else np.nan for b in bins]
             axes.plot(middles, np.array(line) * 1e3, style, color=color, label=f"{name} p{q}")
-    slo = found.report.slo
     for limit, color in ((slo and slo.ttft_s, TTFT), (slo and slo.tpot_s, TPOT)):
         if limit:
             axes.axhline(limit * 1e3, color=color, linestyle="--", linewidth=0.8, alpha=0.7)
@@ -80,7 +78,7 @@ def _latencies(axes: Axes, answered: Answered, found: Simulated) -> None:
     )
 
 
-def _spread(axes: Axes, answered: Answered, found: Simulated) -> None:
+def _spread(axes: Axes, answered: Answered) -> None:
     """Which share of requests is faster."""
     shares = np.linspace(0, 100, POINTS)
     for name, values, color in (
@@ -94,25 +92,24 @@ def _spread(axes: Axes, answered: Answered, found: Simulated) -> None:
     axes.set(xscale="log", xlabel="ms", ylabel="% of requests", title="how latencies spread")
 
 
-def _load(axes: Axes, found: Simulated) -> None:
-    times, batch, waiting, _ = _timeline(found)
-    many = " of all replicas" if found.report.replicas > 1 else ""
+def _load(axes: Axes, run: Run) -> None:
+    times, batch, waiting, _ = _timeline(run.timeline)
+    many = " of all replicas" if run.report.replicas > 1 else ""
     axes.plot(times, batch, color=RUN, label=f"sequences in a step{many}")
     axes.plot(times, waiting, color=WAIT, label=f"waiting{many}")
     axes.set(xlabel="time, s", ylabel="requests", title="batch and queue", ylim=(0, None))
 
 
-def _memory(axes: Axes, found: Simulated) -> None:
-    times, _, _, used = _timeline(found)
-    r = found.report
+def _memory(axes: Axes, run: Run) -> None:
+    times, _, _, used = _timeline(run.timeline)
+    r = run.report
     axes.fill_between(times, used / GIGA, color=E2E, alpha=0.5, linewidth=0, label="pages in use, mean")
     axes.axhline(r.state_bytes * r.replicas / GIGA, color=LIMIT, linestyle="--", label="all pages")
     axes.set(xlabel="time, s", ylabel="GB", title="memory of the state", ylim=(0, None))
 
 
-def _timeline(found: Simulated) -> tuple[Floats, Floats, Floats, Floats]:
+def _timeline(timeline: Timeline) -> tuple[Floats, Floats, Floats, Floats]:
     """Seconds, and means over each bucket: sequences in a step, waiting, bytes in use; sums over replicas."""
-    timeline = found.book.timeline
     sums = np.array(timeline.sums or [[0] * 4], np.float64)
     times = (np.arange(len(sums)) + 0.5) * timeline.width / SECOND
     means = sums[:, 1:] / timeline.width

@@ -12,6 +12,7 @@ same (tests/pure/test_sim_jump.py). A request that arrives while steps are jumpe
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from ridgeline.sim.workload import SECOND, Request
 TOKEN, NOTHING = Result((0,)), Result()
 LONGEST_JUMP = 64  # steps: what a jump that is cut short has cost in vain
 TABLE_BLOCK = 4096  # contexts
+PROMPTS_KEPT = 1 << 16  # chunks of prompts, each by its tokens and its context
 
 S = TypeVar("S", bound=Scheduler)
 
@@ -38,13 +40,14 @@ class CostTable:
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
+        self._of_prompt = lru_cache(PROMPTS_KEPT)(cost.of)
         self._rows = [(0,) * len(cost.of(1, 1))]  # by context
         self._table = np.array(self._rows, np.int64).T  # [numbers, contexts]
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
         """cost.of."""
         if tokens > 1:
-            return self.cost.of(tokens, context)
+            return self._of_prompt(tokens, context)
         if context >= len(self._rows):
             self._extend(context)
         return self._rows[context]

@@ -51,6 +51,11 @@ class CountedSequence(Sequence):
         self.max_length = self.num_prompt + self.max_tokens
         self.num_shared = min(self.num_prompt, len(self.blocks) * self.block_tokens)
 
+    @property
+    def is_shared(self) -> bool:
+        """Pages of blocks are."""
+        return self.num_shared > 0
+
     def prefix_hash(self, position: int, grid: int) -> PageKey:
         """The key of the page that ends at `position`: of its block and the place in it, or of itself alone."""
         if position <= self.num_shared:

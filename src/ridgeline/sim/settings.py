@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import sqrt
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.fit import (
+    SEQS,
+    checkpoint_bytes,
+    checkpoint_grid,
+    left_prefix,
+    num_pages,
+    share_of,
+    with_checkpoints,
+)
 from ridgeline.plan.footprint import Memory, largest
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.units import decimal_bytes
 from ridgeline.spec.groups import StateGroup
-
-MAX_SEQS = 256  # what the engine chooses where memory allows it (plan/fit.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,9 @@ class Settings:
         return sum((n - 1) * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
 
 
-def settings(deployment: Deployment, *, max_model_len: int | None = None, max_num_seqs: int = MAX_SEQS) -> Settings:
-    """Pages fill what weights and workspace leave, at most for `max_num_seqs` sequences of full length.
+def settings(deployment: Deployment, *, max_model_len: int | None = None, max_num_seqs: int = SEQS) -> Settings:
+    """Pages fill what weights and workspace leave, at most for `max_num_seqs` sequences of full length, as an engine's
+    do (plan/fit.py).
 
     Tokens of a step and of a page are the deployment's. Raises RequestError where not even one sequence of full length
     fits, with the numbers and what would.
@@ -51,11 +62,14 @@ def settings(deployment: Deployment, *, max_model_len: int | None = None, max_nu
             f"{decimal_bytes(one.pages_bytes)} for one sequence of {length} tokens do not fit into "
             f"{deployment.hardware.name}'s {decimal_bytes(one.memory_bytes)}; {remedy}"
         )
-    seqs = largest(lambda n: memory.footprint(n, 1).fits, max_num_seqs)
-    step = memory.footprint(seqs, length)
-    groups = memory.groups
-    room = step.memory_bytes - step.reserve_bytes - step.weight_bytes - step.workspace_bytes
-    each = sum(g.most_pages(length) * g.page_bytes for g in groups)
-    share = min(max(1.0, (room - sum(g.page_bytes for g in groups)) / each), seqs)
-    pages = tuple(int(g.most_pages(length) * share) + 1 for g in groups)
+    full, books = [g.most_pages(length) for g in memory.groups], memory.book_bytes
+
+    def affordable(pages: Sequence[int], seqs: int) -> Fraction:
+        return share_of(pages, memory.groups, memory.room_bytes(seqs, length), books)
+
+    seqs = max(1, largest(lambda n: affordable(full, n) >= 1, max_num_seqs))
+    share = seqs * checkpoint_bytes(memory.groups) / memory.room_bytes(seqs, length)  # for a checkpoint of each
+    between = checkpoint_grid(deployment.page_tokens, left_prefix(length) * sqrt(2 * share))
+    groups = with_checkpoints(memory.groups, between)
+    pages = num_pages(groups, length, seqs, lambda pages: affordable(pages, seqs))
     return Settings(groups, pages, seqs, deployment.chunk, length)

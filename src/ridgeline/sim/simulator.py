@@ -13,11 +13,12 @@ from random import Random
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.limits import Slo
 from ridgeline.sched.cruise import CruisingScheduler
 from ridgeline.sched.scheduler import Scheduler
-from ridgeline.sim.book import Book
+from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
-from ridgeline.sim.metrics import Report, Slo, Usage, report
+from ridgeline.sim.metrics import Report, Usage, report
 from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
 from ridgeline.sim.settings import Settings
@@ -31,6 +32,11 @@ class Simulated:
     report: Report
     book: Book
     first_refusal: str | None = None
+
+    @property
+    def run(self) -> Run:
+        """For a picture of it."""
+        return Run(self.report, self.book.answered(), self.book.timeline)
 
 
 def simulate(
@@ -57,7 +63,7 @@ class _Simulation:
         every_step: bool,
     ) -> None:  # fmt: skip
         if replicas < 1:
-            raise RequestError(f"{replicas} replicas; there must be at least 1")
+            raise RequestError(f"--replicas {replicas}; it must be at least 1")
         self._workload, self._settings, self._route = workload, settings, route
         self._book = Book(replicas)
         costs = CostTable(cost)

@@ -99,8 +99,8 @@ def _count(text: str, column: int, name: str) -> int:
 def _mooncake(line: str) -> Request:
     try:
         row = json.loads(line)
-    except ValueError as e:
-        raise _Bad(getattr(e, "pos", 0) + 1, f"no JSON: {e}") from None
+    except json.JSONDecodeError as e:
+        raise _Bad(e.pos + 1, f"no JSON: {e.msg}") from None
     if not isinstance(row, dict):
         raise _Bad(1, f"no JSON object with {', '.join(MOONCAKE)}")
     time, prompt, output = (_whole(line, row, name) for name in MOONCAKE[:3])

@@ -1,0 +1,50 @@
+"""What a request may take at most, as a user writes it: for plans, simulations and measurements alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from ridgeline.errors import RequestError
+
+UNITS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+NAMES = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits in seconds: to the first token, for each one after it, to the last token. None is no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that there are, by name."""
+        return {name: limit for name in NAMES if (limit := getattr(self, f"{name}_s")) is not None}
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`ttft=200ms,tpot=30ms`. Raises RequestError for anything else."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.strip().partition("=")
+            limit = _seconds(value)
+            if name not in NAMES or f"{name}_s" in found or not 0 < limit < float("inf"):
+                raise RequestError(
+                    f"--slo {part!r}: write NAME=TIME with {', '.join(NAMES)}, each once, and us, ms or s, "
+                    "as in ttft=200ms"
+                )
+            found[f"{name}_s"] = limit
+        return cls(**found)
+
+
+def _seconds(value: str) -> float:
+    """0 for what is no time."""
+    unit = next((u for u in UNITS if value.endswith(u)), None)
+    try:
+        return float(value.removesuffix(unit)) * UNITS[unit] if unit else 0.0
+    except ValueError:
+        return 0.0
