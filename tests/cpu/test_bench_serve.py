@@ -19,7 +19,7 @@ from cpu.serving import serving
 from ridgeline.errors import RequestError
 from ridgeline.measure.client import Answer
 from ridgeline.measure.load import measured
-from ridgeline.sim.metrics import Slo
+from ridgeline.plan.limits import Slo
 
 MS = 10**6
 LATE = 0.06  # seconds that a busy machine may add to anything
@@ -131,7 +131,7 @@ def test_what_fails_is_counted_and_named(tmp_path: Path) -> None:
         ([], "say what comes in"),
         (["--concurrency", "2", "--arrivals", "poisson:1"], "give one of them"),
         (["--concurrency", "2", "--model", "other"], "does not serve other; it serves fake"),
-        (["--concurrency", "2", "--slo", "ttfb=1s"], "none of ttft, tpot, e2e"),
+        (["--concurrency", "2", "--slo", "ttfb=1s"], "with ttft, tpot, e2e"),
         (["--concurrency", "2", "--extra-body", "[]"], "must be an object"),
         (["--concurrency", "2", "--plot", "out.gif"], "must end in .png or .svg"),
     ],

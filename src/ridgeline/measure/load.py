@@ -20,7 +20,8 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.measure.client import Answer, Client, Server, body
 from ridgeline.measure.replay import prompt_ids
-from ridgeline.sim.metrics import Answered, Report, Slo, Usage, report
+from ridgeline.plan.limits import Slo
+from ridgeline.sim.metrics import Answered, Report, Usage, report
 from ridgeline.sim.workload import SECOND, Request, Workload
 
 

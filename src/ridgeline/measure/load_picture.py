@@ -13,7 +13,8 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.measure.client import Answer
 from ridgeline.measure.load import Measured
-from ridgeline.sim.metrics import SECOND, Slo
+from ridgeline.plan.limits import Slo
+from ridgeline.sim.metrics import SECOND
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,11 @@ from typing import Any
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.footprint import Memory
+from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.precision import Precision
 from ridgeline.sim.cost import RooflineCost
-from ridgeline.sim.metrics import Report, Slo
+from ridgeline.sim.metrics import Report
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.simulator import simulate
 from ridgeline.sim.workload import Workload
