@@ -9,8 +9,8 @@ from typing import Any
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.request import Params, SamplingParams
 
 # Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps a
@@ -24,9 +24,9 @@ class Frontend:
     """Tokenises and checks. no_tokenizer: why there is none, where there is none."""
 
     def __init__(
-        self, loaded: LoadedModel, tokenizer: Tokenizer | None, no_tokenizer: str, max_model_len: int, seed: int
+        self, spec: ModelSpec, tokenizer: Tokenizer | None, no_tokenizer: str, max_model_len: int, seed: int
     ) -> None:
-        self._spec, self._tokenizer, self._no_tokenizer = loaded.spec, tokenizer, no_tokenizer
+        self._spec, self._tokenizer, self._no_tokenizer = spec, tokenizer, no_tokenizer
         self._max_model_len, self._seed = max_model_len, seed
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -128,4 +128,8 @@ def _parts(prompt: Prompt) -> tuple[str, Any, str]:
         raise RequestError(f"{kind} is {value!r}")
     if not isinstance(salt, str):
         raise RequestError(f"{CACHE_SALT} is {salt!r}; it must be a text")
+    try:
+        salt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{CACHE_SALT} has the lone surrogate {salt[error.start]!r}; send valid Unicode") from None
     return kind, value, salt

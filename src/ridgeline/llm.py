@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine import Engine, Session, StaticGenerator
@@ -19,6 +20,7 @@ from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
 from ridgeline.plan.advice import Advice, machine_advice
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.sched.stats import Stats
@@ -79,9 +81,10 @@ class LLM:
         storage, _ = choose_storage(kv_cache_dtype)
         self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
-        no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"
+        self.tokenizer_folder: Path | None = None
+        self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # why there is none, if there is none
         if not skip_tokenizer_init:
-            no_tokenizer = self._open_tokenizer(tokenizer)
+            self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
@@ -89,8 +92,9 @@ class LLM:
             source = Engine(self.loaded, self.config)
             if batching == "static":
                 source = StaticGenerator(source)
-        self.session = Session(source, self.tokenizer)
-        self.frontend = Frontend(self.loaded, self.tokenizer, no_tokenizer, self.max_model_len, seed)
+        self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
+        self.session = Session(source, self.tokenizer, self.grammars)
+        self.frontend = Frontend(self.loaded.spec, self.tokenizer, self.no_tokenizer, self.max_model_len, seed)
 
     def _load(
         self,
@@ -308,7 +312,7 @@ class LLM:
         folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
         if not other and not any(folder.glob("tokenizer*")):
             return f"{folder} has none"
-        self.tokenizer = Tokenizer.from_folder(folder)
+        self.tokenizer, self.tokenizer_folder = Tokenizer.from_folder(folder), folder
         # Added tokens past the model's vocabulary are another model's business (Gemma 3's image token): an error
         # if text holds one, not before.
         if self.tokenizer.base_vocab_size > self.loaded.spec.vocab_size:

@@ -19,6 +19,7 @@ from ridgeline.load.hub import BUILT_IN, MODEL_FILES, find_model
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.spec import Attention
 from ridgeline.train.recipe import Recipe
+from ridgeline.train.vocabulary import PLAIN_CHAT
 
 TEXT = Path(re.__file__).parent / "_parser.py"  # of the standard library, whichever side it is on
 
@@ -50,6 +51,19 @@ def test_the_recipe_makes_these_models() -> None:
     for name, config in (("pocket", recipe.target.config), ("pocket-draft", recipe.draft.config)):
         stored = open_checkpoint(BUILT_IN[name]).config
         assert {key: stored[key] for key in config} == dict(config)
+
+
+def test_a_chat_is_the_text_of_its_messages(target: LLM) -> None:
+    """There are no roles: the answer is what goes on after the lines that were said, as `generate` gives it."""
+    messages = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "import re"}]
+    messages.append({"role": "user", "content": "def f("})
+    params = SamplingParams(max_tokens=8, temperature=0)
+    (said,) = target.chat(messages, params)
+    (continued,) = target.generate("import os\nimport re\ndef f(", params)
+    assert said.prompt_token_ids == continued.prompt_token_ids
+    assert said.outputs[0].text == continued.outputs[0].text
+    assert target.tokenizer is not None and target.tokenizer.chat_template is not None
+    assert target.tokenizer.chat_template.source == PLAIN_CHAT
 
 
 def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "ignore_eos": ((1, "no", None), ""),
     "logprobs": ((*WHOLE, -1, 21, HUGE), "20"),
     "skip_special_tokens": ((0, "yes", None), ""),
+    "structured_outputs": (
+        (5, "json", {}, {"regex": 1}, {"regex": "a", "choice": ["b"]}, {"choice": []}, {"x": 1}),
+        "",
+    ),
 }
 
 

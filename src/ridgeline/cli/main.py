@@ -11,6 +11,7 @@ import typer
 from ridgeline import __version__
 from ridgeline.cli import (
     bench,
+    bench_serve,
     calibrate,
     chat,
     doctor,
@@ -20,10 +21,12 @@ from ridgeline.cli import (
     inspect,
     plan,
     replay,
+    run_batch,
+    serve,
     simulate,
     train,
     verify,
-)  # fmt: skip
+)
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
@@ -39,6 +42,8 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
+app.command("run-batch")(run_batch.run_batch)
 app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)
 app.command("calibrate")(calibrate.calibrate)
@@ -48,6 +53,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 

@@ -161,6 +161,7 @@ def answer_fields(given: Mapping[str, Any]) -> tuple[type[Params], dict[str, Any
         "skip_special_tokens": not given["no_skip_special_tokens"],
         "early_stopping": {"true": True, "false": False}.get(early, early),
         "seed": None,
+        "structured_outputs": None,
     }
     sampling, search = ({f.name for f in fields(kind)} for kind in (SamplingParams, BeamSearchParams))
     if given["beam_width"] is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ridgeline.plan.planner import Deployment
-    from ridgeline.sim import Percentiles, Report, Settings, Simulated, Workload
+    from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
 
 _WORK, _MACHINE, _OUT = "What comes in", "On what", "What comes out"
@@ -80,10 +80,10 @@ def _run(given: dict[str, Any]) -> None:
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(given["slo"]) if given["slo"] else None
-    name, deployment = _deployment(given)
+    name, deployment = deployment_of(given)
     chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
     found = run(
-        workload_of(given, chosen.max_model_len), chosen, _cost(deployment, given["step_times"]),
+        workload_of(given, chosen.max_model_len), chosen, cost_of(deployment, given["step_times"]),
         replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
         every_step=given["every_step"],
     )  # fmt: skip
@@ -98,7 +98,8 @@ def _run(given: dict[str, Any]) -> None:
         _print(title, found, chosen)
 
 
-def _deployment(given: dict[str, Any]) -> tuple[str, Deployment]:
+def deployment_of(given: dict[str, Any]) -> tuple[str, Deployment]:
+    """The model's name, and it on its machine."""
     from ridgeline.plan.changes import change
     from ridgeline.plan.facts import hardware
     from ridgeline.plan.models import find_model
@@ -112,14 +113,15 @@ def _deployment(given: dict[str, Any]) -> tuple[str, Deployment]:
     return known.name, change(deployment, ",".join(changes)).deployment if changes else deployment
 
 
-def _cost(deployment: Deployment, step_times: str | None) -> Any:
+def cost_of(deployment: Deployment, step_times: str | None) -> StepCost:
+    """What steps take: the roofline's, or those of a file."""
     from ridgeline.sim import LinearCost, RooflineCost
 
     return LinearCost.read(step_times) if step_times else RooflineCost(deployment)
 
 
-def workload_of(given: dict[str, Any], limit: int) -> Workload:
-    """Requests of a trace or of given lengths, at the trace's own times or at others."""
+def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
+    """Requests of a trace or of given lengths, at the trace's own times or at others. limit: tokens of the longest."""
     from itertools import islice
 
     from ridgeline.sim import Workload
@@ -139,7 +141,7 @@ def workload_of(given: dict[str, Any], limit: int) -> Workload:
     workload = parse_arrivals(arrivals)(requests, given["seed"]) if arrivals else Workload(requests)
     if given["rate_scale"] != 1.0:
         workload = Workload(scale_rate(workload.requests, given["rate_scale"]), workload.clients, workload.think_ns)
-    return cut(workload, limit) if given["truncate"] else workload
+    return cut(workload, limit) if given["truncate"] and limit else workload
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, PreemptCost
 from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
+from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, Ints
 from ridgeline.runtime.runner import Forward, Runner
@@ -37,6 +39,8 @@ class _Choice:
     known: list[int]  # the prompt, and every token that was sampled
     row: SampleRow
     sequence: Sequence
+    grammar: Grammar | None
+    scheduled: float | None = None  # time.perf_counter
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class Engine:
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
         self._failed: list[Event] = []
+        self._works: Seq[Work] = ()  # of the last step
 
     def __len__(self) -> int:
         """Requests that are not complete."""
@@ -130,8 +135,8 @@ class Engine:
         choices = []
         for index, key in enumerate(request.noise):
             sequence = Sequence(next(self._ids), list(prompt), max_tokens, request.priority, root)
-            row = SampleRow.start(params, prompt, key, self._eos)
-            choices.append(_Choice(request_id, index, key, len(prompt), list(prompt), row, sequence))
+            row = SampleRow.start(params, prompt, key, self._eos, grammar=request.grammar)
+            choices.append(_Choice(request_id, index, key, len(prompt), list(prompt), row, sequence, request.grammar))
         first, *others = (c.sequence for c in choices)
         self._scheduler.add(first, others)
         self._choices |= {c.sequence.id: c for c in choices}
@@ -191,13 +196,19 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal)
+        shape = tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in self._works)
+        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=shape)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
         self._scheduler.check()
 
     def _submit(self, plan: StepPlan) -> _Flight:
+        now = time.perf_counter()
+        for work in plan.works:
+            if (choice := self._choices.get(work.sequence)) and choice.scheduled is None:
+                choice.scheduled = now
+        self._works = plan.works or self._works
         forward = self._runner.submit(plan)
         found: dict[int, Sampled] = {}
         if forward is not None:
@@ -264,7 +275,7 @@ class Engine:
         if len(choice.known) > position:  # preempted, and computed again: the same tokens come again
             del choice.known[position:]
             prompt, output = choice.known[: choice.prompt_length], choice.known[choice.prompt_length :]
-            choice.row = SampleRow.start(choice.row.params, prompt, choice.noise, self._eos, output)
+            choice.row = SampleRow.start(choice.row.params, prompt, choice.noise, self._eos, output, choice.grammar)
         return choice.row
 
     def _take(self, work: Work, depth: int, result: SampledToken | RequestError, found: dict[int, Sampled]) -> bool:
@@ -312,7 +323,7 @@ class Engine:
             choice.request, choice.index, tuple(s.token for s in sampled),
             tuple(s.logprobs for s in sampled if s.logprobs is not None), reason, stop,
             num_cached_tokens=choice.sequence.num_cached,
-            prompt_logprobs=self._requests[choice.request].take_entries(),
+            prompt_logprobs=self._requests[choice.request].take_entries(), scheduled=choice.scheduled,
         )  # fmt: skip
         if finished:
             self._close(sequence)

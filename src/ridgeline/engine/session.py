@@ -9,6 +9,7 @@ from itertools import count
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
+from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.text import AnswerText
 from ridgeline.sched.stats import Stats
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, SamplingParams, Timing, TokenLogprobs
@@ -19,8 +20,8 @@ Sink = Callable[[OutputChunk], None]
 class Session:
     """Feeds a generator, and tells each request's sink what became of it. Not for several threads at once."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer | None) -> None:
-        self._generator, self._tokenizer = generator, tokenizer
+    def __init__(self, generator: Generator, tokenizer: Tokenizer | None, grammars: Grammars | None = None) -> None:
+        self._generator, self._tokenizer, self._grammars = generator, tokenizer, grammars
         self._open: dict[int, _Open] = {}
         self._ids = count()
 
@@ -28,10 +29,15 @@ class Session:
         """Requests that are not complete."""
         return len(self._open)
 
-    def add(self, request: GenerationRequest, sink: Sink) -> int:
-        """Queue a request; its id. Raises RequestError, and queues nothing, if it can never fit."""
+    def add(self, request: GenerationRequest, sink: Sink, arrived: float | None = None) -> int:
+        """Queue a request; its id. arrived: when its time began (time.perf_counter), now by default.
+
+        Raises RequestError, and queues nothing, if it can never fit, or asks for a structure that is none.
+        """
+        if self._grammars is not None:
+            request = self._grammars.bound(request)
         request_id = next(self._ids)
-        opened = _Open(request, sink, self._tokenizer)
+        opened = _Open(request, sink, self._tokenizer, time.perf_counter() if arrived is None else arrived)
         self._generator.add(request_id, request)
         self._open[request_id] = opened
         return request_id
@@ -89,7 +95,7 @@ class Session:
 class _Open:
     """A request that is not complete."""
 
-    def __init__(self, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer | None, arrived: float) -> None:
         params, prompt, n = request.params, request.prompt_token_ids, request.num_answers
         logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
         self.request, self.sink = request, sink
@@ -100,8 +106,9 @@ class _Open:
             self._texts = [AnswerText(tokenizer.detokenizer(skip, prompt), params) for _ in range(n)]
         self._pieces: list[list[str]] = [[] for _ in range(n)]
         self._num_open = n
-        self._start = self._last = time.perf_counter()
+        self._start = self._last = arrived
         self._first: float | None = None
+        self._scheduled: float | None = None
         self._num_cached = 0
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
@@ -112,6 +119,7 @@ class _Open:
             return None, False
         self._last = time.perf_counter()
         self._first = self._first or self._last
+        self._scheduled = self._scheduled or event.scheduled
         if event.choice == 0:  # the others share the first one's prompt
             self._num_cached = event.num_cached_tokens
         if event.prompt_logprobs is not None:
@@ -165,7 +173,8 @@ class _Open:
         total_tokens = sum(len(o.token_ids) for o in self._outputs)
         longest = max(len(o.token_ids) for o in self._outputs)
         per_token = (total - first) / (longest - 1) if longest > 1 else None
-        return Timing(first, per_token, total, total_tokens / total if total else 0.0)
+        queued = (self._scheduled or self._start) - self._start
+        return Timing(first, per_token, total, total_tokens / total if total else 0.0, queued)
 
 
 def error_output(request: GenerationRequest, error: RequestError) -> RequestOutput:

@@ -135,6 +135,23 @@ class Tokenizer:
         """Return a Detokenizer that goes on after `prompt`, whose own text it does not return."""
         return Detokenizer(self._text, self.special_ids if skip_special_tokens else frozenset(), prompt)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text that goes on; b"" for an id outside the vocabulary."""
+        piece = self._text.piece(token_id)
+        if piece is None:
+            return b""
+        piece = self._text.later(piece)
+        return piece if isinstance(piece, bytes) else piece.encode("utf-8")
+
+    def set_chat_template(self, source: str) -> None:
+        """Use another chat template than the model's. Raises TokenizerError for one that is not valid."""
+        self.chat_templates = _compiled({"default": source})
+        self.chat_template = self.chat_templates["default"]
+
+    def to_json(self) -> str:
+        """Return the vocabulary and its rules as a tokenizer.json holds them."""
+        return str(self._backend.to_str())
+
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)

@@ -47,6 +47,8 @@ class Model:
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
         # The largest matrix comes first: what it is made of is let go before the others come.
         self._head = _head(spec, weights, self._embedding, table, format)
+        self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
+        self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, table, format))
 
     def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
@@ -78,6 +80,11 @@ class Model:
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
         return self._head(stream.residual, stream.delta, rows)
+
+    def hidden(self, stream: Stream) -> Array:
+        """What the head multiplies [T, hidden_size]: the stream after the last norm."""
+        x = stream.residual
+        return self._final_norm(x if stream.delta is None else self._add(x, stream.delta, self._final_scale))
 
     def embed(self, step: Step) -> Array:
         """The residual stream before the first layer."""

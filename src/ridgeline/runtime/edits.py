@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats, Ints
 from ridgeline.spec.request import SamplingParams
 
@@ -47,9 +48,12 @@ class TokenCounts:
 class Edits:
     """The masks, the bias and the penalties of one sequence, in this order."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], ends: Collection[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], ends: Collection[int], grammar: Grammar | None = None
+    ) -> None:
         """`ends`: the tokens that would end the sequence, which its first min_tokens tokens may not be."""
         self._params = params
+        self._matcher = None if grammar is None else grammar.start()
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else np.array(allowed, np.int64)
         self._bad = np.array(params.bad_token_ids, np.int64)
@@ -60,19 +64,28 @@ class Edits:
         self._counts = TokenCounts(prompt) if _penalises(params) else None
 
     @classmethod
-    def of(cls, params: SamplingParams, prompt: Sequence[int], ends: Collection[int]) -> Edits | None:
-        """The edits that `params` ask for; None where they ask for none."""
-        masks = params.allowed_token_ids is not None or params.bad_token_ids or (params.min_tokens and ends)
-        return cls(params, prompt, ends) if masks or params.logit_bias or _penalises(params) else None
+    def of(
+        cls, params: SamplingParams, prompt: Sequence[int], ends: Collection[int], grammar: Grammar | None = None
+    ) -> Edits | None:
+        """The edits that `params` and a grammar ask for; None where they ask for none."""
+        masks = params.allowed_token_ids is not None or params.bad_token_ids or (params.min_tokens and ends) or grammar
+        return cls(params, prompt, ends, grammar) if masks or params.logit_bias or _penalises(params) else None
 
     def push(self, token: int) -> None:
         """One more token of the answer."""
         self._produced += 1
+        if self._matcher is not None:
+            self._matcher.push(token)
         if self._counts is not None:
             self._counts.push(token)
 
     def apply(self, scores: Floats) -> None:
-        """Edit scores [vocabulary], float64, in place: minus infinity for what is ruled out."""
+        """Edit scores [vocabulary], float64, in place: minus infinity for what is ruled out.
+
+        Raises RequestError where a grammar has become too complex to go on.
+        """
+        if self._matcher is not None:
+            scores[~self._matcher.allowed()[: scores.size]] = -np.inf
         if self._allowed is not None:
             kept = scores[self._allowed]
             scores.fill(-np.inf)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.errors import RequestError
+from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
 from ridgeline.sched.stats import Stats
@@ -20,7 +21,8 @@ class GenerationRequest:
     """A prompt, as ids, and how to continue it.
 
     noise: a key for each answer that is sampled. prompt: the text, if there was one. priority: lower is more urgent.
-    cache_salt: requests share computed prefixes only under the same one.
+    cache_salt: requests share computed prefixes only under the same one. grammar: the structured_outputs of params,
+    compiled.
     """
 
     prompt_token_ids: Sequence[int]
@@ -29,6 +31,7 @@ class GenerationRequest:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
     @property
     def num_answers(self) -> int:
@@ -42,7 +45,7 @@ class Event:
 
     finish_reason: set on the answer's last event. num_cached_tokens: of the prompt, found in the prefix cache.
     prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first. score: of an
-    answer that was searched for, which comes whole.
+    answer that was searched for, which comes whole. scheduled: when its first step began (time.perf_counter).
     """
 
     request: int
@@ -55,6 +58,7 @@ class Event:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     score: float | None = None
+    scheduled: float | None = None
 
 
 class Generator(Protocol):

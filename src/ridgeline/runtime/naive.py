@@ -62,7 +62,7 @@ class NaiveGenerator:
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
         for choice, key in enumerate(request.noise):
-            row = SampleRow.start(params, prompt, key, self._loaded.eos_token_ids)
+            row = SampleRow.start(params, prompt, key, self._loaded.eos_token_ids, grammar=request.grammar)
             self._waiting.append(_Sequence(request_id, choice, len(prompt), list(prompt), row, limit))
 
     def step(self) -> list[Event]:

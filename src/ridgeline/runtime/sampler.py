@@ -19,6 +19,7 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.runtime.edits import Edits
+from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats, Ints, draw, kept_ids, row_logprobs, top_k
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
@@ -26,6 +27,7 @@ PURPOSE_SAMPLE = 0  # other purposes (speculation, beams) will draw from other s
 # Scores that are worked on at once: bounds the workspace (float64: 2 MiB, a few times), and keeps it in the cache.
 BLOCK = 2**18
 BROKEN = "the model's logits hold NaN or infinity"
+NOTHING_LEFT = "allowed_token_ids, bad_token_ids, min_tokens and structured_outputs together leave no token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,13 @@ class SampleRow:
     @classmethod
     def start(
         cls, params: SamplingParams, prompt: Sequence[int], noise: NoiseKey, eos: Collection[int],
-        output: Sequence[int] = (),
+        output: Sequence[int] = (), grammar: Grammar | None = None,
     ) -> SampleRow:  # fmt: skip
-        """A sequence after `prompt` and the tokens of `output`. eos: the model's end-of-sequence tokens."""
+        """A sequence after `prompt` and the tokens of `output`. eos: the model's end-of-sequence tokens. grammar: what
+        the answer must follow.
+        """
         ends = frozenset(() if params.ignore_eos else eos)
-        edits = Edits.of(params, prompt, ends.union(params.stop_token_ids))
+        edits = Edits.of(params, prompt, ends.union(params.stop_token_ids), grammar)
         row = cls(params, noise, len(prompt), ends, edits)
         for token in output:
             row.push(token)
@@ -150,9 +154,12 @@ def _sample(logits: Floats, row: SampleRow, token: int) -> SampledToken | Reques
     params = row.params
     scores, ids = logits, None  # ids: of the scores, where not all are left
     if not row.is_plain():
-        scores, ids = _edit(logits, row)
+        try:
+            scores, ids = _edit(logits, row)
+        except RequestError as e:  # of its grammar
+            return e
         if scores.max() == -np.inf:
-            return RequestError("allowed_token_ids, bad_token_ids and min_tokens together leave no token")
+            return RequestError(NOTHING_LEFT)
         scores, ids, place = _choose(scores, ids, row)
         token = place if ids is None else int(ids[place])
     if params.logprobs is None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of each sequence in a step: its new tokens, its context with them, and its rows of logits.
+StepShape = tuple[tuple[int, int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
@@ -32,6 +35,7 @@ class Stats:
     checkpoints: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
     an earlier prompt began with too, but past the nearest checkpoint. draft_tokens, accepted_tokens: that were run, and
     of those. unrecorded: why decode steps are not run from a recording, None where they are.
+    last_step: what the last step that computed was made of.
     """
 
     running: int
@@ -47,6 +51,7 @@ class Stats:
     draft_tokens: int
     accepted_tokens: int
     unrecorded: str | None = None
+    last_step: StepShape = ()
 
     @property
     def hit_rate(self) -> float:

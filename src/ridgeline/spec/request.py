@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from ridgeline.errors import RequestError
@@ -19,6 +20,43 @@ MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
 EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What an answer must follow: one of these. Needs the extra `structured` (llguidance).
+
+    json: a JSON schema, as text. regex: a regular expression for the whole answer. choice: one of these texts.
+    grammar: a context-free grammar in Lark's notation. json_object: any JSON object. Names as in vLLM.
+    """
+
+    json: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("json", "regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise RequestError(f"structured_outputs: {name} is {getattr(self, name)!r:.100}; it must be a text")
+        _flag("structured_outputs: json_object", self.json_object)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _texts("structured_outputs: choice", self.choice))
+        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if len(given) != 1 or self.choice == ():
+            raise RequestError(f"structured_outputs has {given}; give exactly one of json, regex, choice, grammar, "
+                               "json_object")  # fmt: skip
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> StructuredOutputs:
+        """From an object of JSON, whose schema may be an object itself. Raises RequestError."""
+        if unknown := sorted(set(given) - {f.name for f in fields(cls)}):
+            raise RequestError(f"structured_outputs has {unknown[0]!r}, which is not known")
+        values = {name: value for name, value in given.items() if value is not None}
+        if isinstance(values.get("json"), Mapping | bool):
+            values["json"] = json.dumps(values["json"])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +104,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1, MAX_N)
+        self._check_structure()
         self._check_filters()
         self._check_tokens()
         self._check_ends()
@@ -81,6 +121,15 @@ class SamplingParams:
             _whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             _flag(name, getattr(self, name))
+
+    def _check_structure(self) -> None:
+        given: Any = self.structured_outputs
+        if isinstance(given, Mapping):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(given))
+        elif given is not None and not isinstance(given, StructuredOutputs):
+            raise RequestError(f"structured_outputs is {given!r:.100}; it must be an object, see StructuredOutputs")
+        if given is not None and self.ignore_eos:
+            raise RequestError("ignore_eos with structured_outputs: nothing may follow a structure that is complete")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
@@ -261,12 +310,13 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: to the first token, per token after it (None for a single token), and in all."""
+    """Seconds: to the first token, per token after it (None for a single token), and in all; until its first step."""
 
     ttft_s: float
     tpot_s: float | None
     total_s: float
     tokens_per_s: float
+    queued_s: float = 0.0
 
 
 @dataclass(slots=True)

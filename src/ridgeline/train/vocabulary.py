@@ -34,6 +34,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from ridgeline.errors import DataError, RequestError
 
 END_OF_TEXT = "<|endoftext|>"
+# A model that continues texts knows no roles: it is given what was said, on lines of its own, and goes on from there.
+PLAIN_CHAT = r"{{ messages | map(attribute='content') | join('\n') }}"
 _PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LEAST_COUNT = 2  # what was seen once is no word
 
@@ -89,6 +91,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, bos_token: str
         "bos_token": bos_token,
         "eos_token": bos_token,
         "clean_up_tokenization_spaces": False,
+        "chat_template": PLAIN_CHAT,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

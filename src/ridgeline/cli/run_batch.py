@@ -1,0 +1,71 @@
+"""`ridgeline run-batch`: a file of requests in OpenAI's batch format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+from ridgeline.cli.serve import ModelArgument, ReasoningParser, ToolParser, serve_options
+
+if TYPE_CHECKING:
+    from ridgeline.serve.service import Service
+
+
+def run_batch(
+    requests: Annotated[
+        Path, typer.Argument(help='A JSON line for each: {"custom_id", "method": "POST", "url", "body"}.')
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A JSON line for each answer; run again, it goes on.")],
+    model: ModelArgument = o.DEFAULT_MODEL,
+    verbose: o.Verbose = False,
+    chat_template: Annotated[str | None, typer.Option("--chat-template", help="A Jinja file.")] = None,
+    tool_call_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
+    tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
+) -> None:  # fmt: skip
+    """Answer a file of requests. Each answer is in the output as soon as it is there; a request that fails says why."""
+    given = locals()
+    import asyncio
+
+    from ridgeline.cli.loading import find
+    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.report import say
+    from ridgeline.serve.batch import read_done, read_lines, run_batch
+
+    lines, done = read_lines(requests), read_done(output)
+    left = [line for line in lines if line.id not in done]
+    if len(left) < len(lines):
+        say(f"{len(lines) - len(left)} of {len(lines)} requests have an answer in {output} already")
+    if not left:
+        return
+    find(model, revision, load_format)
+    names = tuple({str(line.body["model"]) for line in left if isinstance(line.body.get("model"), str)}) or (model,)
+    errors: list[str] = []
+
+    def ready(service: Service) -> None:
+        if verbose:
+            say(*service.ready.settings)
+
+    with prompts_bar(len(lines), len(done)) as advance:
+
+        def over(result: Mapping[str, Any]) -> None:
+            usage = result["response"]["body"].get("usage", {})
+            advance(usage.get("completion_tokens", usage.get("output_tokens", 0)))
+            if result["error"] is not None:
+                errors.append(result["custom_id"])
+
+        options = serve_options(given, names)
+        batch = run_batch(model, o.llm_options(given), options, left, output, on_ready=ready, on_done=over)
+        asyncio.run(batch)
+    failed = f", {len(errors)} of them with an error, the first {errors[0]!r:.60}" if errors else ""
+    say(f"{len(left)} requests answered{failed}: {output}")

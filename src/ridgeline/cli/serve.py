@@ -1,0 +1,162 @@
+"""`ridgeline serve`: the OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli import options as o
+
+if TYPE_CHECKING:
+    from ridgeline.serve.options import ServeOptions
+    from ridgeline.serve.service import Service
+
+_SERVER = "Server"
+_PROTECTION = "Protection"
+
+
+def _server(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=_SERVER)
+
+
+def _protection(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=_PROTECTION)
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="A folder, a Hugging Face hub id, or pocket, which ships with Ridgeline.")
+]
+ServedModelName = Annotated[
+    list[str] | None, _server("--served-model-name", help="What clients call the model; repeatable.")
+]
+ChatTemplateFile = Annotated[str | None, _server("--chat-template", help="A Jinja file, instead of the model's own.")]
+ToolParser = Annotated[
+    str | None,
+    _server("--tool-call-parser", help="hermes, llama3_json or mistral; default: what the chat template suggests."),
+]
+ReasoningParser = Annotated[
+    str | None, _server("--reasoning-parser", help="think; default: what the chat template suggests.")
+]
+
+
+def serve(
+    model: ModelArgument = o.DEFAULT_MODEL,
+    host: Annotated[str, _server("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, _server("--port", help="0 takes a free one.")] = 8000,
+    served_model_name: ServedModelName = None,
+    chat_template: ChatTemplateFile = None,
+    tool_call_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
+    root_path: Annotated[str, _server("--root-path", help="Of a proxy that strips it.")] = "",
+    ssl_keyfile: Annotated[str | None, _server("--ssl-keyfile", help="For HTTPS.")] = None,
+    ssl_certfile: Annotated[str | None, _server("--ssl-certfile", help="For HTTPS.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        _protection("--api-key", help="Clients must send one; repeatable. Others can read it in the process list."),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, _protection("--api-key-file", help="Keys, one a line. Also: the environment's RIDGELINE_API_KEY.")
+    ] = None,
+    max_concurrency_per_key: Annotated[
+        int | None, _protection("--max-concurrency-per-key", help="Requests of one key at once.")
+    ] = None,
+    max_waiting: Annotated[
+        int, _protection("--max-waiting", help="Answers that may wait for the engine; more are refused with 429.")
+    ] = 1024,
+    max_body_bytes: Annotated[int, _protection("--max-body-bytes", help="Of a request.")] = 16 << 20,
+    allowed_origins: Annotated[
+        list[str] | None,
+        _protection("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
+    ] = None,
+    log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
+    quiet: Annotated[bool, _server("--quiet", "-q", help="No line for each request.")] = False,
+    tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
+    weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
+    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
+    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
+    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
+) -> None:  # fmt: skip
+    """Serve a model with OpenAI's API. Ctrl-C or SIGTERM: what is open may end; a second one ends at once."""
+    given = locals()
+    from ridgeline.cli.loading import find
+    from ridgeline.serve.server import run
+
+    options = serve_options(given, served_model_name or [model])
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if quiet:
+        logging.getLogger("ridgeline.serve.guard").setLevel(logging.WARNING)
+    find(model, revision, load_format)  # a download shows its progress here, and an error comes at once
+    run(model, o.llm_options(given), options, on_loading=lambda loading: None, on_ready=_say_ready)
+
+
+def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOptions:
+    """Those of a command's parameters that are a server's. names: of the model. Raises RequestError."""
+    from ridgeline.errors import RequestError
+    from ridgeline.serve import reasoning, tools
+    from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
+
+    for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
+        if given[name] not in (None, *known):
+            raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
+    if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
+        raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
+    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes"):
+        if given.get(name) is not None and given[name] < 0:
+            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 0")
+    same = {field.name for field in fields(ServeOptions)} - {"names", "chat_template"}
+    keys = read_keys(given.get("api_key") or (), given.get("api_key_file"), os.environ.get(ENVIRONMENT_KEYS))
+    return ServeOptions(
+        names=tuple(names), key_hashes=keys, chat_template=_template(given["chat_template"]),
+        allowed_origins=tuple(given.get("allowed_origins") or ()),
+        **{name: given[name] for name in same & set(given) - {"allowed_origins"}},
+    )  # fmt: skip
+
+
+def _template(file: str | None) -> str | None:
+    from pathlib import Path
+
+    from ridgeline.errors import RequestError
+
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"--chat-template {file}: {e}") from None
+
+
+def _say_ready(service: Service, url: str) -> None:
+    """The plan, where the server is, and a line to try it with."""
+    from ridgeline.cli.report import say
+    from ridgeline.serve.options import LOOPBACK
+
+    ready, options = service.ready, service.options
+    say(*(f"note: {note}" for note in ready.notes), *ready.settings)
+    for name, given, found in (
+        ("tool_call_parser", options.tool_call_parser, service.tool_parser),
+        ("reasoning_parser", options.reasoning_parser, service.reasoning_parser),
+    ):
+        say(f"{name:<24}{found or 'none':<12}{_why(given, found)}")
+    if options.host not in LOOPBACK and not options.key_hashes:
+        say(f"warning: everybody who reaches {options.host} may use this server: no API key is set")
+    key = " -H 'Authorization: Bearer KEY'" if options.key_hashes else ""
+    if service.tokenizer is not None and service.tokenizer.chat_template is not None:
+        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
+    else:
+        path, body = "completions", '{"prompt": "def fibonacci(n):", "max_tokens": 64}'
+    say(f"serving {service.name} at {url} (API: {url}/docs)", f"curl {url}/v1/{path}{key} -H 'Content-Type: "
+        f"application/json' -d '{body}'")  # fmt: skip
+    sys.stderr.flush()
+
+
+def _why(given: str | None, found: str | None) -> str:
+    if given is not None:
+        return "as given"
+    return "what the chat template writes" if found else "the chat template shows no known format"

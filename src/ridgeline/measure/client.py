@@ -1,0 +1,141 @@
+"""One streamed answer of an OpenAI server, and when each of its tokens came."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from ridgeline.errors import RequestError
+
+KNOWS_TOKEN_IDS = ("ridgeline", "vllm")  # owners of models whose servers say which tokens are in an event
+LONGEST_ERROR = 200  # characters
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one request. Times are nanoseconds of time.perf_counter_ns.
+
+    arrival_ns: when it was due; sent_ns: when it went out. times_ns: of its tokens, several of one event with one time;
+    where a server does not say how many an event has, one for each event. tokens: as the server counts them. error: why
+    it is not complete.
+    """
+
+    arrival_ns: int
+    prompt_tokens: int
+    sent_ns: int = 0
+    times_ns: list[int] = field(default_factory=list)
+    tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server says of itself. owner: of its models; max_model_len: None where it does not say."""
+
+    model: str
+    owner: str
+    max_model_len: int | None
+
+
+class Client:
+    """Requests to one server. base_url: without /v1. seconds: that a request may take."""
+
+    def __init__(self, base_url: str, api_key: str | None, seconds: float) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        # trust_env: a proxy is no part of what is measured
+        self.http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, limits=unlimited, timeout=httpx.Timeout(seconds), trust_env=False
+        )
+
+    async def server(self, model: str | None) -> Server:
+        """The model of that name, or its first one. Raises RequestError where there is no such server or model."""
+        listed = await self.get("/v1/models")
+        models = {str(m["id"]): m for m in (listed or {}).get("data", [])}
+        if not models:
+            raise RequestError(f"{self.url}/v1/models lists no model; is this an OpenAI server?")
+        if model is not None and model not in models:
+            raise RequestError(f"{self.url} does not serve {model}; it serves {', '.join(models)}")
+        name = model or next(iter(models))
+        found = models[name]
+        return Server(name, str(found.get("owned_by", "")), found.get("max_model_len"))
+
+    async def get(self, path: str) -> Any:
+        """The JSON of a path; None where the server has no such path. Raises RequestError for other answers."""
+        try:
+            response = await self.http.get(path)
+        except httpx.HTTPError as e:
+            raise RequestError(f"{self.url} cannot be reached: {e or type(e).__name__}; see --base-url") from None
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise RequestError(f"{self.url}{path}: {_reason(response.status_code, response.content)}; see --api-key")
+        try:
+            return response.json()
+        except ValueError:
+            raise RequestError(f"{self.url}{path} is no JSON; is this an OpenAI server?") from None
+
+    async def complete(self, body: Mapping[str, Any], answer: Answer) -> None:
+        """Ask for a completion, and write down what comes. Never raises for what the server does."""
+        answer.sent_ns = time.perf_counter_ns()
+        try:
+            async with self.http.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != 200:
+                    answer.error = _reason(response.status_code, await response.aread())
+                    return
+                await _listen(response, answer)
+        except httpx.HTTPError as e:
+            answer.error = f"{type(e).__name__} {e}".strip()
+        except (ValueError, KeyError, TypeError) as e:
+            answer.error = f"an event that is none: {e}"
+
+
+async def _listen(response: httpx.Response, answer: Answer) -> None:
+    rest = b""
+    async for data in response.aiter_raw():
+        now = time.perf_counter_ns()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                if line[5:].strip() == b"[DONE]":
+                    answer.tokens = answer.tokens or len(answer.times_ns)
+                    answer.error = None if answer.tokens else "an answer without a token"
+                    return
+                _take(json.loads(line[5:]), now, answer)
+            if answer.error is not None:
+                return
+    answer.error = "the stream ended before its answer did"
+
+
+def _take(event: Mapping[str, Any], now: int, answer: Answer) -> None:
+    if (error := event.get("error")) is not None:
+        answer.error = str(error.get("message", error) if isinstance(error, dict) else error)[:LONGEST_ERROR]
+        return
+    for choice in event.get("choices") or ():
+        ids = choice.get("token_ids")
+        count = len(ids) if ids is not None else int(bool(choice.get("text")))
+        answer.times_ns += [now] * count
+    if (usage := event.get("usage")) is not None:
+        answer.tokens = usage["completion_tokens"]
+
+
+def _reason(status: int, content: bytes) -> str:
+    """One line of what a server said instead of an answer."""
+    try:
+        text = str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = content.decode(errors="replace")
+    return f"status {status}: {' '.join(text.split())[:LONGEST_ERROR]}"
+
+
+def body(server: Server, prompt: Sequence[int], max_tokens: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request: token ids, greedy, to the full length."""
+    ids = {"return_token_ids": True} if server.owner in KNOWS_TOKEN_IDS else {}
+    fixed = {"model": server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    return {**fixed, "ignore_eos": True, "stream_options": {"include_usage": True}, **ids, **extra}

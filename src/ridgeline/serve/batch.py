@@ -1,0 +1,166 @@
+"""A file of requests, answered: OpenAI's batch format. What is in the results already is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ridgeline.errors import RequestError
+from ridgeline.serve import responses
+from ridgeline.serve.chat import Chat
+from ridgeline.serve.client import EngineClient, EngineDown
+from ridgeline.serve.completions import Completion
+from ridgeline.serve.embeddings import embeddings
+from ridgeline.serve.errors import APIError, as_api_error, dumps, internal, invalid
+from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.service import Service
+from ridgeline.serve.types import ChatBody, CompletionBody, EmbeddingBody
+from ridgeline.serve.types_responses import ResponseBody
+
+URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
+TRIES = 3  # of a request that an engine took down with it
+PATIENCE_SECONDS = 60.0  # for an engine that is being started again
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a batch. id: the client's own; answers are matched by it."""
+
+    id: str
+    url: str
+    body: Mapping[str, Any]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All requests of a file. Raises RequestError, with the line's number, for what is none."""
+    lines: list[Line] = []
+    known: dict[str, int] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"{path}: {e}") from None
+    for number, given in enumerate(text.splitlines(), 1):
+        if given.strip():
+            try:
+                line = _line(json.loads(given))
+            except (ValueError, RecursionError) as e:
+                raise RequestError(f"{path}, line {number}: {e}") from None
+            if line.id in known:
+                raise RequestError(f"{path}, line {number}: custom_id {line.id!r} is that of line {known[line.id]} too")
+            known[line.id] = number
+            lines.append(line)
+    if not lines:
+        raise RequestError(f"{path} has no requests")
+    return lines
+
+
+def _line(given: Any) -> Line:
+    if not isinstance(given, dict) or not isinstance(given.get("custom_id"), str):
+        raise RequestError("a request is an object with custom_id, method, url and body; custom_id is missing")
+    if given.get("method", "POST") != "POST" or given.get("url") not in URLS:
+        raise RequestError(
+            f"{given.get('method')} {given.get('url')!r} is no request; known are POST {', '.join(URLS)}"
+        )
+    if not isinstance(given.get("body"), dict):
+        raise RequestError("body is no object")
+    if given["body"].get("stream"):
+        raise RequestError("stream means nothing in a batch; leave it out")
+    return Line(given["custom_id"], given["url"], given["body"])
+
+
+def read_done(path: Path) -> set[str]:
+    """The ids that have an answer in a file of results. Raises RequestError for a file that is none.
+
+    A last line that was cut off, by a power cut say, is taken away.
+    """
+    if not path.exists():
+        return set()
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        done = {str(json.loads(line)["custom_id"]) for line in whole.splitlines() if line.strip()}
+    except (ValueError, KeyError, TypeError):
+        raise RequestError(f"{path} is there and holds no results of a batch; choose another -o") from None
+    if len(whole) < len(data):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return done
+
+
+async def run_batch(
+    model: str,
+    llm_options: Mapping[str, Any],
+    options: ServeOptions,
+    lines: list[Line],
+    output: Path,
+    *,
+    on_ready: Callable[[Service], None],
+    on_done: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Answer requests, as many at once as the engine runs, and add each answer to a file as soon as it is there.
+
+    on_done: called with each line of the results. Raises RidgelineError for a model that cannot be loaded.
+    """
+    client = EngineClient(model, llm_options, lambda loading: None)
+    try:
+        service = Service(client, await client.start(), options)
+        on_ready(service)
+        queue = iter(lines)
+        with output.open("ab") as file:
+
+            async def work(queue: Iterator[Line]) -> None:
+                for line in queue:
+                    result = await _result(service, line)
+                    file.write(dumps(result) + b"\n")
+                    file.flush()
+                    on_done(result)
+
+            count = min(len(lines), service.gate.running + service.gate.running // 4)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(work(queue))
+    finally:
+        await client.close()
+
+
+async def _result(service: Service, line: Line) -> dict[str, Any]:
+    """The line of the results."""
+    try:
+        status, body = 200, await _answer(service, line)
+    except Exception as e:
+        told = invalid(e.errors()) if isinstance(e, ValidationError) else as_api_error(e) or internal()
+        status, body = told.status, told.body()
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
+    error = None if status == 200 else {"code": body["error"]["code"], "message": body["error"]["message"]}
+    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.id, "response": response, "error": error}
+
+
+async def _answer(service: Service, line: Line) -> dict[str, Any]:
+    for attempt in range(1, TRIES + 1):
+        try:
+            if line.url == "/v1/completions":
+                return await Completion(service, CompletionBody.model_validate(line.body)).answer()
+            if line.url == "/v1/chat/completions":
+                return await Chat(service, ChatBody.model_validate(line.body)).answer()
+            if line.url == "/v1/responses":
+                return await responses.Response(service, ResponseBody.model_validate(line.body)).answer()
+            return await embeddings(service, EmbeddingBody.model_validate(line.body))
+        except EngineDown:
+            if attempt == TRIES:
+                raise
+            await _until_ready(service)
+    raise APIError(503, "the engine is down")
+
+
+async def _until_ready(service: Service) -> None:
+    for _ in range(int(PATIENCE_SECONDS * 10)):
+        if service.client.state == "ready":
+            return
+        await asyncio.sleep(0.1)

@@ -1,0 +1,176 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.errors import RequestError
+from ridgeline.serve import logprobs
+from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
+from ridgeline.serve.completions import collect
+from ridgeline.serve.errors import as_api_error, internal
+from ridgeline.serve.params import chat_params
+from ridgeline.serve.prompt import encode, render
+from ridgeline.serve.reasoning import OPEN
+from ridgeline.serve.service import Service, Turn
+from ridgeline.serve.sse import DONE, Envelope, event
+from ridgeline.serve.tally import Tally, head
+from ridgeline.serve.tools import SPECIAL_MARKS, required_schema
+from ridgeline.serve.types import ChatBody, NamedTool
+from ridgeline.spec.request import CompletionOutput, OutputChunk, StructuredOutputs
+
+
+class Chat:
+    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served.
+
+    reading: how its answers are to be read; settled once it is open.
+    """
+
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        service.check_model(body.model)
+        self._service, self._body = service, body
+        reading, structure = _reading(body)
+        thinks = service.reasoning_parser is not None and structure is None
+        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
+        special = reading.mode == "auto" and service.tool_parser in SPECIAL_MARKS and body.skip_special_tokens is None
+        shown = body.model_copy(update={"skip_special_tokens": False}) if special else body
+        self._params = chat_params(shown, service.defaults(), structure)
+        self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint)
+
+    async def open(self, *, stream: bool) -> Turn:
+        """Send it to the engine."""
+        body = self._body
+        return await self._service.open(
+            lambda: [self._prompt()], 1, self._params,
+            priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+        )  # fmt: skip
+
+    def _prompt(self) -> list[int]:
+        body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
+        if self.reading.thinks:
+            self.reading = replace(self.reading, inside=render(self._service, body).rstrip().endswith(OPEN))
+        return encode(self._service, body)
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        turn = await self.open(stream=False)
+        try:
+            (output,), tally = await collect(turn)
+        finally:
+            turn.close()
+        choices = [self._choice(answer) for answer in output.outputs]
+        more: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None:
+            more["prompt_logprobs"] = logprobs.plain(output.prompt_logprobs or ())
+        if self._body.return_token_ids:
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return {**self._head, "choices": choices, "usage": tally.usage(), **more}
+
+    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+        reader = AnswerReader(self.reading)
+        pieces = [*reader.push(answer.text), *reader.flush()]
+        content = "".join(p.content for p in pieces)
+        reasoning = "".join(p.reasoning for p in pieces)
+        calls = merge_calls(pieces)
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        message["refusal"] = None
+        if reasoning and self._body.include_reasoning is not False:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        choice: dict[str, Any] = {
+            "index": answer.index, "message": message,
+            "logprobs": None if answer.logprobs is None else logprobs.of_chat(self._service, answer.logprobs),
+            "finish_reason": self._reason(answer.finish_reason, bool(calls)), "stop_reason": answer.stop_reason,
+        }  # fmt: skip
+        if self._body.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+    def _reason(self, reason: str | None, called: bool) -> str | None:
+        return "tool_calls" if reason == "stop" and called and self.reading.mode != "named" else reason
+
+    async def events(self, turn: Turn) -> AsyncIterator[bytes]:
+        """The answer as events. What ends it early is told in the last one."""
+        options, tally = self._body.stream_options, Tally(turn.requests)
+        envelope = Envelope({**self._head, "object": "chat.completion.chunk"})
+        always = bool(options and options.continuous_usage_stats)
+        readers: dict[int, AnswerReader] = {}
+        try:
+            while batch := await turn.batch():
+                data = b""
+                for _, chunk in batch:
+                    tally.take(chunk)
+                    usage = tally.usage() if always else None
+                    for choice in self._deltas(chunk, readers):
+                        data += envelope.event([choice], usage)
+                if data:
+                    yield data
+            if options and options.include_usage:
+                yield envelope.event([], tally.usage())
+            yield DONE
+        except Exception as e:
+            yield event((as_api_error(e) or internal()).body())
+            if as_api_error(e) is None:
+                raise
+
+    def _deltas(self, chunk: OutputChunk, readers: dict[int, AnswerReader]) -> list[dict[str, Any]]:
+        """The choices of the events that a chunk becomes."""
+        choices = []
+
+        def add(delta: Mapping[str, Any]) -> dict[str, Any]:
+            choices.append({"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None})
+            return choices[-1]
+
+        if (reader := readers.get(chunk.index)) is None:
+            reader = readers[chunk.index] = AnswerReader(self.reading)
+            add({"role": "assistant", "content": ""})
+        pieces = reader.push(chunk.text)
+        if chunk.finish_reason is not None:
+            pieces += reader.flush()
+        for piece in pieces:
+            if delta := self._delta(piece):
+                add(delta)
+        if chunk.logprobs or self._body.return_token_ids:
+            last = choices[-1] if choices else add({})
+            last["logprobs"] = logprobs.of_chat(self._service, chunk.logprobs) if chunk.logprobs else None
+            if self._body.return_token_ids:
+                last["token_ids"] = list(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            last = add({})
+            last["finish_reason"] = self._reason(chunk.finish_reason, reader.called)
+            last["stop_reason"] = chunk.stop_reason
+        return choices
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if piece.content:
+            delta["content"] = piece.content
+        if piece.reasoning and self._body.include_reasoning is not False:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            delta["tool_calls"] = list(piece.calls)
+        return delta
+
+
+def _reading(body: ChatBody) -> tuple[Reading, StructuredOutputs | None]:
+    """How the answers are to be read, and what they must follow because of it. Raises RequestError."""
+    choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
+    names = [tool.name for tool in tools]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"tools has two functions named {repeated[0]!r:.100}")
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in names:
+            raise RequestError(f"tool_choice names {choice.function.name!r:.100}, which is not among the tools")
+        wanted = tools[names.index(choice.function.name)]
+        schema = json.dumps(wanted.parameters or {"type": "object"})
+        return Reading("named", function=wanted.name), StructuredOutputs(json=schema)
+    if choice == "required":
+        if not tools:
+            raise RequestError("tool_choice is 'required', but there are no tools")
+        schema = json.dumps(required_schema(tools, body.parallel_tool_calls is not False))
+        return Reading("required"), StructuredOutputs(json=schema)
+    return Reading("auto" if tools and choice != "none" else "text"), None

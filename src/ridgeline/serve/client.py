@@ -1,0 +1,278 @@
+"""The HTTP process's end of the pipe: starts the engine's process, keeps it alive, and hands its chunks to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.serve.messages import (
+    HEADER,
+    Abort,
+    Ask,
+    Chunks,
+    Delivered,
+    Embed,
+    Embedded,
+    Failed,
+    Loading,
+    Lost,
+    Pooling,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Submit,
+    frame,
+)
+from ridgeline.spec.request import OutputChunk
+
+State = Literal["starting", "ready", "restarting", "closed"]
+MAX_BACKOFF_SECONDS = 30.0
+STEADY_SECONDS = 60.0  # an engine that lived so long is started again at once
+
+log = logging.getLogger(__name__)
+
+
+class EngineDown(Exception):
+    """The engine's process ended, or a step failed: the request is lost through no fault of its own."""
+
+
+class StartFailed(RidgelineError):
+    """The model could not be loaded."""
+
+
+class Answers:
+    """What comes of some requests that were sent together, in the order in which it comes."""
+
+    def __init__(self, ids: Sequence[int], end: Callable[[Sequence[int]], None]) -> None:
+        self._places = {number: place for place, number in enumerate(ids)}  # those that are open
+        self._end = end
+        self._items: list[tuple[int, OutputChunk]] = []
+        self._committed = 0.0
+        self.committed = 0.0  # when the engine had the first chunk of the last batch
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def batch(self) -> list[tuple[int, OutputChunk]]:
+        """All that has come since the last call, at least one: which of the requests, and a chunk; [] once all is over.
+
+        Raises RequestError, or EngineDown: the other requests are ended then.
+        """
+        while not self._items and self._error is None and self._places:
+            self._news.clear()
+            await self._news.wait()
+        items, self._items = self._items, []
+        self.committed = self._committed
+        if not items and self._error is not None:
+            raise self._error
+        return items
+
+    def close(self) -> None:
+        """End what is open."""
+        open_ids, self._places = list(self._places), {}
+        self._end(open_ids)
+
+    def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
+        """One more chunk. Is it that request's last?"""
+        place = self._places.get(number)
+        if place is None:
+            return True
+        self._committed = self._committed if self._items else committed
+        self._items.append((place, chunk))
+        if chunk.output is not None:
+            del self._places[number]
+        self._news.set()
+        return chunk.output is not None
+
+    def fail(self, error: Exception) -> None:
+        """What ended a request ends them all."""
+        self._error = error
+        self._news.set()
+
+
+class EngineClient:
+    """One engine process at a time. All methods belong to one event loop."""
+
+    def __init__(self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None]) -> None:
+        self._start_message, self._on_loading = Start(model, options), on_loading
+        self._ids = count()
+        self._answers: dict[int, Answers] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self.state: State = "starting"
+        self.restarts = 0
+
+    async def start(self) -> Ready:
+        """Start the process and wait until the model stands. Raises StartFailed."""
+        reader, ready = await self._spawn()
+        self.state = "ready"
+        self._supervisor = asyncio.create_task(self._supervise(reader))
+        return ready
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process."""
+        return self._process.pid if self._process else None
+
+    def submit(self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool) -> Answers:
+        """Send requests. Raises EngineDown while there is no engine."""
+        ids = [next(self._ids) for _ in requests]
+        answers = Answers(ids, self._end)
+        for number, request in zip(ids, requests, strict=True):
+            self._send(Submit(number, request, arrived, stream))
+        self._answers |= dict.fromkeys(ids, answers)
+        return answers
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> Sequence[Sequence[float]]:
+        """A vector for each prompt. Raises RequestError, EngineDown."""
+        reply: Embedded = await self._ask(lambda number: Embed(number, prompts, pooling))
+        return reply.vectors
+
+    async def report(self) -> Report:
+        """What the engine is doing, between two of its steps. Raises EngineDown."""
+        reply: Report = await self._ask(Ask)
+        return reply
+
+    async def close(self) -> None:
+        """End the process, and every request that is open. May be called again."""
+        self.state = "closed"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._fail_all("the server is stopping")
+        await self._reap()
+
+    # ---- the process ------------------------------------------------------------------------------------------
+
+    async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "ridgeline.serve.worker", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        self._send(self._start_message)
+        try:
+            while not isinstance(message := await _read(reader), Ready):
+                if isinstance(message, Failed):
+                    raise StartFailed(message.message)
+                self._on_loading(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise StartFailed(f"the engine's process ended while it loaded the model{await self._reap()}") from None
+        except BaseException:
+            await self._reap()
+            raise
+        return reader, message
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        """Listen; where the process ends, start another one."""
+        backoff = 0.0
+        while True:
+            started = time.perf_counter()
+            try:
+                while True:
+                    self._take(await _read(reader))
+            except (asyncio.IncompleteReadError, ConnectionError, pickle.UnpicklingError):
+                self.state = "restarting"
+                why = await self._reap()
+                log.error("the engine's process ended%s; it is started again", why)
+                self._fail_all(f"the engine's process ended{why} and is being started again; try again")
+            backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
+            reader = await self._restart(backoff if self.restarts else 0.0)
+
+    async def _restart(self, backoff: float) -> asyncio.StreamReader:
+        while True:
+            await asyncio.sleep(min(backoff, MAX_BACKOFF_SECONDS))
+            self.restarts += 1
+            try:
+                reader, _ = await self._spawn()
+            except StartFailed as e:
+                log.error("the engine could not be started again: %s", e)
+                backoff = max(1.0, backoff * 2)
+                continue
+            self.state = "ready"
+            log.warning("the engine is ready again")
+            return reader
+
+    async def _reap(self) -> str:
+        """End the process if it still runs; how it ended."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        try:
+            status = await asyncio.to_thread(process.wait, 1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = await asyncio.to_thread(process.wait)
+        return f" by signal {-status}" if status < 0 else f" with status {status}"
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Chunks):
+            for number, values in message.items:
+                answers = self._answers.get(number)
+                if answers is not None and answers.put(number, OutputChunk(*values), message.committed):
+                    self._answers.pop(number, None)
+            if message.last:  # after the streams that were woken above, whose turn comes first
+                asyncio.get_running_loop().call_soon(self._delivered)
+        elif isinstance(message, Refused):
+            self._fail(message.id, RequestError(message.message))
+        elif isinstance(message, Lost):
+            for number in message.ids:
+                self._fail(number, EngineDown(message.message))
+        elif (reply := self._replies.pop(message.id, None)) is not None and not reply.done():
+            reply.set_result(message)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        if (answers := self._answers.pop(number, None)) is not None:
+            answers.fail(error)
+        if (reply := self._replies.pop(number, None)) is not None and not reply.done():
+            reply.set_exception(error)
+
+    def _fail_all(self, message: str) -> None:
+        for number in [*self._answers, *self._replies]:
+            self._fail(number, EngineDown(message))
+
+    def _end(self, ids: Sequence[int]) -> None:
+        for number in ids:
+            if self._answers.pop(number, None) is not None and self.state == "ready":
+                self._send(Abort(number))
+
+    def _delivered(self) -> None:
+        if self.state == "ready":
+            self._send(Delivered())
+
+    async def _ask(self, message: Callable[[int], object]) -> Any:
+        number = next(self._ids)
+        self._send(message(number))
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await reply
+        finally:
+            self._replies.pop(number, None)
+
+    def _send(self, message: object) -> None:
+        if self._writer is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
+            raise EngineDown(f"the engine is {self.state}; try again")
+        self._writer.write(frame(message))
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises IncompleteReadError where the pipe ends."""
+    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return pickle.loads(await reader.readexactly(size))

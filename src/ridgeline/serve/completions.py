@@ -1,0 +1,129 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ridgeline.serve import logprobs
+from ridgeline.serve.errors import as_api_error, internal
+from ridgeline.serve.params import completion_params
+from ridgeline.serve.service import Service, Turn, as_prompts
+from ridgeline.serve.sse import DONE, Envelope, event
+from ridgeline.serve.tally import Tally, head
+from ridgeline.serve.types import CompletionBody
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
+
+
+class Completion:
+    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served."""
+
+    def __init__(self, service: Service, body: CompletionBody) -> None:
+        service.check_model(body.model)
+        self._service, self._body = service, body
+        self._params = completion_params(body, service.defaults())
+        self._prompts = as_prompts(body.prompt)
+        self._head = head("text_completion", "cmpl", service.name, service.fingerprint)
+        self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
+
+    async def open(self, *, stream: bool) -> Turn:
+        """Send it to the engine."""
+        body = self._body
+        return await self._service.open(
+            lambda: self._prompts, len(self._prompts), self._params,
+            priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+        )  # fmt: skip
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        turn = await self.open(stream=False)
+        try:
+            outputs, tally = await collect(turn)
+        finally:
+            turn.close()
+        choices = [
+            self._choice(place, output, answer) for place, output in enumerate(outputs) for answer in output.outputs
+        ]
+        return {**self._head, "choices": choices, "usage": tally.usage()}
+
+    def _choice(self, place: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+        text, entries, offset = answer.text, list(answer.logprobs or ()), 0
+        echoed = self._echo(output.prompt, output.prompt_token_ids) if self._body.echo else ""
+        if self._silent:
+            text, entries = "", []
+        choice: dict[str, Any] = {
+            "index": place * self._params.n + answer.index,
+            "text": echoed + text,
+            "logprobs": None,
+            "finish_reason": "length" if self._silent else answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if self._body.logprobs is not None:
+            before = list(output.prompt_logprobs or ()) if self._body.echo else []
+            first = output.prompt_token_ids[0]
+            choice["logprobs"] = logprobs.of_completion(self._service, [*before, *entries], first, offset)
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = logprobs.plain(output.prompt_logprobs or ())
+        if self._body.return_token_ids:
+            choice |= {"token_ids": answer.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        return choice
+
+    def _echo(self, prompt: str | None, ids: list[int]) -> str:
+        if prompt is not None or self._service.tokenizer is None:
+            return prompt or ""
+        return self._service.tokenizer.decode(ids)
+
+    async def events(self, turn: Turn) -> AsyncIterator[bytes]:
+        """The answer as events. What ends it early is told in the last one."""
+        options, tally = self._body.stream_options, Tally(turn.requests)
+        always = bool(options and options.continuous_usage_stats)
+        offsets: dict[int, int] = {}
+        envelope = Envelope(self._head)
+        try:
+            while batch := await turn.batch():
+                data = b""
+                for place, chunk in batch:
+                    tally.take(chunk)
+                    if (choice := self._delta(turn, place, chunk, offsets)) is not None:
+                        data += envelope.event([choice], tally.usage() if always else None)
+                if data:
+                    yield data
+            if options and options.include_usage:
+                yield envelope.event([], tally.usage())
+            yield DONE
+        except Exception as e:
+            yield event((as_api_error(e) or internal()).body())
+            if as_api_error(e) is None:
+                raise
+
+    def _delta(self, turn: Turn, place: int, chunk: OutputChunk, offsets: dict[int, int]) -> dict[str, Any] | None:
+        index, body = place * self._params.n + chunk.index, self._body
+        text, prompt = "" if self._silent else chunk.text, turn.requests[place]
+        begun = index in offsets
+        offset = offsets.setdefault(index, 0)
+        if body.echo and not begun:
+            text = self._echo(prompt.prompt, list(prompt.prompt_token_ids)) + text
+        if not (text or chunk.logprobs or chunk.finish_reason or body.return_token_ids):
+            return None
+        choice: dict[str, Any] = {
+            "index": index, "text": text, "logprobs": None,
+            "finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason,
+        }  # fmt: skip
+        if body.logprobs is not None and chunk.logprobs:
+            found = logprobs.of_completion(self._service, chunk.logprobs, 0, offset)
+            choice["logprobs"] = found
+            offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
+        if body.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        return choice
+
+
+async def collect(turn: Turn) -> tuple[list[RequestOutput], Tally]:
+    """All results, in the order of the prompts. Raises APIError for an answer that failed."""
+    tally, found = Tally(turn.requests), dict[int, RequestOutput]()
+    while batch := await turn.batch():
+        for place, chunk in batch:
+            tally.take(chunk, whole=True)
+            if chunk.output is not None:
+                found[place] = chunk.output
+    return [found[place] for place in range(len(turn.requests))], tally

@@ -1,0 +1,47 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline.errors import RequestError
+from ridgeline.serve.service import Service, as_prompts
+from ridgeline.serve.types import EmbeddingBody
+
+
+async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
+    """The whole answer. Raises RequestError, APIError, EngineDown."""
+    service.check_model(body.model)
+    size = service.ready.spec.hidden_size
+    if body.dimensions is not None and body.dimensions != size:
+        raise RequestError(f"dimensions is {body.dimensions}; this model's vectors have {size} and cannot be cut")
+    prompts = as_prompts(body.input)
+    service.gate.enter(len(prompts))
+    try:
+        ids = await service.off_loop(lambda: [_checked(service, service.frontend.encode(p)) for p in prompts])
+        vectors = await service.client.embed(ids, body.pooling or "mean")
+    finally:
+        service.gate.leave(len(prompts))
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
+        for i, vector in enumerate(vectors)
+    ]
+    used = sum(map(len, ids))
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    return {"object": "list", "data": data, "model": service.name, "usage": usage}
+
+
+def _checked(service: Service, ids: list[int]) -> list[int]:
+    if len(ids) > service.max_model_len:
+        raise RequestError(
+            f"an input has {len(ids)} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
+        )
+    return ids
+
+
+def _encoded(vector: Sequence[float], form: str | None) -> Sequence[float] | str:
+    """float32, little end first, in base64, as OpenAI's clients ask for."""
+    return base64.b64encode(array("f", vector).tobytes()).decode("ascii") if form == "base64" else vector

@@ -1,0 +1,100 @@
+"""What stands before every endpoint: keys, sizes, one line of log. None of it looks into a body."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.service import Service
+
+# What may be asked without a key: that the server lives, and how to talk to it.
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
+OPEN_FOLDER = "/page/"  # the parts of the page at /, which asks for a key itself
+ASKED_OFTEN = "/live"  # every second by each open page: no lines of log
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._open: Counter[bytes] = Counter()  # requests of each key
+        self.statuses = service.statuses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 499
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        key: bytes | None = None
+        try:
+            key = self._enter(scope)
+            await self._app(scope, _limited(receive, self._service.options.max_body_bytes), sending)
+        except APIError as e:
+            await _answer(e, sending)
+        finally:
+            if key is not None:
+                self._open[key] -= 1
+            route = scope.get("route")  # of what no endpoint answers there is none, and paths are without number
+            self.statuses[getattr(route, "path", ""), status] += 1
+            level = logging.DEBUG if scope["path"] == ASKED_OFTEN and status == 200 else logging.INFO
+            log.log(level, "%s %s %s %.3f s", scope["method"], scope["path"], status, time.perf_counter() - started)
+
+    def _enter(self, scope: Scope) -> bytes | None:
+        """The key's hash, counted as one more of its requests. Raises APIError."""
+        options, headers = self._service.options, dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > options.max_body_bytes:
+            raise _too_large(options.max_body_bytes)
+        if not options.key_hashes or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
+            return None
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        key = options.key_of(given.strip()) if scheme.lower() == b"bearer" else None
+        if key is None:
+            raise APIError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        limit = options.max_concurrency_per_key
+        if limit is not None and self._open[key] >= limit:
+            raise APIError(
+                429, f"this key has {limit} requests open, its limit; wait for one to end", code="too_many_requests",
+                retry_after=1,
+            )  # fmt: skip
+        self._open[key] += 1
+        return key
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """A body that does not say its length is cut off where it becomes too long."""
+    size = 0
+
+    async def receiving() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise _too_large(limit)
+        return message
+
+    return receiving
+
+
+def _too_large(limit: int) -> APIError:
+    return APIError(413, f"the body is larger than {limit} bytes (--max-body-bytes)", code="body_too_large")
+
+
+async def _answer(error: APIError, send: Send) -> None:
+    headers = {"content-type": "application/json", "connection": "close", **error.headers()}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": dumps(error.body())})

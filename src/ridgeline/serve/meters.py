@@ -1,0 +1,116 @@
+"""What the engine process counts: plain numbers, which pickle, and which the HTTP process prints for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ridgeline.spec.request import RequestOutput
+
+# Upper bounds of the histograms' buckets: vLLM's, so that its dashboards draw them.
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+LATENCY = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0)
+STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+DELIVERY = (
+    0.0001, 0.0002, 0.0005, 0.00075, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01,
+    0.015, 0.02, 0.05, 0.1, 0.5,
+)  # fmt: skip
+TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+STEP_TOKENS = tuple(float(2**e) for e in range(14))
+
+RECENT_SECONDS = 60
+RECENT_VALUES = 1024  # what a busy server sees of a minute, at most these
+
+
+class Histogram:
+    """Counts of values up to each bound. Observing costs a search among the bounds."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """In the values' unit; between two values they are interpolated."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class RecentHistogram(Histogram):
+    """A histogram that also keeps its last values: its buckets are too coarse for a figure of this minute."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
+        self._values: deque[tuple[float, float]] = deque(maxlen=RECENT_VALUES)
+
+    def observe(self, value: float) -> None:
+        """Count one value, and keep it."""
+        super().observe(value)
+        self._values.append((time.perf_counter(), value))
+
+    def recent(self, now: float) -> Quantiles | None:
+        """Of the last minute before `now` (time.perf_counter); None where there was nothing."""
+        values = [value for when, value in self._values if when > now - RECENT_SECONDS]
+        return Quantiles(*np.percentile(values, (50, 90, 99)).tolist()) if values else None
+
+
+@dataclass(slots=True)
+class EngineMeters:
+    """Since the engine process started. Seconds, tokens.
+
+    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one; alive_s: since it began.
+    finished: answers by reason.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    alive_s: float = 0.0
+    failed_steps: int = 0
+    last_step_s: float = 0.0
+    finished: Counter[str] = field(default_factory=Counter)
+    ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
+    per_token: RecentHistogram = field(default_factory=lambda: RecentHistogram(PER_TOKEN))
+    e2e: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    queue: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    inference: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    prefill: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    decode: Histogram = field(default_factory=lambda: Histogram(LATENCY))
+    step_s: Histogram = field(default_factory=lambda: Histogram(STEP))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
+    request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+
+    def finish(self, output: RequestOutput) -> None:
+        """A request is complete."""
+        timing, tokens = output.timing, sum(len(o.token_ids) for o in output.outputs)
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens
+        self.finished.update(str(o.finish_reason) for o in output.outputs)
+        self.e2e.observe(timing.total_s)
+        self.queue.observe(timing.queued_s)
+        self.inference.observe(timing.total_s - timing.queued_s)
+        self.prefill.observe(timing.ttft_s - timing.queued_s)
+        self.decode.observe(timing.total_s - timing.ttft_s)
+        if timing.tpot_s is not None:
+            self.per_token.observe(timing.tpot_s)
+        self.request_prompt_tokens.observe(len(output.prompt_token_ids))
+        self.request_generation_tokens.observe(tokens)

@@ -1,0 +1,69 @@
+"""What a server is started with, besides its model. Names are vLLM's where it has one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.errors import RequestError
+
+ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one, or several with commas between
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where to listen, whom to serve, and how much.
+
+    names: of the model, as clients may call it; the first is what answers say. key_hashes: of the API keys; none: all
+    may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
+    at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's.
+    tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
+    read answers (CORS). log_requests: prompts go into the log.
+    """
+
+    names: Sequence[str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key_hashes: tuple[bytes, ...] = ()
+    max_waiting: int = 1024
+    max_concurrency_per_key: int | None = None
+    max_body_bytes: int = 16 << 20
+    chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    log_requests: bool = False
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    root_path: str = ""
+    seed: int = 0
+
+    def key_of(self, given: bytes) -> bytes | None:
+        """The hash of a key that is known. Takes as long for a wrong one as for a right one."""
+        digest, found = hashlib.sha256(given).digest(), None
+        for known in self.key_hashes:
+            if hmac.compare_digest(digest, known):
+                found = known
+        return found
+
+
+def read_keys(given: Iterable[str], file: str | None, environment: str | None) -> tuple[bytes, ...]:
+    """Hashes of all keys: those given, those of a file (one a line, # begins a remark), those of the environment.
+
+    Raises RequestError for a file that cannot be read or has none.
+    """
+    keys = [*given, *(environment or "").split(",")]
+    if file is not None:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            raise RequestError(f"--api-key-file {file}: {e}") from None
+        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not found:
+            raise RequestError(f"--api-key-file {file} has no keys; write one a line, or leave the option out")
+        keys += found
+    return tuple(hashlib.sha256(key.strip().encode()).digest() for key in keys if key.strip())

@@ -1,0 +1,55 @@
+"""The page at /: files of this package, and the headers that let a browser run nothing else."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.live import live, plan
+
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# No script and no style but those of this server, no frame around it, nothing sent elsewhere.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}  # fmt: skip
+
+
+def page_router() -> APIRouter:
+    """The page, its parts, and what it shows. The files are read once."""
+    router = APIRouter()
+    folder = files("ridgeline.serve") / "static"
+    parts = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def part(name: str) -> Response:
+        kind = TYPES[name[name.index(".") :]]
+        return Response(parts[name], media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+    @router.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return part("index.html")
+
+    @router.get("/page/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in parts:
+            raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")
+        return part(name)
+
+    @router.get("/live", tags=["Server"])
+    async def get_live(request: Request) -> Response:
+        """Requests, pages, rates and latencies of this moment: what the page at / draws."""
+        return Response(dumps(await live(request.app.state.service)), media_type="application/json")
+
+    @router.get("/plan", tags=["Server"])
+    async def get_plan(request: Request) -> Response:
+        """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
+        return Response(dumps(plan(request.app.state.service)), media_type="application/json")
+
+    return router

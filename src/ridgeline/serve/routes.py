@@ -1,0 +1,186 @@
+"""The endpoints: each checks a body, and hands it to what answers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from ridgeline import __version__
+from ridgeline.serve import prompt, responses
+from ridgeline.serve.chat import Chat
+from ridgeline.serve.completions import Completion
+from ridgeline.serve.embeddings import embeddings
+from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.prometheus import exposition
+from ridgeline.serve.service import Service, Turn
+from ridgeline.serve.sse import EventStream, while_connected
+from ridgeline.serve.types import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    RenderBody,
+    TokenizeBody,
+)
+from ridgeline.serve.types_responses import ResponseBody
+
+router = APIRouter()
+
+
+class Answering(Protocol):
+    """A request that can be answered whole or piece by piece."""
+
+    async def open(self, *, stream: bool) -> Turn: ...
+
+    async def answer(self) -> dict[str, Any]: ...
+
+    def events(self, turn: Turn) -> AsyncIterator[bytes]: ...
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _json(value: Any) -> Response:
+    return Response(dumps(value), media_type="application/json")
+
+
+async def respond(request: Request, work: Answering, stream: bool) -> Response:
+    """Answer, as long as the client is there."""
+
+    async def answer() -> Response:
+        if not stream:
+            return _json(await work.answer())
+        turn = await work.open(stream=True)
+        delivery = _service(request).delivery
+        return EventStream(
+            work.events(turn), lambda: delivery.observe(time.perf_counter() - turn.committed), turn.close
+        )
+
+    return await while_connected(request, answer())
+
+
+@router.post("/v1/completions", tags=["OpenAI"])
+async def completions(body: CompletionBody, request: Request) -> Response:
+    """Continue prompts: texts or token ids, one or many."""
+    return await respond(request, Completion(_service(request), body), bool(body.stream))
+
+
+@router.post("/v1/chat/completions", tags=["OpenAI"])
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation through the model's chat template."""
+    return await respond(request, Chat(_service(request), body), bool(body.stream))
+
+
+@router.post("/v1/responses", tags=["OpenAI"])
+async def post_responses(body: ResponseBody, request: Request) -> Response:
+    """The same as a chat, in items; nothing is stored."""
+    return await respond(request, responses.Response(_service(request), body), bool(body.stream))
+
+
+@router.post("/v1/chat/completions/render", tags=["Tokens"])
+async def render(body: RenderBody, request: Request) -> Response:
+    """What the model would read of a conversation: text and token ids."""
+    service = _service(request)
+    service.check_model(body.model)
+    text = await service.off_loop(lambda: prompt.render(service, body))
+    ids = await service.off_loop(lambda: prompt.encode(service, body))
+    return _json({"prompt": text, "prompt_token_ids": ids, "count": len(ids), "max_model_len": service.max_model_len})
+
+
+@router.post("/v1/embeddings", tags=["OpenAI"])
+async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
+    """Vectors of length 1: the mean of a text's hidden states, or the last one."""
+    return await while_connected(request, _embeddings(_service(request), body))
+
+
+async def _embeddings(service: Service, body: EmbeddingBody) -> Response:
+    return _json(await embeddings(service, body))
+
+
+@router.post("/tokenize", tags=["Tokens"])
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Token ids of a prompt or of a conversation."""
+    service = _service(request)
+    service.check_model(body.model)
+    tokenizer = service.frontend.tokenizer()
+    if (body.prompt is None) == (not body.messages):
+        raise APIError(400, "give either a prompt or messages")
+    if body.prompt is not None:
+        text, special = body.prompt, body.add_special_tokens is not False
+        ids = await service.off_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
+    else:
+        ids = await service.off_loop(lambda: prompt.encode(service, body))
+    strings = [service.token_text(i) for i in ids] if body.return_token_strs else None
+    return _json({"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len, "token_strs": strings})
+
+
+@router.post("/detokenize", tags=["Tokens"])
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """The text of token ids."""
+    service = _service(request)
+    service.check_model(body.model)
+    tokenizer, skip = service.frontend.tokenizer(), bool(body.skip_special_tokens)
+    ids = service.frontend.check_ids(body.tokens) if body.tokens else []
+    return _json({"prompt": await service.off_loop(lambda: tokenizer.decode(ids, skip_special_tokens=skip))})
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> Response:
+    """The model, under all its names."""
+    service = _service(request)
+    return _json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
+
+
+@router.get("/v1/models/{name:path}", tags=["OpenAI"])
+async def model(name: str, request: Request) -> Response:
+    """One of its names."""
+    service = _service(request)
+    service.check_model(name)
+    return _json(_model(service, name))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": service.created, "owned_by": "ridgeline", "root": service.name,
+        "max_model_len": service.max_model_len,
+    }  # fmt: skip
+
+
+@router.get("/health", tags=["Server"])
+async def health(request: Request) -> Response:
+    """200 while there is an engine that can answer; 503 while it is started again."""
+    service = _service(request)
+    state = service.client.state
+    if state != "ready":
+        raise APIError(503, f"the engine is {state}", code="engine_down", retry_after=2)
+    return _json({"status": "ok", "engine": state, "restarts": service.client.restarts})
+
+
+@router.get("/ready", tags=["Server"])
+async def ready(request: Request) -> Response:
+    """200 while new requests are welcome: not while the server drains, nor while the queue is full."""
+    service = _service(request)
+    if service.draining:
+        raise APIError(503, "the server is stopping", code="draining", retry_after=30)
+    if service.gate.open >= service.gate.capacity:
+        raise APIError(503, "the queue is full", code="queue_full", retry_after=1)
+    return await health(request)
+
+
+@router.get("/version", tags=["Server"])
+async def version() -> Response:
+    """The program's version."""
+    return _json({"version": __version__})
+
+
+@router.get("/metrics", tags=["Server"])
+async def metrics(request: Request) -> Response:
+    """Counters in Prometheus' format, with vLLM's names where it has one."""
+    text = await exposition(_service(request))
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

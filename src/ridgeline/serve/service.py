@@ -1,0 +1,204 @@
+"""What all endpoints share: the model's facts, the way from text to a request, places in the queue, the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+from ridgeline import __version__
+from ridgeline.errors import RequestError
+from ridgeline.frontend import Frontend, Prompt
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.serve import reasoning, tools
+from ridgeline.serve.client import Answers, EngineClient
+from ridgeline.serve.errors import APIError
+from ridgeline.serve.machine import StepLedger
+from ridgeline.serve.messages import Ready, Report
+from ridgeline.serve.meters import DELIVERY, Histogram
+from ridgeline.serve.options import ServeOptions
+from ridgeline.spec.request import OutputChunk, SamplingParams
+
+T = TypeVar("T")
+LONGEST_WAIT_SECONDS = 60
+
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """Places for answers: those that the engine runs at once, and those that may wait. Full, it says when to return."""
+
+    def __init__(self, running: int, waiting: int) -> None:
+        self.running, self.capacity = running, running + waiting
+        self.open = 0
+        self.refused = 0
+        self._pace = 1.0  # seconds between two answers that end, smoothed
+        self._last = time.perf_counter()
+
+    def enter(self, answers: int) -> None:
+        """Take places. Raises APIError: 400 for what can never fit, 429 for what does not fit now."""
+        if answers > self.capacity:
+            raise APIError(400, f"{answers} answers are asked for at once; this server takes {self.capacity}")
+        if self.open + answers > self.capacity:
+            self.refused += 1
+            wait = math.ceil(min(max(answers * self._pace, 1.0), LONGEST_WAIT_SECONDS))
+            raise APIError(
+                429, f"the queue is full: {self.open} answers are running or waiting; try again in {wait} s",
+                code="queue_full", retry_after=wait,
+            )  # fmt: skip
+        self.open += answers
+
+    def leave(self, answers: int) -> None:
+        """Give places back."""
+        self.open -= answers
+        now = time.perf_counter()
+        self._pace += 0.1 * ((now - self._last) / max(answers, 1) - self._pace)
+        self._last = now
+
+
+class Turn:
+    """One client's request on its way: its prompts, what comes of them, its places in the queue."""
+
+    def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, leave: Callable[[], None]) -> None:
+        self.requests, self._answers, self._leave = requests, answers, leave
+        self._first: list[tuple[int, OutputChunk]] | None = None
+        self._closed = False
+
+    async def batch(self) -> list[tuple[int, OutputChunk]]:
+        """As Answers.batch."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await self._answers.batch()
+
+    @property
+    def committed(self) -> float:
+        """When the engine had the first chunk of the last batch (time.perf_counter)."""
+        return self._answers.committed
+
+    async def begin(self) -> None:
+        """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
+        try:
+            self._first = await self._answers.batch()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what is open. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._answers.close()
+            self._leave()
+
+
+class Service:
+    """One model, served."""
+
+    def __init__(self, client: EngineClient, ready: Ready, options: ServeOptions) -> None:
+        self.client, self.ready, self.options = client, ready, options
+        self.tokenizer: Tokenizer | None = None
+        if ready.tokenizer is not None:
+            self.tokenizer = Tokenizer.from_folder(ready.tokenizer)
+            if options.chat_template is not None:
+                self.tokenizer.set_chat_template(options.chat_template)
+        template = self.tokenizer.chat_template.source if self.tokenizer and self.tokenizer.chat_template else None
+        self.tool_parser = options.tool_call_parser or tools.suggested(template)
+        self.reasoning_parser = options.reasoning_parser or reasoning.suggested(template)
+        self.max_model_len = ready.config.max_model_len
+        self.frontend = Frontend(ready.spec, self.tokenizer, ready.no_tokenizer, self.max_model_len, options.seed)
+        self.ledger = StepLedger(ready.deployment)
+        self.gate = Gate(ready.config.max_num_seqs, options.max_waiting)
+        self.created = int(time.time())
+        self.draining = False
+        self.statuses: Counter[tuple[str, int]] = Counter()  # of responses, by path
+        self.delivery = Histogram(DELIVERY)  # of the chunks of streams, from commit to socket
+        self.last_report: Report | None = None
+        self._places = count()
+        # Answers do not depend on company: the same request and seed under the same fingerprint give the same text.
+        self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
+
+    @property
+    def name(self) -> str:
+        """Of the model, as answers say it."""
+        return self.options.names[0]
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters that the model's generation_config.json recommends."""
+        return self.ready.sampling_defaults
+
+    def check_model(self, name: str | None) -> None:
+        """Raises APIError for another model than this one."""
+        if name is not None and name not in self.options.names:
+            raise APIError(
+                404, f"the model {name!r:.100} is not served here; {', '.join(self.options.names)} is",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run what takes a while (tokenising, templates) in a thread: other requests have chunks to deliver."""
+        return await asyncio.to_thread(work)
+
+    async def open(
+        self, make: Callable[[], Sequence[Prompt]], num_prompts: int, params: SamplingParams, *,
+        priority: int | None, cache_salt: str | None, stream: bool,
+    ) -> Turn:  # fmt: skip
+        """Send prompts to the engine. make: gives them, in a thread. Raises APIError, RequestError, EngineDown."""
+        arrived, places = time.perf_counter(), num_prompts * params.n
+        self.gate.enter(places)
+        numbers = [next(self._places) for _ in range(num_prompts)]
+        salt = {"cache_salt": cache_salt} if cache_salt else {}
+
+        def build() -> list[GenerationRequest]:
+            return [
+                self.frontend.request(_salted(prompt, salt), params, number, priority or 0)
+                for number, prompt in zip(numbers, make(), strict=True)
+            ]
+
+        try:
+            requests = await self.off_loop(build)
+            if self.options.log_requests:
+                log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
+            answers = self.client.submit(requests, arrived, stream=stream)
+        except BaseException:
+            self.gate.leave(places)
+            raise
+        turn = Turn(requests, answers, lambda: self.gate.leave(places))
+        if stream:
+            await turn.begin()
+        return turn
+
+    def is_special(self, token: int) -> bool:
+        """Is the token none of the text?"""
+        return self.tokenizer is not None and token in self.tokenizer.special_ids
+
+    def token_text(self, token: int) -> str:
+        """A token by itself, as text."""
+        if self.tokenizer is None:
+            return f"token_id:{token}"
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> list[int]:
+        """A token by itself, as bytes."""
+        return [] if self.tokenizer is None else list(self.tokenizer.token_bytes(token))
+
+
+def _salted(prompt: Prompt, salt: Mapping[str, str]) -> Prompt:
+    if not salt:
+        return prompt
+    return {"prompt": prompt, **salt} if isinstance(prompt, str) else {"prompt_token_ids": prompt, **salt}
+
+
+def as_prompts(given: str | list[Any]) -> list[Prompt]:
+    """One text, one list of token ids, or a list of either, as a list. Raises RequestError for none."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("the prompt is an empty list; give at least one text or token id")
+    return [given] if isinstance(given[0], int) else list(given)

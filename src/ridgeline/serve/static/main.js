@@ -1,0 +1,68 @@
+// The frame: which view, which theme, which key, what went wrong.
+
+import { ask, setKey } from './api.js';
+import { byId } from './dom.js';
+import { Live } from './live.js';
+import { Playground } from './playground.js';
+import { hide } from './tokens.js';
+
+const STORED_THEME = 'ridgeline-theme';
+const VIEWS = ['playground', 'live'];
+
+function fail(error) {
+  const notice = byId('notice');
+  notice.hidden = !error;
+  notice.textContent = error ? `${error.message} ${error.advice ?? ''}`.trim() : '';
+  if (error?.status === 401) {
+    byId('key-form').hidden = false;
+    byId('key').focus();
+  }
+}
+
+const playground = new Playground(fail);
+const live = new Live();
+
+async function begin() {
+  try {
+    const about = await (await ask('live')).json();
+    byId('model').textContent = `${about.model} · ${about.device}`;
+    byId('key-form').hidden = true;
+    fail(null);
+    playground.serve(about);
+  } catch (error) {
+    fail(error);
+  }
+  show();
+}
+
+function show() {
+  const asked = location.hash.slice(1), view = VIEWS.includes(asked) ? asked : VIEWS[0];
+  for (const name of VIEWS) {
+    byId(name).hidden = name !== view;
+    const link = document.querySelector(`nav a[href="#${name}"]`);
+    if (name === view) link.setAttribute('aria-current', 'page');
+    else link.removeAttribute('aria-current');
+  }
+  hide();
+  live.run(view === 'live');
+}
+
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  byId('theme').value = theme;
+}
+
+byId('theme').addEventListener('change', (event) => {
+  localStorage.setItem(STORED_THEME, event.target.value);
+  setTheme(event.target.value);
+});
+byId('key-form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  setKey(byId('key').value);
+  begin();
+});
+addEventListener('hashchange', show);
+addEventListener('scroll', hide, { passive: true });
+setTheme(localStorage.getItem(STORED_THEME) ?? '');
+begin();

@@ -1,0 +1,76 @@
+"""What clients of /v1/responses send. What this server cannot do is an error, said by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ridgeline.serve.types import Body, Function, Ignored
+
+
+class ResponseTool(Function):
+    """A function, without the wrapping that chats have."""
+
+    type: Literal["function"] = "function"
+
+
+class ResponseToolChoice(Body):
+    """The one function to call."""
+
+    type: Literal["function"] = "function"
+    name: str
+
+
+class TextFormat(Body):
+    """What the text is like."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """The format of the text."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Body):
+    """effort is handed to the template."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseBody(Ignored):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -1,0 +1,247 @@
+"""The engine's process: a model, its session, and one pipe to the HTTP process.
+
+Between two steps it reads what has come; after each step it says what came of it, in one message. It ends when the pipe
+does: nothing is left behind by a server that was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.llm import LLM
+from ridgeline.serve.compiler import Compiler
+from ridgeline.serve.embed import embed
+from ridgeline.serve.machine import deployment_of
+from ridgeline.serve.messages import (
+    Abort,
+    Ask,
+    Chunks,
+    Delivered,
+    Embed,
+    Embedded,
+    Failed,
+    Inbox,
+    Loading,
+    Lost,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Submit,
+    chunk_fields,
+    frame,
+)
+from ridgeline.serve.meters import EngineMeters
+from ridgeline.spec.request import OutputChunk
+
+IDLE_SECONDS = 1.0  # without work, after which the books are checked
+PROGRESS_SECONDS = 0.25
+MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
+# What the HTTP process takes to be woken, and to write a chunk.
+HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.00006
+
+
+class Worker:
+    """The loop."""
+
+    def __init__(self, llm: LLM, sock: socket.socket, inbox: Inbox) -> None:
+        self._llm, self._sock, self._inbox = llm, sock, inbox
+        self._session = llm.session
+        self._compiler = Compiler(llm.grammars)
+        self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
+        self._chunks: list[tuple[int, tuple[Any, ...]]] = []
+        self._undelivered = 0  # chunks of the last step
+        self._committed = 0.0  # when the first one of the step came; 0: none yet
+        self._meters = EngineMeters()
+        self._started = time.perf_counter()
+        self._checked = True
+
+    def run(self) -> None:
+        """Until the pipe closes."""
+        try:
+            while True:
+                self._turn()
+        except EOFError:
+            return
+
+    def _turn(self) -> None:
+        messages = self._inbox.read(self._patience(), [self._compiler.wakeup])
+        for message in messages:
+            self._take(message)
+        for submit, error in self._compiler.done():
+            if error is None:
+                self._add(submit)
+            else:
+                self._send(Refused(submit.id, str(error)))
+        if len(self._session):
+            self._step()
+        elif not messages and not self._checked:
+            self._check()
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message."""
+        if len(self._session):
+            return 0.0
+        return None if self._checked else IDLE_SECONDS
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            if not self._compiler.add(message):
+                self._add(message)
+        elif isinstance(message, Abort):
+            self._compiler.abort(message.id)
+            if (known := self._open.pop(message.id, None)) is not None:
+                self._session.abort(known)
+        elif isinstance(message, Delivered):
+            self._undelivered = 0
+        elif isinstance(message, Embed):
+            self._embed(message)
+        elif isinstance(message, Ask):
+            self._meters.alive_s = time.perf_counter() - self._started
+            self._send(Report(message.id, self._session.stats(), self._meters))
+
+    def _add(self, submit: Submit) -> None:
+        try:
+            self._open[submit.id] = self._session.add(submit.request, self._sink(submit), submit.arrived)
+        except RequestError as e:
+            self._send(Refused(submit.id, str(e)))
+        except Exception as e:  # a fault of ours, which one request has met, and no other need suffer for
+            logging.getLogger(__name__).exception("a request could not be added")
+            self._send(Lost([submit.id], f"the request could not be added ({type(e).__name__})"))
+
+    def _sink(self, submit: Submit) -> Callable[[OutputChunk], None]:
+        """What hears of a request: it counts, and passes on what is wanted."""
+        meters, last = self._meters, dict[int, float]()
+
+        def sink(chunk: OutputChunk) -> None:
+            if chunk.token_ids:
+                now = time.perf_counter()
+                if (before := last.get(chunk.index)) is not None:
+                    meters.inter_token.observe((now - before) / len(chunk.token_ids))
+                elif not last:
+                    meters.ttft.observe(now - submit.arrived)
+                last[chunk.index] = now
+                meters.generation_tokens += len(chunk.token_ids)
+            if submit.stream or chunk.output is not None:
+                self._committed = self._committed or time.perf_counter()
+                self._chunks.append((submit.id, chunk_fields(chunk)))
+                self._undelivered += 1
+                if len(self._chunks) >= MESSAGE_CHUNKS:
+                    self._flush()
+            if chunk.output is not None:
+                self._open.pop(submit.id, None)
+                meters.finish(chunk.output)
+
+        return sink
+
+    def _step(self) -> None:
+        meters, before, start = self._meters, self._meters.generation_tokens, time.perf_counter()
+        self._checked, self._committed, self._undelivered = False, 0.0, 0
+        try:
+            self._session.step()
+        except Exception as e:  # of a device, or a fault of ours: who was open is lost, the next ones are welcome
+            logging.getLogger(__name__).exception("a step of the engine failed")
+            meters.failed_steps += 1
+            self._flush()
+            lost, self._open = list(self._open), {}
+            self._send(Lost(lost, f"a step of the engine failed ({type(e).__name__}); the request is lost, try again"))
+        seconds = time.perf_counter() - start
+        meters.steps += 1
+        meters.last_step_s = seconds
+        meters.busy_s += seconds
+        meters.step_s.observe(seconds)
+        meters.step_tokens.observe(meters.generation_tokens - before)
+        if self._undelivered:
+            self._flush(last=True)
+            if self._llm.loaded.table.memory.on_host:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Leave the cores to the HTTP process until it has written what the step gave, or for as long as that takes as
+        a rule. Kernels on all cores wait for the slowest one, so who takes one core from them holds them all up anyway;
+        they, which run for longer than a writer needs, would hold it up for whole slices of the system's time.
+        """
+        end = time.perf_counter() + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
+        while self._undelivered and (left := end - time.perf_counter()) > 0:
+            for message in self._inbox.read(left):
+                self._take(message)
+
+    def _check(self) -> None:
+        self._checked = True
+        try:
+            self._session.check()
+        except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
+            logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
+
+    def _embed(self, message: Embed) -> None:
+        try:
+            self._send(Embedded(message.id, embed(self._llm.loaded, message.prompts, message.pooling)))
+        except RequestError as e:
+            self._send(Refused(message.id, str(e)))
+
+    def _flush(self, *, last: bool = False) -> None:
+        chunks, self._chunks = self._chunks, []
+        self._send(Chunks(self._committed, chunks, last))
+
+    def _send(self, message: object) -> None:
+        self._sock.sendall(frame(message))
+
+
+def ready(llm: LLM) -> Ready:
+    """What the HTTP process must know of a model."""
+    assert llm.config is not None
+    loaded, memory = llm.loaded, llm.loaded.table.memory
+    settings = llm.config.describe(loaded.weight_bytes, on_host=memory.on_host)
+    return Ready(
+        loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
+        memory.device, settings, loaded.notes, deployment_of(llm),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The process. Its one argument is the number of the pipe's file."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the HTTP process, which lets the requests end first
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="engine: %(message)s")
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    inbox = Inbox(sock)
+    start: Start = inbox.read_one()
+    try:
+        llm = LLM(start.model, progress_bar=_progress(sock), on_wait=logging.warning, **start.options)
+    except RidgelineError as e:
+        sock.sendall(frame(Failed(str(e))))
+        return
+    try:
+        sock.sendall(frame(ready(llm)))
+        Worker(llm, sock, inbox).run()
+    except (BrokenPipeError, ConnectionResetError):  # the server is gone
+        return
+
+
+def _progress(sock: socket.socket) -> Callable[[int], Callable[[int], None]]:
+    """A bar that is drawn in the other process."""
+
+    def bar(total: int) -> Callable[[int], None]:
+        done, told = 0, time.perf_counter()
+
+        def advance(more: int) -> None:
+            nonlocal done, told
+            done += more
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                sock.sendall(frame(Loading(done, total)))
+
+        return advance
+
+    return bar
+
+
+if __name__ == "__main__":
+    main()

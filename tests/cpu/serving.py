@@ -1,0 +1,130 @@
+"""A server in a process of its own, for tests: what a user would start."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60.0
+
+
+class Server:
+    """`ridgeline serve` with some arguments, and small ways to ask it."""
+
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "ridgeline", "serve", *args, "--port", "0"]
+        self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self.process = subprocess.Popen(command, stderr=self._log, env=environment)
+        end = time.monotonic() + START_SECONDS
+        while not (found := re.search(r"serving .* at http://127\.0\.0\.1:(\d+)", self.said())):
+            assert self.process.poll() is None and time.monotonic() < end, self.said()
+            time.sleep(0.05)
+        self.port = int(found[1])
+        self._socks: list[socket.socket] = []
+
+    def said(self) -> str:
+        """All that it wrote."""
+        return Path(self._log.name).read_text()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of one request. A body of bytes is sent as it is."""
+        status, data, _ = self.raw(method, path, body, **headers)
+        return status, json.loads(data)
+
+    def raw(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, data, {"content-type": "application/json", **named})
+            response = connection.getresponse()
+            return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
+
+    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        return self.ask("POST", path, body)
+
+    def stream(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
+        """A connection that has sent a request, and read nothing yet; closed with the server, if not before."""
+        return self.send(path, {**body, "stream": True}, **headers)
+
+    def send(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
+        """The same, for a whole answer."""
+        data = json.dumps(body).encode()
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        named = {"host": "x", "content-type": "application/json", "content-length": str(len(data)), **headers}
+        head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in named.items()) + "\r\n"
+        sock.sendall(head.encode() + data)
+        self._socks.append(sock)
+        return sock
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        _, data, _ = self.raw("GET", "/metrics")
+        lines = [line for line in data.decode().splitlines() if re.match(re.escape(name) + r"[{ ]", line)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def until(self, name: str, value: float, seconds: float = 20.0) -> None:
+        """Wait until a metric has a value."""
+        end = time.monotonic() + seconds
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < end, f"{name} is {found}, not {value}"
+            time.sleep(0.05)
+
+    def engine_pid(self) -> int:
+        """Of the engine's process: the server's only child."""
+        out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        (pid,) = out.stdout.split()
+        return int(pid)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Its exit status after a signal."""
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        for sock in self._socks:
+            sock.close()
+        self.log = self.said()
+        self._log.close()
+        return status
+
+
+@contextlib.contextmanager
+def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that is stopped at the end."""
+    server = Server(*args, env=env)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+CHAT_TEMPLATE = """\
+{%- if tools %}tools: {% for tool in tools %}{{ tool.function.name }} {% endfor %}
+{% endif -%}
+{%- for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def write_template(folder: Path) -> str:
+    """A chat template for models that have none."""
+    path = folder / "template.jinja"
+    path.write_text(CHAT_TEMPLATE)
+    return str(path)

@@ -1,0 +1,164 @@
+"""`ridgeline bench serve` against a server whose timing is known, and against our own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpu.fake_openai import fake_server
+from cpu.serving import serving
+from ridgeline.errors import RequestError
+from ridgeline.measure.client import Answer
+from ridgeline.measure.load import measured
+from ridgeline.plan.limits import Slo
+
+MS = 10**6
+LATE = 0.06  # seconds that a busy machine may add to anything
+
+
+def bench(url: str, *args: str) -> dict[str, Any]:
+    done = run(url, *args, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def run(url: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ridgeline", "bench", "serve", "--base-url", url, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_columns_are_numpys_percentiles() -> None:
+    rng = np.random.default_rng(0)
+    answers = []
+    for i in range(101):
+        times = (i * 10 + np.cumsum(rng.integers(1, 90, rng.integers(1, 12)))) * MS
+        answers.append(Answer(i * 10 * MS, 7, i * 10 * MS + i, times.tolist(), len(times)))
+    failed = [Answer(0, 7, error="status 500: no"), Answer(5, 7, error="status 500: no"), Answer(5, 7, error="gone")]
+    found = measured([*answers, *failed], 3, Slo(ttft_s=0.05, tpot_s=0.05))
+    ttft = [(a.times_ns[0] - a.arrival_ns) / 1e9 for a in answers]
+    tpot = [(a.times_ns[-1] - a.times_ns[0]) / 1e9 / (a.tokens - 1) if a.tokens > 1 else None for a in answers]
+    known = [t for t in tpot if t is not None]
+    gaps = [(b - a) / 1e9 for answer in answers for a, b in pairwise(answer.times_ns)]
+    e2e = [(a.times_ns[-1] - a.arrival_ns) / 1e9 for a in answers]
+    r = found.report
+    for percentiles, values in ((r.ttft_s, ttft), (r.tpot_s, known), (r.itl_s, gaps), (r.e2e_s, e2e)):
+        assert percentiles is not None
+        for q in (50, 90, 95, 99):
+            assert getattr(percentiles, f"p{q}") == pytest.approx(np.percentile(values, q), abs=1e-8)
+    met = sum(a <= 0.05 and (b is None or b <= 0.05) for a, b in zip(ttft, tpot, strict=True))
+    assert r.attainment == pytest.approx(met / 104)  # who was not answered was not served in time either
+    assert r.goodput == pytest.approx(met / r.duration_s)
+    assert found.failures == {"status 500: no": 2, "gone": 1} and found.lateness_s == 100 / 1e9
+    with pytest.raises(RequestError, match="no request was answered: status 500"):
+        measured(failed, 3, None)
+
+
+@pytest.mark.parametrize("usage", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_known_times_are_found(usage: bool) -> None:
+    """Half of the requests with a first token after 100 ms, half after 300 ms; then 20 ms a token."""
+    with fake_server(lambda i, body: [0.1 + 0.2 * (i % 2), *[0.02] * (body["max_tokens"] - 1)], usage=usage) as fake:
+        found = bench(fake.url, "--concurrency", "4", "--num-requests", "24", "--output-len", "6", "--warmup", "0")
+    r = found["measured"]
+    assert r["requests"] == 24 and r["output_tokens"] == 144 and not found["failures"] and found["at_once"] == 4
+    assert 0.1 <= r["ttft_s"]["p50"] <= 0.3 + LATE and 0.3 <= r["ttft_s"]["p90"] <= 0.3 + LATE
+    assert 0.019 <= r["tpot_s"]["mean"] <= 0.02 + LATE / 5 and 0.015 <= r["itl_s"]["p50"] <= 0.02 + LATE / 2
+    assert 0.4 <= r["e2e_s"]["p90"] <= 0.4 + LATE
+    sent = fake.bodies[0]
+    assert sent["ignore_eos"] and sent["stream"] and len(sent["prompt"]) == 128 and "return_token_ids" not in sent
+
+
+@pytest.mark.slow
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """A server that takes half a second for anything: requests go out at their times all the same."""
+    with fake_server(lambda i, body: [0.5, 0.0]) as fake:
+        found = bench(fake.url, "--arrivals", "poisson:40", "--num-requests", "40", "--output-len", "2",
+                      "--slo", "ttft=400ms", "--warmup", "0")  # fmt: skip
+    r = found["measured"]
+    assert found["at_once"] > 10 and fake.came[-1] - fake.came[0] < 40 / 40 * 2
+    assert r["ttft_s"]["p50"] >= 0.5 and r["attainment"] == 0 and r["goodput"] == 0
+    assert found["lateness_s"] < 0.5
+
+
+@pytest.mark.slow
+def test_a_stall_is_charged_to_all_who_were_due() -> None:
+    """One request at a time, 100 ms each, 50 a second due: the last one waits for those before it."""
+    lock, done = threading.Lock(), [0.0]
+
+    def plan(i: int, body: dict[str, Any]) -> list[float]:
+        with lock:
+            done[0] = max(done[0], time.perf_counter()) + 0.1
+            return [done[0] - time.perf_counter()]
+
+    with fake_server(plan) as fake:
+        found = bench(
+            fake.url, "--arrivals", "poisson:50", "--num-requests", "20", "--output-len", "1", "--warmup", "0"
+        )
+    r = found["measured"]
+    assert r["ttft_s"]["max"] > 1.2 and r["tpot_s"] is None and r["itl_s"] is None
+    assert r["ttft_s"]["max"] == pytest.approx(r["e2e_s"]["max"])
+
+
+@pytest.mark.slow
+def test_what_fails_is_counted_and_named(tmp_path: Path) -> None:
+    def plan(i: int, body: dict[str, Any]) -> list[float] | int:
+        return 429 if i % 4 == 3 else [0.01, 0.01]
+
+    with fake_server(plan) as fake:
+        picture = tmp_path / "out.png"
+        done = run(fake.url, "--concurrency", "2", "--num-requests", "12", "--output-len", "2", "--warmup", "0",
+                   "--slo", "ttft=10s", "--plot", str(picture))  # fmt: skip
+        assert "3 failed: status 429: refused with 429" in done.stdout and "75.0%" in done.stdout
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert "Traceback" not in done.stderr
+    gone = run("http://127.0.0.1:9", "--concurrency", "2")
+    assert gone.returncode == 2 and "cannot be reached" in gone.stderr and "--base-url" in gone.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "say what comes in"),
+        (["--concurrency", "2", "--arrivals", "poisson:1"], "give one of them"),
+        (["--concurrency", "2", "--model", "other"], "does not serve other; it serves fake"),
+        (["--concurrency", "2", "--slo", "ttfb=1s"], "with ttft, tpot, e2e"),
+        (["--concurrency", "2", "--extra-body", "[]"], "must be an object"),
+        (["--concurrency", "2", "--plot", "out.gif"], "must end in .png or .svg"),
+    ],
+)
+def test_errors_say_what_to_do(args: list[str], said: str) -> None:
+    with fake_server(lambda i, body: [0.0]) as fake:
+        done = run(fake.url, *args)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_our_own_server_beside_what_is_predicted(tmp_path: Path) -> None:
+    """Every answer is whole, a trace's shared blocks are shared, and the simulator sees the same workload."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 40 * i, "input_length": 520, "output_length": 8, "hash_ids": [0, 1 + i]} for i in range(10)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    times = tmp_path / "times.json"
+    times.write_text(json.dumps({"tokens": [1, 512], "step_s": [0.003, 0.2]}))
+    with serving("pocket") as server:
+        found = bench(server.url, "--trace", str(trace), "--scale", "2", "--slo", "ttft=30s,tpot=1s",
+                      "--predict", "src/ridgeline/models/pocket", "--hardware", "cpu-server",
+                      "--step-times", str(times))  # fmt: skip
+        own = bench(server.url, "--trace", str(trace), "--scale", "2")["predicted"]
+        assert server.metric("vllm:prefix_cache_hits_total") >= 9 * 512
+    r, p = found["measured"], found["predicted"]
+    for column in ("requests", "prompt_tokens", "output_tokens"):
+        assert r[column] == p[column] == {"requests": 10, "prompt_tokens": 5200, "output_tokens": 80}[column]
+    assert r["attainment"] == 1.0 and r["goodput"] == pytest.approx(r["requests_per_s"])
+    assert 0.2 < p["ttft_s"]["max"] < 2
+    assert own["requests"] == 10 and 1e-5 < own["ttft_s"]["p50"] < 10  # of the machine as the server measured it

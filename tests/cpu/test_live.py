@@ -1,0 +1,53 @@
+"""What the live page is told: percentiles of the last minute, and the last step beneath the roof."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+from ridgeline.archs import spec_from_config
+from ridgeline.plan.operations import Slice, operations
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.precision import Precision
+from ridgeline.plan.roofline import time_step
+from ridgeline.serve.machine import StepLedger
+from ridgeline.serve.meters import RecentHistogram
+from ridgeline.spec.hardware import HardwareSpec
+
+POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
+
+
+def test_percentiles_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, clock = RecentHistogram((0.5, 1.0)), [1000.0]
+    monkeypatch.setattr("ridgeline.serve.meters.time.perf_counter", lambda: clock[0])
+    assert found.recent(clock[0]) is None
+    found.observe(99.0)
+    clock[0] += 61
+    for value in (0.1, 0.2, 0.3, 0.4):
+        found.observe(value)
+    last = found.recent(clock[0])
+    assert last is not None and last.p50 == pytest.approx(0.25) and last.p99 == pytest.approx(0.397)
+    assert found.counts == [4, 0, 1] and found.recent(clock[0] + 61) is None
+    for _ in range(2000):
+        found.observe(2.0)
+    assert len(pickle.dumps(found)) < 40_000  # it goes through the pipe every second
+
+
+def test_a_step_beneath_the_roof() -> None:
+    """Bytes and operations are the planner's for the same step; alike sequences are counted together."""
+    spec = spec_from_config(json.loads(POCKET.read_text()))
+    machine = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
+    precision = Precision("float32", "float32", "float32")
+    ledger = StepLedger(Deployment(spec, machine, precision))
+    shape = ((1, 40, 1), (1, 40, 1), (16, 16, 0))
+    found = ledger.figures(shape, 0.5)
+    wanted = time_step(operations(spec, [Slice(2, 1, 40), Slice(1, 16, 16, 0)], precision), machine)
+    assert found == {
+        "tokens": 18, "sequences": 3, "bytes": wanted.bytes, "flops": wanted.flops, "measured_s": 0.5,
+        "predicted_s": wanted.seconds,
+    }  # fmt: skip
+    assert ledger.roof() == {"bytes_per_s": 1e9, "flops_per_s": 1e9} and ledger.figures((), 0.5) is None

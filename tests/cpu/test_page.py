@@ -1,0 +1,275 @@
+"""The page at / in Debian's Chromium: what a person sees and does, and what a browser may run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cpu.audit import AUDIT
+from cpu.serving import Server, serving, write_template
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'ridgeline[browser]'")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium; apt install chromium"),
+]
+EVIL = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+expect = playwright.expect
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = write_template(tmp_path_factory.mktemp("page"))
+    with serving("pocket", "--chat-template", template) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as running:
+        one = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield one
+        one.close()
+
+
+@pytest.fixture
+def page(browser: playwright.Browser, server: Server) -> Iterator[playwright.Page]:
+    """A fresh one; whatever it says on its console is an error."""
+    with browser.new_context(reduced_motion="reduce") as context:
+        one = context.new_page()
+        said: list[str] = []
+        one.on("console", lambda message: said.append(message.text))
+        one.on("pageerror", lambda error: said.append(str(error)))
+        one.goto(address(server))
+        expect(one.locator("#model")).to_have_text("pocket · cpu")
+        yield one
+        told = [line for line in said if not re.search(r"status of 4\d\d|ERR_CONNECTION", line)]  # of answers
+        assert not told, told
+
+
+def address(server: Server, view: str = "") -> str:
+    return f"http://127.0.0.1:{server.port}/{view}"
+
+
+def complete(page: playwright.Page, prompt: str, **fields: str) -> None:
+    page.get_by_label("Completion").check()
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    for label, value in fields.items():
+        page.get_by_role("spinbutton", name=label.replace("_", " "), exact=True).fill(value)
+    page.get_by_role("button", name="Generate").click()
+
+
+def done(page: playwright.Page, word: str = "Done") -> None:
+    expect(page.locator("#status")).to_contain_text(word, timeout=30_000)
+
+
+def test_an_answer_is_what_the_api_says(page: playwright.Page, server: Server) -> None:
+    complete(page, "def fibonacci(n):", Temperature="0", Max_tokens="24")
+    done(page)
+    body = {"prompt": "def fibonacci(n):", "temperature": 0, "max_tokens": 24}
+    answer = server.post("/v1/completions", **body)[1]
+    text = page.locator(".said").evaluate(
+        "e => [...e.childNodes].filter(n => !n.classList?.contains('unseen')).map(n => n.textContent).join('')"
+    )
+    assert text == answer["choices"][0]["text"]
+    expect(page.locator("#status")).to_contain_text(f"{answer['usage']['completion_tokens']} tokens")
+
+
+def test_it_streams_and_stops(page: playwright.Page, server: Server) -> None:
+    complete(page, "x = [", Temperature="0", Max_tokens="900")
+    tokens = page.locator(".token")
+    expect(tokens.nth(3)).to_be_visible()
+    expect(page.get_by_role("button", name="Generate")).to_be_disabled()
+    assert page.locator("#answers").get_attribute("aria-busy") == "true"
+    page.get_by_role("button", name="Stop").click()
+    done(page, "Stopped")
+    expect(page.locator(".reason")).to_have_text("stopped")
+    assert tokens.count() < 900
+    server.until("vllm:num_requests_running", 0)
+    complete(page, "x = [", Temperature="0", Max_tokens="900")
+    expect(page.locator(".token").nth(3)).to_be_visible()
+    page.keyboard.press("Escape")
+    done(page, "Stopped")
+
+
+def test_answers_stand_side_by_side(page: playwright.Page) -> None:
+    page.set_viewport_size({"width": 1500, "height": 900})
+    complete(page, "import ", Temperature="1.5", Max_tokens="12", Seed="7", Number_of_answers="3")
+    done(page)
+    boxes = [card.bounding_box() for card in page.locator("article").all()]
+    assert len(boxes) == 3
+    assert all(a and b and a["x"] < b["x"] and a["y"] == b["y"] for a, b in pairwise(boxes))
+    assert len(set(page.locator("article .said").all_text_contents())) > 1
+
+
+def test_probabilities_on_hover_and_by_keyboard(page: playwright.Page, server: Server) -> None:
+    body = {"prompt": "def add(a, b):", "temperature": 0, "max_tokens": 8, "logprobs": 5}
+    logprobs = server.post("/v1/completions", **body)[1]["choices"][0]["logprobs"]
+    complete(page, "def add(a, b):", Temperature="0", Max_tokens="8")
+    done(page)
+    tip, place = page.get_by_role("tooltip"), next(i for i, t in enumerate(logprobs["tokens"]) if t.strip())
+    token = page.locator(".token").nth(place)
+    expect(tip).to_be_hidden()
+    token.hover()
+    expect(tip).to_be_visible()
+    assert len(tip.locator("tbody tr").all()) == len(logprobs["top_logprobs"][place])
+    taken = tip.locator(".taken td").last.text_content()
+    assert taken is not None
+    assert float(taken.removesuffix(" %")) == pytest.approx(100 * math.exp(logprobs["token_logprobs"][place]), abs=0.06)
+    page.mouse.move(1, 1)
+    expect(tip).to_be_hidden()
+    token.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token").nth(place + 1)).to_be_focused()
+    expect(tip).to_be_visible()
+
+
+def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) -> None:
+    page.get_by_label("Chat").check()
+    page.get_by_role("spinbutton", name="Number of answers").fill("2")
+    page.get_by_role("spinbutton", name="Temperature").fill("1")
+    page.get_by_role("spinbutton", name="Max tokens").fill("6")
+    page.get_by_label("Message", exact=True).fill(EVIL)
+    page.get_by_role("button", name="Generate").click()
+    done(page)
+    assert page.locator(".history .user .said").text_content() == EVIL  # text, and nothing else
+    assert not page.locator(".history b, .history img").count() and page.title() == "Ridgeline"
+    page.get_by_label("go on with this one").nth(1).check()
+    chosen = page.locator("article .said").nth(1).text_content()
+    page.get_by_label("Message", exact=True).fill("And then?")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Control+Enter")
+    messages = json.loads(sent.value.post_data or "")["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"].strip() in (chosen or "")
+    done(page)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("Temperature", "-1", "temperature"), ("Top p", "7", "top_p"), ("Number of answers", "0", "n "),
+     ("Max tokens", "100000", "max_tokens")],
+)  # fmt: skip
+def test_bad_input_is_told_at_its_field(page: playwright.Page, field: str, value: str, said: str) -> None:
+    complete(page, "x", **{field.replace(" ", "_"): value})
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    expect(page.get_by_role("spinbutton", name=field)).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("spinbutton", name=field)).to_be_focused()
+    page.get_by_role("spinbutton", name=field).fill("1")
+    page.get_by_role("button", name="Generate").click()
+    done(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_no_prompt_and_stop_strings(page: playwright.Page) -> None:
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_role("alert")).to_contain_text("first")
+    page.get_by_label("Stop at").fill("\\n")
+    complete(page, "import os\nimport ", Temperature="0", Max_tokens="64")
+    done(page)
+    expect(page.locator(".reason")).to_have_text("complete")
+    assert "\n" not in (page.locator(".said").text_content() or "")
+
+
+def test_live_figures_follow_the_server(page: playwright.Page, server: Server) -> None:
+    page.goto(address(server, "#live"))
+    sock = server.stream("/v1/completions", {"prompt": "x", "max_tokens": 800, "ignore_eos": True, "n": 3})
+    running = page.locator(".tile", has_text="Running").locator(".value")
+    expect(running).to_have_text("3", timeout=10_000)
+    pages = page.locator(".tile", has_text="Pages used").locator(".more")
+    expect(pages).not_to_have_text(re.compile("^0 of"))
+    step = page.locator("#roofline tbody tr").first
+    expect(step.locator("td").nth(1)).to_have_text(re.compile(r"[\d.]+ (ms|µs)"))  # predicted beside measured
+    expect(page.locator("circle.predicted, circle.measured").first).to_be_visible()
+    sock.close()
+    expect(running).to_have_text("0", timeout=10_000)
+    expect(page.locator("#latency td").first).to_contain_text("s")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["playground", "live"])
+def test_labels_contrast_and_structure(page: playwright.Page, server: Server, theme: str, view: str) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "light" else "light")  # the choice wins over the system's
+    page.get_by_label("Theme").select_option(theme)
+    complete(page, "def f(", Temperature="1", Max_tokens="8", Number_of_answers="2")
+    done(page)
+    page.goto(address(server, f"#{view}"))
+    if view == "live":
+        expect(page.locator("#latency table")).to_be_visible()
+    assert page.locator("html").get_attribute("data-theme") == theme
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
+    assert dark == (theme == "dark")
+    assert page.evaluate(AUDIT) == []
+
+
+def test_it_fits_a_telephone(page: playwright.Page) -> None:
+    page.set_viewport_size({"width": 375, "height": 700})
+    complete(page, "x = [", Temperature="0", Max_tokens="48")
+    done(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
+    with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(address(server))
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("alert")).to_contain_text("API key")
+        page.get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.locator("#model")).to_contain_text("pocket")
+        expect(page.get_by_label("API key")).to_be_hidden()
+        complete(page, "import os", Max_tokens="4")
+        done(page)
+        server.stop()
+        page.get_by_role("button", name="Generate").click()
+        expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+        expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+
+
+def test_without_a_template_there_is_no_chat(page: playwright.Page) -> None:
+    about = {"model": "base", "device": "cpu", "chat": False, "engine": {"state": "ready"}}
+    page.route("**/live", lambda route: route.fulfill(json=about))
+    page.reload()
+    expect(page.locator("#model")).to_have_text("base · cpu")
+    assert page.get_by_label("Chat").is_disabled() and page.get_by_label("Completion").is_checked()
+    expect(page.locator("#no-chat")).to_be_visible()
+
+
+def test_a_stream_that_breaks_is_told(page: playwright.Page) -> None:
+    page.route("**/v1/completions", lambda route: route.fulfill(body='data: {"choices": []}\n\n'))
+    complete(page, "x")
+    expect(page.get_by_role("alert")).to_contain_text("ended before")
+    page.route("**/v1/completions", lambda route: route.fulfill(status=429, headers={"Retry-After": "3"}, body="{}"))
+    complete(page, "x")
+    expect(page.get_by_role("alert")).to_contain_text("Try again in 3 s")
+    page.route("**/v1/completions", lambda route: route.fulfill(body='data: {"error": {"message": "lost"}}\n\n'))
+    complete(page, "x")
+    expect(page.get_by_role("alert")).to_contain_text("lost")
+
+
+def test_files_and_headers(server: Server) -> None:
+    status, body, headers = server.raw("GET", "/")
+    assert status == 200 and "default-src 'none'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    html = body.decode()
+    assert not re.search(r"https?://|\son\w+=|<style|\sstyle=|<script(?![^>]*src=)", html)
+    named = set(re.findall(r'(?:src|href)="(page/[\w.]+)"', html))
+    static = Path(__file__).parents[2] / "src/ridgeline/serve/static"
+    for file in static.iterdir():
+        status, data, headers = server.raw("GET", f"/page/{file.name}")
+        assert status == 200 and data == file.read_bytes() and headers["x-content-type-options"] == "nosniff"
+        if file.suffix == ".js":
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", data.decode())
+            named |= {f"page/{name}" for name in re.findall(r"from '\./([\w.]+)'", data.decode())}
+    assert named == {f"page/{file.name}" for file in static.iterdir() if file.suffix != ".html"}
+    assert server.raw("GET", "/page/nothing.js")[0] == server.raw("GET", "/page/..%2Fapp.py")[0] == 404

@@ -1,0 +1,183 @@
+"""Parts of the server: marks in streams, calls of tools, thoughts, metrics, places, keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.errors import RequestError
+from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
+from ridgeline.serve.errors import APIError
+from ridgeline.serve.marks import MarkScanner
+from ridgeline.serve.meters import Histogram
+from ridgeline.serve.options import ServeOptions, read_keys
+from ridgeline.serve.prometheus import Page
+from ridgeline.serve.service import Gate
+from ridgeline.serve.tools import calls_of
+
+
+def pieces(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def read(reading: Reading, parts: list[str]) -> tuple[str, str, list[tuple[str, Any]]]:
+    reader = AnswerReader(reading)
+    found: list[Piece] = [p for part in parts for p in reader.push(part)] + reader.flush()
+    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in merge_calls(found)]
+    return "".join(p.content for p in found), "".join(p.reasoning for p in found), calls
+
+
+@given(
+    text=st.text("ab<>", max_size=40), mark=st.sampled_from(["<a>", "aab", "abab"]), cuts=st.lists(st.integers(0, 40))
+)
+def test_a_mark_is_found_wherever_the_pieces_are_cut(text: str, mark: str, cuts: list[int]) -> None:
+    scanner, before, after = MarkScanner(mark), "", None
+    for piece in pieces(text, cuts):
+        if after is not None:
+            after += piece
+            continue
+        certain, after = scanner.push(piece)
+        before += certain
+    if after is None:
+        before += scanner.flush()
+    wanted = text.partition(mark)
+    assert (before, after) == (wanted[0], wanted[2] if wanted[1] else None)
+
+
+F = {"name": "f", "arguments": {"x": [1, "</a>"]}}
+G = {"name": "g", "parameters": {}}
+CALLS = [("f", F["arguments"]), ("g", {})]
+ANSWERS = [
+    (
+        "hermes",
+        f"Hi. <tool_call>\n{json.dumps(F)}\n</tool_call>\n<tool_call>{json.dumps(G)}</tool_call>",
+        "Hi. ",
+        CALLS,
+    ),
+    ("hermes", f"<tool_call>{json.dumps(F)}", "", CALLS[:1]),
+    ("hermes", "a < b <tool_call>no</tool_call> c", "a < b <tool_call>no</tool_call> c", []),
+    ("hermes", "<tool_call>{", "<tool_call>{", []),
+    ("mistral", f"Hi [TOOL_CALLS][{json.dumps(F)}, {json.dumps(G)}]", "Hi ", CALLS),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"x": [1, "</a>"]}[TOOL_CALLS]g[ARGS]{}', "", CALLS),
+    ("mistral", '[TOOL_CALLS]f{"x": [1, "</a>"]}', "", CALLS[:1]),
+    ("mistral", "[TOOL_CALLS]?", "[TOOL_CALLS]?", []),
+    ("llama3_json", f"{json.dumps(F)}; {json.dumps(G)}", "", CALLS),
+    ("llama3_json", f"<|python_tag|>{json.dumps(G)}", "", CALLS[1:]),
+    ("llama3_json", '{"an": "object"}', '{"an": "object"}', []),
+    ("llama3_json", "<b>text</b>", "<b>text</b>", []),
+]
+
+
+@pytest.mark.parametrize(("parser", "text", "content", "calls"), ANSWERS)
+@given(cuts=st.lists(st.integers(0, 160)))
+def test_calls_of_tools(parser: str, text: str, content: str, calls: list[Any], cuts: list[int]) -> None:
+    found, _, called = read(Reading("auto", parser=parser), pieces(text, cuts))
+    assert (found, called) == (content, calls)
+
+
+THOUGHTS = [
+    (False, "<think>\na <b>\n</think>\n\nSo.", "So.", "a <b>\n"),
+    (False, "\n<think>a</think>b <think>c</think>", "b <think>c</think>", "a"),
+    (False, "No <think>thoughts</think>", "No <think>thoughts</think>", ""),
+    (False, "<think>cut", "", "cut"),
+    (False, "<thin", "<thin", ""),
+    (True, "a</think>b", "b", "a"),
+    (True, "\ncut", "", "cut"),
+]
+
+
+@pytest.mark.parametrize(("inside", "text", "content", "thought"), THOUGHTS)
+@given(cuts=st.lists(st.integers(0, 60)))
+def test_thoughts(inside: bool, text: str, content: str, thought: str, cuts: list[int]) -> None:
+    found = read(Reading(thinks=True, inside=inside), pieces(text, cuts))
+    assert (found[0].lstrip("\n"), found[1]) == (content, thought)
+
+
+def test_calls_by_schema() -> None:
+    array = json.dumps([F, G])
+    assert read(Reading("required"), [array[:9], array[9:]])[2] == CALLS
+    assert read(Reading("required"), ["[{"])[0] == "[{"  # cut by max_tokens: nothing is swallowed
+    assert read(Reading("named", function="f"), ['{"x"', ": 1}"])[2] == [("f", {"x": 1})]
+    assert calls_of("[" * 10_000) == []
+    assert calls_of('{"name": 1, "arguments": {}}') == calls_of('{"name": "f"}') == calls_of("3") == []
+
+
+def test_metrics_are_what_prometheus_reads() -> None:
+    """The parser of Prometheus' own client."""
+    page = Page({"model_name": 'a"b\\c\nd'})
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(value)
+    page.histogram("x:seconds", "Some.", histogram)
+    page.values("counter", "x:n_total", "Some.", [({"a": "1"}, 2.0), ({"a": "2"}, 3.5)])
+    found = {f.name: f for f in text_string_to_metric_families(page.text())}
+    samples = {(s.name, s.labels.get("le")): s.value for s in found["x:seconds"].samples}
+    assert found["x:seconds"].type == "histogram"
+    assert samples == {
+        ("x:seconds_bucket", "0.1"): 2, ("x:seconds_bucket", "1.0"): 3, ("x:seconds_bucket", "+Inf"): 4,
+        ("x:seconds_sum", None): 7.65, ("x:seconds_count", None): 4,
+    }  # fmt: skip
+    assert [s.value for s in found["x:n"].samples] == [2.0, 3.5]
+    assert found["x:n"].samples[0].labels["model_name"] == 'a"b\\c\nd'
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 12))))
+def test_places_are_never_more_than_there_are(moves: list[tuple[bool, int]]) -> None:
+    gate, inside = Gate(4, 6), list[int]()
+    for enter, n in moves:
+        if not enter and inside:
+            gate.leave(inside.pop())
+        elif enter:
+            try:
+                gate.enter(n)
+                inside.append(n)
+            except APIError as e:
+                assert e.status == (400 if n > 10 else 429)
+                assert n > 10 or (sum(inside) + n > 10 and 1 <= (e.retry_after or 0) <= 60)
+        assert gate.open == sum(inside) <= 10
+
+
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# remark\n one \n\ntwo\n")
+    keys = read_keys(["three"], str(file), "four, five,")
+    options = ServeOptions(("m",), key_hashes=keys)
+    for key in ("one", "two", "three", "four", "five"):
+        assert options.key_of(key.encode()) == hashlib.sha256(key.encode()).digest()
+    assert options.key_of(b"") is None and options.key_of(b"# remark") is None
+    assert read_keys([], None, None) == ()
+    file.write_text("# nothing\n")
+    for wrong in (str(file), str(tmp_path / "none")):
+        with pytest.raises(RequestError, match="api-key-file"):
+            read_keys([], wrong, None)
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Every metric of docs/grafana.json is in a page of metrics."""
+    from ridgeline.sched.stats import GroupStats, Stats
+    from ridgeline.serve import prometheus
+    from ridgeline.serve.messages import Report
+    from ridgeline.serve.meters import EngineMeters
+
+    stats = Stats(1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(9))
+    page = Page({"model_name": "m"})
+    report = Report(0, stats, EngineMeters())
+    prometheus._requests(page, report)
+    prometheus._engine(page, report)
+    source = Path(prometheus.__file__).read_text()
+    text = Path(__file__).parents[2].joinpath("docs/grafana.json").read_text()
+    asked = set(re.findall(r"(?:vllm|ridgeline):\w+|http_requests_total", text))
+    assert len(asked) > 15
+    for name in asked:
+        base = name.removesuffix("_bucket")
+        assert f"# TYPE {base} " in page.text() or f'"{base}"' in source, name
