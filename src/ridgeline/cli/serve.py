@@ -75,6 +75,10 @@ def serve(
         _protection("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
     ] = None,
     log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _server("--otlp-traces-endpoint", help="Collector for OpenTelemetry spans, as in http://localhost:4318/v1/traces."),
+    ] = None,
     quiet: Annotated[bool, _server("--quiet", "-q", help="No line for each request.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",

@@ -28,8 +28,10 @@ class PagePool:
     num_free: pages that can be taken now.
     """
 
-    __slots__ = ("_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free")
-    __slots__ += ("num_pages", "peak")
+    __slots__ = (
+        "_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free",
+        "num_pages", "peak",
+    )  # fmt: skip
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
