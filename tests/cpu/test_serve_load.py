@@ -27,7 +27,8 @@ SHAPE = {  # SmolLM2-135M's: a step takes long enough to count steps while a cli
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("pocket", "--quiet") as server:
+    # A page is resident once it was used: so few that all of them are, early on.
+    with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(64 << 20)) as server:
         yield server
 
 
