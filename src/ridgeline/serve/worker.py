@@ -44,8 +44,8 @@ from ridgeline.spec.request import OutputChunk
 IDLE_SECONDS = 1.0  # without work, after which the books are checked
 PROGRESS_SECONDS = 0.25
 MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
-# What the HTTP process takes to be woken, and to write a chunk.
-HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.00006
+# What the HTTP process takes at most, as a rule, to be woken, and to write a chunk.
+HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 
 
 class Worker:
