@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,11 @@ class Server:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.process = subprocess.Popen(command, stderr=self._log, env=environment)
         end = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"serving .* at http://127\.0\.0\.1:(\d+)", self.said())):
+        while not (found := re.search(r"serving .* at https?://127\.0\.0\.1:(\d+)", self.said())):
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
         self.port = int(found[1])
+        self.trusted: ssl.SSLContext | None = None  # of a server that speaks TLS
         self._socks: list[socket.socket] = []
 
     def said(self) -> str:
@@ -52,6 +54,8 @@ class Server:
         """Status, body and headers."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self.trusted is not None:
+            connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.trusted)
         with contextlib.closing(connection):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, data, {"content-type": "application/json", **named})

@@ -51,3 +51,18 @@ def test_a_step_beneath_the_roof() -> None:
         "predicted_s": wanted.seconds,
     }  # fmt: skip
     assert ledger.roof() == {"bytes_per_s": 1e9, "flops_per_s": 1e9} and ledger.figures((), 0.5) is None
+
+
+def test_what_steps_cost_all_in_all() -> None:
+    """Sequences of one token at their mean context: exact where attention sees everything."""
+    spec = spec_from_config(json.loads(POCKET.read_text()))
+    machine = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
+    precision = Precision("float32", "float32", "float32")
+    ledger = StepLedger(Deployment(spec, machine, precision))
+    for shape in (((1, 32, 1), (1, 64, 1)), ((1, 48, 1), (16, 16, 0)), ((1, 2, 1),), ((3, 40, 3),)):
+        slices = [Slice(1, tokens, context, sampled) for tokens, context, sampled in shape]
+        wanted = time_step(operations(spec, slices, precision), machine)
+        for _ in range(2):
+            found = ledger.cost(shape)
+            tolerance = 0.01 if shape == ((1, 2, 1),) else 1e-9
+            assert found == pytest.approx((wanted.bytes, wanted.flops, wanted.seconds), rel=tolerance), shape

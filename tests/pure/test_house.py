@@ -62,7 +62,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
     "measure": frozenset({"numpy", "httpx", "matplotlib"}),
-    "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn"}),
+    "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),
     "sim": frozenset({"numpy", "matplotlib"}),
     "cli": frozenset({"typer", "rich"}),
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SERVER = "Server"
 _PROTECTION = "Protection"
+PLANNED_SEQUENCES = 32
 
 
 def _server(*names: str, help: str) -> Any:
@@ -75,6 +76,10 @@ def serve(
         _protection("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
     ] = None,
     log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _server("--otlp-traces-endpoint", help="Collector for OpenTelemetry spans, as in http://localhost:4318/v1/traces."),
+    ] = None,
     quiet: Annotated[bool, _server("--quiet", "-q", help="No line for each request.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
@@ -139,6 +144,7 @@ def _say_ready(service: Service, url: str) -> None:
 
     ready, options = service.ready, service.options
     say(*(f"note: {note}" for note in ready.notes), *ready.settings)
+    say(_plan(service))
     for name, given, found in (
         ("tool_call_parser", options.tool_call_parser, service.tool_parser),
         ("reasoning_parser", options.reasoning_parser, service.reasoning_parser),
@@ -154,6 +160,17 @@ def _say_ready(service: Service, url: str) -> None:
     say(f"serving {service.name} at {url} (API: {url}/docs)", f"curl {url}/v1/{path}{key} -H 'Content-Type: "
         f"application/json' -d '{body}'")  # fmt: skip
     sys.stderr.flush()
+
+
+def _plan(service: Service) -> str:
+    """What the cost model expects of a full step."""
+    config, context = service.ready.config, service.max_model_len // 2
+    batch = min(config.max_num_seqs, PLANNED_SEQUENCES)
+    cost = service.ledger.cost(((1, context, 1),) * batch)
+    return (
+        f"at the roof             {batch} sequences at {context:,} tokens: {cost.seconds * 1e3:.2g} ms a step, "
+        f"{batch / cost.seconds:,.0f} tokens/s (measured now; /metrics and the page say what comes of it)"
+    )
 
 
 def _why(given: str | None, found: str | None) -> str:

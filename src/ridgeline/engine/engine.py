@@ -23,7 +23,7 @@ from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample,
 from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Work
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
@@ -196,8 +196,11 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        shape = tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in self._works)
-        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=shape)
+        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=self.last_step())
+
+    def last_step(self) -> StepShape:
+        """What the last step that computed was made of."""
+        return tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in self._works)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""

@@ -11,7 +11,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
 from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.text import AnswerText
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, SamplingParams, Timing, TokenLogprobs
 
 Sink = Callable[[OutputChunk], None]
@@ -68,6 +68,10 @@ class Session:
     def stats(self) -> Stats | None:
         """Pages, prefix hits and preemptions; None for a generator that keeps nothing."""
         return self._generator.stats()
+
+    def last_step(self) -> StepShape:
+        """What the last step that computed was made of."""
+        return self._generator.last_step()
 
     def check(self) -> None:
         """For idle moments: do the books of pages agree? If not, all is forgotten, and AssertionError is raised."""

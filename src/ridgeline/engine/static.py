@@ -12,7 +12,7 @@ from collections import deque
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.runtime.generator import Event, GenerationRequest
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.request import BeamSearchParams
 
 
@@ -58,6 +58,9 @@ class StaticGenerator:
 
     def stats(self) -> Stats:
         return self._engine.stats()
+
+    def last_step(self) -> StepShape:
+        return self._engine.last_step()
 
     def check(self) -> None:
         self._engine.check()

@@ -10,7 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, TokenLogprobs
 
 PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logprobs
@@ -90,6 +90,10 @@ class Generator(Protocol):
 
     def stats(self) -> Stats | None:
         """Pages, prefix hits and preemptions; None for one that keeps nothing."""
+        ...
+
+    def last_step(self) -> StepShape:
+        """What the last step that computed was made of; () where that is not told. Cheap: asked after every step."""
         ...
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats
 from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
+from ridgeline.sched.stats import StepShape
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
 # Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
@@ -91,6 +92,9 @@ class NaiveGenerator:
 
     def stats(self) -> None:
         return None
+
+    def last_step(self) -> StepShape:
+        return ()
 
     def check(self) -> None:
         """There are no books."""

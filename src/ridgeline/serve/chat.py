@@ -45,7 +45,7 @@ class Chat:
         body = self._body
         return await self._service.open(
             lambda: [self._prompt()], 1, self._params,
-            priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+            operation="chat", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
         )  # fmt: skip
 
     def _prompt(self) -> list[int]:

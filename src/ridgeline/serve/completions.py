@@ -31,7 +31,7 @@ class Completion:
         body = self._body
         return await self._service.open(
             lambda: self._prompts, len(self._prompts), self._params,
-            priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+            operation="text_completion", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
         )  # fmt: skip
 
     async def answer(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ridgeline.llm import LLM
 from ridgeline.measure import measure_roof
@@ -49,12 +50,45 @@ class StepFigures:
     predicted_s: float
 
 
+CONTEXT_TOKENS = 16  # so near to each other, two decode steps cost the same
+KEPT_COSTS = 4096
+
+
+class StepCost(NamedTuple):
+    """Bytes moved, operations, and the seconds that they should take."""
+
+    bytes: float
+    flops: float
+    seconds: float
+
+
 class StepLedger:
     """Counts what steps move and compute."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self._forward = Forward(deployment.spec, deployment.precision)
+        self._costs: dict[tuple[Slice, ...], StepCost] = {}
+
+    def cost(self, shape: StepShape) -> StepCost:
+        """Of a step, in microseconds: sequences with one token each are counted at their mean context, which is exact
+        for attention to everything and for recurrences, and steps that are almost alike are counted once.
+        """
+        contexts = [context for tokens, context, sampled in shape if tokens == sampled == 1]
+        rest = Counter(work for work in shape if not work[0] == work[2] == 1)
+        batch = [Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in rest.items()]
+        if contexts:
+            mean = round(sum(contexts) / len(contexts) / CONTEXT_TOKENS) * CONTEXT_TOKENS
+            batch.append(Slice(len(contexts), 1, max(mean, 1)))
+        key = tuple(batch)
+        found = self._costs.get(key)
+        if found is None:
+            timed = time_step(self._forward.operations(batch), self.deployment.hardware)
+            found = StepCost(timed.bytes, timed.flops, timed.seconds)
+            if len(self._costs) >= KEPT_COSTS:
+                self._costs.clear()
+            self._costs[key] = found
+        return found
 
     def roof(self) -> dict[str, float]:
         """Bytes and operations per second at most."""

@@ -22,7 +22,8 @@ class ServeOptions:
     may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
     at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's.
     tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
-    read answers (CORS). log_requests: prompts go into the log.
+    read answers (CORS). log_requests: prompts go into the log. otlp_traces_endpoint: of
+    a collector that is sent a span for each request.
     """
 
     names: Sequence[str]
@@ -40,6 +41,7 @@ class ServeOptions:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     root_path: str = ""
+    otlp_traces_endpoint: str | None = None
     seed: int = 0
 
     def key_of(self, given: bytes) -> bytes | None:

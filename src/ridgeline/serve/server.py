@@ -116,6 +116,8 @@ async def serve(
         host = f"[{options.host}]" if ":" in options.host else options.host
         on_ready(service, f"{scheme}://{host}:{listener.getsockname()[1]}")
         await server.serve([listener])
+        if service.traces is not None:
+            await asyncio.to_thread(service.traces.close)
     finally:
         await client.close()
         listener.close()

@@ -23,6 +23,7 @@ from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
 from ridgeline.serve.meters import DELIVERY, Histogram
 from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.traces import RequestTrace, Traces
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
 T = TypeVar("T")
@@ -65,8 +66,11 @@ class Gate:
 class Turn:
     """One client's request on its way: its prompts, what comes of them, its places in the queue."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, leave: Callable[[], None]) -> None:
-        self.requests, self._answers, self._leave = requests, answers, leave
+    def __init__(
+        self, requests: Sequence[GenerationRequest], answers: Answers, leave: Callable[[], None],
+        trace: RequestTrace | None,
+    ) -> None:  # fmt: skip
+        self.requests, self._answers, self._leave, self._trace = requests, answers, leave, trace
         self._first: list[tuple[int, OutputChunk]] | None = None
         self._closed = False
 
@@ -75,7 +79,19 @@ class Turn:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        return await self._answers.batch()
+        return await self._next()
+
+    async def _next(self) -> list[tuple[int, OutputChunk]]:
+        if self._trace is None:
+            return await self._answers.batch()
+        try:
+            batch = await self._answers.batch()
+        except Exception as e:
+            self._trace.end(type(e).__name__)
+            raise
+        for _, chunk in batch:
+            self._trace.take(chunk)
+        return batch
 
     @property
     def committed(self) -> float:
@@ -85,7 +101,7 @@ class Turn:
     async def begin(self) -> None:
         """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
         try:
-            self._first = await self._answers.batch()
+            self._first = await self._next()
         except BaseException:
             self.close()
             raise
@@ -96,6 +112,8 @@ class Turn:
             self._closed = True
             self._answers.close()
             self._leave()
+            if self._trace is not None:
+                self._trace.end()
 
 
 class Service:
@@ -120,6 +138,8 @@ class Service:
         self.statuses: Counter[tuple[str, int]] = Counter()  # of responses, by path
         self.delivery = Histogram(DELIVERY)  # of the chunks of streams, from commit to socket
         self.last_report: Report | None = None
+        endpoint = options.otlp_traces_endpoint
+        self.traces = None if endpoint is None else Traces.to(endpoint, options.names[0])
         self._places = count()
         # Answers do not depend on company: the same request and seed under the same fingerprint give the same text.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
@@ -147,9 +167,12 @@ class Service:
 
     async def open(
         self, make: Callable[[], Sequence[Prompt]], num_prompts: int, params: SamplingParams, *,
-        priority: int | None, cache_salt: str | None, stream: bool,
+        operation: str, priority: int | None, cache_salt: str | None, stream: bool,
     ) -> Turn:  # fmt: skip
-        """Send prompts to the engine. make: gives them, in a thread. Raises APIError, RequestError, EngineDown."""
+        """Send prompts to the engine. make: gives them, in a thread. operation: what traces call it.
+
+        Raises APIError, RequestError, EngineDown.
+        """
         arrived, places = time.perf_counter(), num_prompts * params.n
         self.gate.enter(places)
         numbers = [next(self._places) for _ in range(num_prompts)]
@@ -169,7 +192,11 @@ class Service:
         except BaseException:
             self.gate.leave(places)
             raise
-        turn = Turn(requests, answers, lambda: self.gate.leave(places))
+        trace = None
+        if self.traces is not None:
+            tokens = sum(len(r.prompt_token_ids) for r in requests)
+            trace = self.traces.begin(operation, params, num_prompts, tokens)
+        turn = Turn(requests, answers, lambda: self.gate.leave(places), trace)
         if stream:
             await turn.begin()
         return turn

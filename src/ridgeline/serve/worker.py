@@ -18,7 +18,7 @@ from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.compiler import Compiler
 from ridgeline.serve.embed import embed
-from ridgeline.serve.machine import deployment_of
+from ridgeline.serve.machine import StepLedger, deployment_of
 from ridgeline.serve.messages import (
     Abort,
     Ask,
@@ -44,15 +44,15 @@ from ridgeline.spec.request import OutputChunk
 IDLE_SECONDS = 1.0  # without work, after which the books are checked
 PROGRESS_SECONDS = 0.25
 MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
-# What the HTTP process takes to be woken, and to write a chunk.
-HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.00006
+# What the HTTP process takes at most, as a rule, to be woken, and to write a chunk.
+HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 
 
 class Worker:
     """The loop."""
 
-    def __init__(self, llm: LLM, sock: socket.socket, inbox: Inbox) -> None:
-        self._llm, self._sock, self._inbox = llm, sock, inbox
+    def __init__(self, llm: LLM, sock: socket.socket, inbox: Inbox, ledger: StepLedger) -> None:
+        self._llm, self._sock, self._inbox, self._ledger = llm, sock, inbox, ledger
         self._session = llm.session
         self._compiler = Compiler(llm.grammars)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
@@ -155,6 +155,7 @@ class Worker:
         seconds = time.perf_counter() - start
         meters.steps += 1
         meters.last_step_s = seconds
+        self._count_cost()
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
@@ -162,6 +163,13 @@ class Worker:
             self._flush(last=True)
             if self._llm.loaded.table.memory.on_host:
                 self._hand_over()
+
+    def _count_cost(self) -> None:
+        if shape := self._session.last_step():
+            cost = self._ledger.cost(shape)
+            self._meters.step_bytes += cost.bytes
+            self._meters.step_flops += cost.flops
+            self._meters.predicted_s += cost.seconds
 
     def _hand_over(self) -> None:
         """Leave the cores to the HTTP process until it has written what the step gave, or for as long as that takes as
@@ -219,8 +227,9 @@ def main() -> None:
         sock.sendall(frame(Failed(str(e))))
         return
     try:
-        sock.sendall(frame(ready(llm)))
-        Worker(llm, sock, inbox).run()
+        known = ready(llm)
+        sock.sendall(frame(known))
+        Worker(llm, sock, inbox, StepLedger(known.deployment)).run()
     except (BrokenPipeError, ConnectionResetError):  # the server is gone
         return
 

@@ -1,0 +1,99 @@
+"""OpenTelemetry: one span for each request, with the attributes of the semantic conventions for generative AI.
+
+opentelemetry.io/docs/specs/semconv/gen-ai: gen_ai.*; the latencies have vLLM's names, for which there are none yet. No
+text of a prompt or an answer is in a span.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ridgeline import __version__
+from ridgeline.errors import RequestError
+from ridgeline.spec.request import OutputChunk, SamplingParams
+
+
+class Traces:
+    """Makes the spans. provider: an opentelemetry TracerProvider. model: as answers name it."""
+
+    def __init__(self, provider: Any, model: str) -> None:
+        self._provider, self._model = provider, model
+        self._tracer = provider.get_tracer("ridgeline", __version__)
+
+    @classmethod
+    def to(cls, endpoint: str, model: str) -> Traces:
+        """Sent in batches to a collector, by OTLP over HTTP. Raises RequestError where the extra is not installed."""
+        try:
+            sdk = importlib.import_module("opentelemetry.sdk.trace")
+            export = importlib.import_module("opentelemetry.sdk.trace.export")
+            resources = importlib.import_module("opentelemetry.sdk.resources")
+            otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        except ImportError:
+            raise RequestError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'ridgeline[traces]'") from None
+        resource = resources.Resource.create({"service.name": "ridgeline", "service.version": __version__})
+        provider = sdk.TracerProvider(resource=resource)
+        provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter(endpoint=endpoint)))
+        return cls(provider, model)
+
+    def begin(self, operation: str, params: SamplingParams, num_prompts: int, input_tokens: int) -> RequestTrace:
+        """A request is sent to the engine. operation: gen_ai.operation.name."""
+        asked = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "ridgeline",
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.choice.count": params.n,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.top_k": params.top_k,
+            "gen_ai.request.frequency_penalty": params.frequency_penalty,
+            "gen_ai.request.presence_penalty": params.presence_penalty,
+            "gen_ai.request.seed": params.seed,
+            "gen_ai.request.stop_sequences": list(params.stop) or None,
+            "gen_ai.usage.input_tokens": input_tokens,
+            "ridgeline.request.prompts": num_prompts,
+        }
+        attributes = {name: value for name, value in asked.items() if value is not None}
+        kind = importlib.import_module("opentelemetry.trace").SpanKind.SERVER
+        return RequestTrace(self._tracer.start_span(f"{operation} {self._model}", kind=kind, attributes=attributes))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+class RequestTrace:
+    """The span of one request, from where the engine has it to its last token, or to where its client went away."""
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+        self._tokens = 0
+        self._reasons: list[str] = []
+        self._open = True
+
+    def take(self, chunk: OutputChunk) -> None:
+        """What came of a prompt; what counts is its end."""
+        if chunk.output is None:
+            return
+        timing = chunk.output.timing
+        self._tokens += sum(len(answer.token_ids) for answer in chunk.output.outputs)
+        self._reasons += [str(answer.finish_reason) for answer in chunk.output.outputs]
+        self._span.set_attributes({
+            "gen_ai.latency.time_to_first_token": timing.ttft_s,
+            "gen_ai.latency.time_in_queue": timing.queued_s,
+            "gen_ai.latency.e2e": timing.total_s,
+        })  # fmt: skip
+
+    def end(self, error: str | None = None) -> None:
+        """Once is enough: what comes later is not heard. error: its type, where the request failed."""
+        if not self._open:
+            return
+        self._open = False
+        reasons = self._reasons or ["abort"]
+        self._span.set_attributes({
+            "gen_ai.usage.output_tokens": self._tokens, "gen_ai.response.finish_reasons": reasons,
+        })  # fmt: skip
+        if error is not None:
+            self._span.set_attribute("error.type", error)
+        self._span.end()

@@ -1,0 +1,168 @@
+"""A server under load, and lm-eval as it is: minutes, so all of it is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cpu.serving import Server, serving
+from ridgeline import LLM, SamplingParams
+from ridgeline.load.hub import BUILT_IN
+
+pytestmark = pytest.mark.slow
+SHAPE = {  # SmolLM2-135M's: a step takes long enough to count steps while a client goes away
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    # A page is resident once it was used: so few that all of them are, early on.
+    with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(64 << 20)) as server:
+        yield server
+
+
+def prompt(i: int) -> list[int]:
+    return [(i * 7 + j * 3) % 500 + 3 for j in range(8 + i % 9)]
+
+
+async def ask(port: int, i: int, tokens: int) -> list[int]:
+    """The tokens of a stream; it must be complete."""
+    body = json.dumps({
+        "prompt": prompt(i), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "return_token_ids": True, "repetition_penalty": 1.0,
+    })  # fmt: skip
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
+    data = await reader.read()
+    writer.close()
+    assert b"data: [DONE]" in data, data[-300:]
+    return [int(token) for found in re.findall(rb'"token_ids":\[([\d,]*)\]', data) for token in found.split(b",")]
+
+
+def load(port: int, numbers: range, streams: int, tokens: int) -> dict[int, list[int]]:
+    """Answers of all requests, so many at once."""
+    found: dict[int, list[int]] = {}
+    queue = iter(numbers)
+
+    async def stream() -> None:
+        for i in queue:
+            found[i] = await ask(port, i, tokens)
+
+    async def main() -> None:
+        await asyncio.gather(*(stream() for _ in range(streams)))
+
+    asyncio.run(main())
+    return found
+
+
+def wanted(count: int, tokens: int) -> list[list[int]]:
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    return [o.outputs[0].token_ids for o in LLM("pocket").generate([prompt(i) for i in range(count)], params)]
+
+
+def idle(server: Server) -> None:
+    """Nothing is left over, and the books of pages agree."""
+    for name in ("ridgeline:answers_open", "vllm:num_requests_running", "ridgeline:pages_used"):
+        server.until(name, 0)
+    time.sleep(1.5)  # the engine looks through its books when it has been idle for a second
+    assert "did not agree" not in server.said()
+    assert server.metric("ridgeline:engine_restarts_total") == 0
+
+
+def resident(server: Server) -> list[int]:
+    """Megabytes of the server's and of the engine's process."""
+    pids = f"{server.process.pid},{server.engine_pid()}"
+    out = subprocess.run(["ps", "-o", "rss=", "-p", pids], capture_output=True, text=True, check=True).stdout
+    return [int(kilobytes) // 1024 for kilobytes in out.split()]
+
+
+def test_two_hundred_streams_at_once(server: Server) -> None:
+    answers = wanted(400, 32)
+    found = load(server.port, range(400), 200, 32)
+    assert [found[i] for i in range(400)] == answers
+    idle(server)
+
+
+def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
+    load(server.port, range(2000), 64, 4)
+    before = resident(server)
+    load(server.port, range(2000, 10_000), 64, 4)
+    after = resident(server)
+    print("resident MB of server and engine after 2,000 and 10,000 requests:", before, after)
+    assert all(b - a <= 8 for a, b in zip(before, after, strict=True)), (before, after)
+    idle(server)
+
+
+def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    with serving(str(tmp_path), "--load-format", "dummy", "--max-model-len", "2048") as server:
+        body = {"prompt": list(range(3, 40)), "max_tokens": 1500, "ignore_eos": True, "return_token_ids": True}
+        stays = server.stream("/v1/completions", body)
+        for _ in range(3):
+            leaves = server.stream("/v1/completions", body)
+            server.until("vllm:num_requests_running", 2)
+            steps = server.metric("ridgeline:steps_total")
+            leaves.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            leaves.close()
+            while True:
+                page = server.raw("GET", "/metrics")[1].decode()
+                running = re.search(r"^vllm:num_requests_running\{.*\} (\d+)$", page, re.MULTILINE)
+                passed = re.search(r"^ridgeline:steps_total\{.*\} (\d+)$", page, re.MULTILINE)
+                assert running is not None and passed is not None
+                if running[1] == "1":
+                    break
+            # One may have begun between the question and the end of the connection.
+            assert int(passed[1]) - steps <= 3
+        stays.close()
+        server.until("ridgeline:pages_used", 0)
+
+
+def test_lm_eval_runs_unchanged(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its local-completions on a task of its own making: which of the answers is likelier, by echoed logprobs."""
+    lm_eval = pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    rows = [
+        {"text": f"import {name}\n\ndef f(self):\n    return", "choices": choices, "label": 0}
+        for name, choices in (("os", [" self.x", " (((((", " import"]), ("re", [" None", "\n\n\nzz zz", " 5 5 5"]))
+    ]
+    data = tmp_path / "task.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "local", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{text}}",
+        "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}", "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    arguments = {
+        "base_url": f"{server.url}/completions", "model": "pocket", "tokenizer": str(BUILT_IN["pocket"]),
+        "tokenizer_backend": "huggingface", "max_length": 512, "num_concurrent": 2,
+    }  # fmt: skip
+    found = lm_eval.simple_evaluate(
+        model="local-completions", model_args=arguments, tasks=[task], log_samples=True, bootstrap_iters=0
+    )
+    llm = LLM("pocket")
+    for sample, row in zip(sorted(found["samples"]["local"], key=lambda s: s["doc_id"]), rows, strict=True):
+        for (logprob, _), choice in zip(sample["filtered_resps"], row["choices"], strict=True):
+            context, ids = (  # lm-eval sends no BOS
+                llm.frontend.tokenizer().encode(text, add_special_tokens=False)
+                for text in (str(row["text"]), str(row["text"]) + choice)
+            )
+            (output,) = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+            entries = output.prompt_logprobs
+            assert entries is not None
+            ours = sum(e.logprob for e in entries[len(context) :] if e is not None)
+            assert float(logprob) == pytest.approx(ours, abs=1e-4)
