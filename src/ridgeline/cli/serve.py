@@ -167,10 +167,13 @@ def _plan(service: Service) -> str:
     config, context = service.ready.config, service.max_model_len // 2
     batch = min(config.max_num_seqs, PLANNED_SEQUENCES)
     cost = service.ledger.cost(((1, context, 1),) * batch)
-    return (
-        f"at the roof             {batch} sequences at {context:,} tokens: {cost.seconds * 1e3:.2g} ms a step, "
-        f"{batch / cost.seconds:,.0f} tokens/s (measured now; /metrics and the page say what comes of it)"
-    )
+    hardware = service.ledger.deployment.hardware
+    expected, source = f"{cost.seconds * 1e3:.2g} ms a step, {batch / cost.seconds:,.0f} tokens/s", hardware.sources
+    if hardware.rates is None:
+        expected += f" at the roof, {source['bandwidth']} (ridgeline calibrate: times as they will be)"
+    else:
+        expected += f", {cost.roof_s / cost.seconds:.0%} of the roof ({source['bandwidth']})"
+    return f"{'expected':<24}{batch} sequences at {context:,} tokens: {expected}"
 
 
 def _why(given: str | None, found: str | None) -> str:

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from ridgeline.llm import LLM
 from ridgeline.measure import measure_roof
-from ridgeline.plan.operations import Forward, Slice
-from ridgeline.plan.planner import Deployment
-from ridgeline.plan.precision import Precision, products_type
-from ridgeline.plan.roofline import time_step
+from ridgeline.measure.predict import planner_of
+from ridgeline.plan.calibration import this_machine
+from ridgeline.plan.operations import Slice
+from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.sched.stats import StepShape
-from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 from ridgeline.spec.hardware import HardwareSpec
 
-MACHINE = "this machine"
+CONTEXT_TOKENS = 16  # so near to each other, two decode steps cost the same
+KEPT_COSTS = 4096
 
 
 def deployment_of(llm: LLM) -> Deployment:
-    """Takes about a second: the roof of the machine is measured, with the kernels that the model runs on."""
+    """The model on this machine as it was calibrated; otherwise on its roof, which is measured, in about a second."""
     assert llm.config is not None
-    loaded, memory = llm.loaded, llm.loaded.table.memory
-    roof = measure_roof(loaded.table)
-    hardware = HardwareSpec(
-        MACHINE, memory_bytes=llm.config.free_bytes, read_bytes_per_s=roof.read_bytes_per_s,
-        flops_per_s={"float32": roof.flops_per_s}, kind="cpu" if memory.on_host else "gpu",
+    machine, _ = this_machine()
+    return planner_of(llm.loaded, llm.config, machine if machine.rates else _measured(llm)).deployment
+
+
+def _measured(llm: LLM) -> HardwareSpec:
+    assert llm.config is not None
+    table = llm.loaded.table
+    roof = measure_roof(table)
+    said = "measured at the start"
+    return HardwareSpec(
+        "this machine", memory_bytes=llm.config.free_bytes, read_bytes_per_s=roof.read_bytes_per_s,
+        flops_per_s={"float32": roof.flops_per_s}, kind="cpu" if table.memory.on_host else "gpu",
+        sources={"bandwidth": said, "operations": said},
     )  # fmt: skip
-    stored = loaded.model.format
-    wanted = llm.options.dtype
-    dtype = config_dtype(llm.checkpoint.config) if wanted == "auto" else DTYPE_NAMES[wanted]
-    weights = stored.name if stored.is_lossy else dtype
-    products = products_type(hardware, weights, "float32")
-    precision = Precision(weights, llm.config.kv_cache_dtype, "float32", products=products)
-    chunk = llm.config.max_num_batched_tokens
-    return Deployment(loaded.spec, hardware, precision, page_tokens=llm.config.block_size, chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,13 @@ class StepFigures:
     predicted_s: float
 
 
-CONTEXT_TOKENS = 16  # so near to each other, two decode steps cost the same
-KEPT_COSTS = 4096
-
-
 class StepCost(NamedTuple):
-    """Bytes moved, operations, and the seconds that they should take."""
+    """Bytes moved, operations, the seconds that they should take, and those that they would take at the roof."""
 
     bytes: float
     flops: float
     seconds: float
+    roof_s: float
 
 
 class StepLedger:
@@ -67,7 +65,8 @@ class StepLedger:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self._forward = Forward(deployment.spec, deployment.precision)
+        self._planner = Planner(deployment)
+        self._roof = Planner(replace(deployment, hardware=replace(deployment.hardware, rates=None)))
         self._costs: dict[tuple[Slice, ...], StepCost] = {}
 
     def cost(self, shape: StepShape) -> StepCost:
@@ -75,16 +74,15 @@ class StepLedger:
         for attention to everything and for recurrences, and steps that are almost alike are counted once.
         """
         contexts = [context for tokens, context, sampled in shape if tokens == sampled == 1]
-        rest = Counter(work for work in shape if not work[0] == work[2] == 1)
-        batch = [Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in rest.items()]
+        batch = _slices([work for work in shape if not work[0] == work[2] == 1])
         if contexts:
             mean = round(sum(contexts) / len(contexts) / CONTEXT_TOKENS) * CONTEXT_TOKENS
             batch.append(Slice(len(contexts), 1, max(mean, 1)))
         key = tuple(batch)
         found = self._costs.get(key)
         if found is None:
-            timed = time_step(self._forward.operations(batch), self.deployment.hardware)
-            found = StepCost(timed.bytes, timed.flops, timed.seconds)
+            timed = self._planner.step(batch)
+            found = StepCost(timed.bytes, timed.flops, timed.seconds, self._roof.step(batch).seconds)
             if len(self._costs) >= KEPT_COSTS:
                 self._costs.clear()
             self._costs[key] = found
@@ -99,7 +97,10 @@ class StepLedger:
         """Of a step; None of one that computed nothing."""
         if not shape or not measured_s:
             return None
-        batch = [Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in Counter(shape).items()]
-        timed = time_step(self._forward.operations(batch), self.deployment.hardware)
+        timed = self._planner.step(_slices(shape))
         tokens = sum(tokens for tokens, _, _ in shape)
         return asdict(StepFigures(tokens, len(shape), timed.bytes, timed.flops, measured_s, timed.seconds))
+
+
+def _slices(shape: Sequence[tuple[int, int, int]]) -> list[Slice]:
+    return [Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in Counter(shape).items()]

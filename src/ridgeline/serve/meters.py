@@ -74,7 +74,8 @@ class EngineMeters:
     """Since the engine process started. Seconds, tokens.
 
     steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one; step_bytes,
-    step_flops, predicted_s: what they moved and computed, and should have taken; alive_s: since it began.
+    step_flops, predicted_s, roof_s: what they moved and computed, should have taken, would have at the roof; alive_s:
+    since it began.
     finished: answers by reason.
     """
 
@@ -89,6 +90,7 @@ class EngineMeters:
     step_bytes: float = 0.0
     step_flops: float = 0.0
     predicted_s: float = 0.0
+    roof_s: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
     ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
     inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))

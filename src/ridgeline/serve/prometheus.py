@@ -77,8 +77,8 @@ def _server(page: Page, service: Service) -> None:
     page.value("gauge", "ridgeline:answers_capacity", "Answers that may run or wait.", gate.capacity)
     page.value("counter", "ridgeline:requests_refused_total", "Refused: the queue was full.", gate.refused)
     roof = service.ledger.roof()
-    page.value("gauge", "ridgeline:roof_bytes_per_second", "Of memory, measured at the start.", roof["bytes_per_s"])
-    page.value("gauge", "ridgeline:roof_flops_per_second", "Operations, measured at the start.", roof["flops_per_s"])
+    page.value("gauge", "ridgeline:roof_bytes_per_second", "That memory gives at most.", roof["bytes_per_s"])
+    page.value("gauge", "ridgeline:roof_flops_per_second", "Operations at most.", roof["flops_per_s"])
     page.histogram("ridgeline:delivery_seconds", "Of a stream's chunks, from commit to socket.", service.delivery)
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
     page.values("counter", "http_requests_total", "Requests by path and status.", samples)
@@ -121,10 +121,10 @@ def _engine(page: Page, report: Report) -> None:
     page.value("counter", "ridgeline:engine_alive_seconds_total", "Time since the engine's process began.", m.alive_s)
     page.value("counter", "ridgeline:step_bytes_total", "Bytes that steps moved, by the cost model.", m.step_bytes)
     page.value("counter", "ridgeline:step_flops_total", "Operations of steps, by the cost model.", m.step_flops)
-    page.value("counter", "ridgeline:predicted_step_seconds_total", "Time that steps should take at the roof.",
+    page.value("counter", "ridgeline:predicted_step_seconds_total", "Time that steps should take.",
                m.predicted_s)  # fmt: skip
     page.value("gauge", "ridgeline:roof_fraction", "Time of all steps at the roof, of their measured time.",
-               m.predicted_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip
+               m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip
     if stats is None:
         return
     pages, used = sum(g.num_pages for g in stats.groups), sum(g.used_pages for g in stats.groups)

@@ -170,6 +170,7 @@ class Worker:
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
             self._meters.predicted_s += cost.seconds
+            self._meters.roof_s += cost.roof_s
 
     def _hand_over(self) -> None:
         """Leave the cores to the HTTP process until it has written what the step gave, or for as long as that takes as
