@@ -11,6 +11,8 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineOptions
+from ridgeline.runtime.grammar import Matcher
+from ridgeline.runtime.runner import Forward, Runner
 from ridgeline.spec.request import StructuredOutputs
 
 SCHEMA = {
@@ -64,6 +66,24 @@ def test_the_engine_gives_what_naive_sampling_gives(options: EngineOptions, want
     assert stats is not None
     if options.kv_cache_memory_bytes:
         assert stats.preempted_recompute > 0
+
+
+def test_masks_are_made_before_logits_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def watch(owner: type, name: str) -> None:
+        found = getattr(owner, name)
+
+        def watched(self: object, *args: object) -> object:
+            order.append(name)
+            return found(self, *args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Matcher, "prepare"), watch(Forward, "logits"), watch(Runner, "submit")
+    LLM("pocket").generate(PROMPTS[0], SamplingParams(max_tokens=8, structured_outputs={"regex": "[a-z]{8}"}))
+    after = [order[i : i + 3] for i, name in enumerate(order) if name == "submit"]
+    assert after == [["submit", "prepare", "logits"]] * len(after) != []
 
 
 def test_one_that_no_token_satisfies_fails_alone(wanted: list[list[str]]) -> None:

@@ -217,9 +217,17 @@ class Engine:
         if forward is not None:
             self._read_prompts(forward, plan.works)
             works = [w for w in plan.works if w.sample]
+            self._prepare(works)
             if works:
                 found = self._sample(forward, _sampled_rows(plan.works), works)
         return _Flight(plan, [found.get(w.sequence) for w in plan.works])
+
+    def _prepare(self, works: Seq[Work]) -> None:
+        """Masks of grammars are made while a device that works behind the host's back computes the step."""
+        for work in works:
+            choice = self._choices.get(work.sequence)  # None: a beam
+            if choice is not None and choice.grammar is not None:
+                self._row_at(work).prepare()
 
     def _sample(self, forward: Forward, rows: Ints | None, works: Seq[Work]) -> dict[int, Sampled]:
         """What each of the works gives, by sequence. rows: of the step's tokens, those that follow one another here:

@@ -79,6 +79,11 @@ class Edits:
         if self._counts is not None:
             self._counts.push(token)
 
+    def prepare(self) -> None:
+        """What `apply` needs and that takes a while."""
+        if self._matcher is not None:
+            self._matcher.prepare()
+
     def apply(self, scores: Floats) -> None:
         """Edit scores [vocabulary], float64, in place: minus infinity for what is ruled out.
 

@@ -35,16 +35,23 @@ class Matcher:
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
+        self._bits: bytes | None = None  # of the next token's mask
+
+    def prepare(self) -> None:
+        """Make the mask of the next token, for `allowed` to hand over."""
+        if self._bits is None:
+            self._bits = self._matcher.compute_bitmask()
 
     def allowed(self) -> Mask:
         """Which tokens may come next [at least vocabulary]. Raises RequestError where the grammar is too complex."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self.prepare()
         if self._matcher.is_error():
             raise RequestError(f"structured_outputs: {_line(self._matcher.get_error())}")
-        return np.unpackbits(bits, bitorder="little").astype(np.bool_)
+        return np.unpackbits(np.frombuffer(self._bits or b"", np.uint8), bitorder="little").astype(np.bool_)
 
     def push(self, token: int) -> None:
         """One more token of the answer, which was allowed."""
+        self._bits = None
         self._matcher.consume_token(token)
 
 

@@ -78,6 +78,11 @@ class SampleRow:
         if self.edits is not None:
             self.edits.push(token)
 
+    def prepare(self) -> None:
+        """Make what the next token's logits will be edited with, before they are there."""
+        if self.edits is not None:
+            self.edits.prepare()
+
     def is_end(self, token: int) -> bool:
         """Whether `token` ends the sequence."""
         return token in self.eos or token in self.params.stop_token_ids
