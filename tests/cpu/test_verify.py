@@ -280,7 +280,9 @@ def rejected_drafts_stay_in_the_state(patch: Patch) -> None:
 def penalties_forgotten_when_preempted(patch: Patch) -> None:
     class Row(SampleRow):
         @classmethod
-        def start(cls, params: Any, prompt: Any, noise: Any, eos: Any, output: Any = ()) -> SampleRow:
+        def start(
+            cls, params: Any, prompt: Any, noise: Any, eos: Any, output: Any = (), grammar: Any = None
+        ) -> SampleRow:
             row = _start(params, prompt, noise, eos)
             row.position += len(output)
             return row

@@ -8,6 +8,7 @@ tokenizer_config.json are not looked at when there is a tokenizer.json.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +41,14 @@ class Tokenizer:
 
         `special_tokens` maps names such as "bos_token" to tokens; `templates` maps names to chat templates;
         `around` gives the ids to put before and after a text, by default those of the post-processor.
-        Raises TokenizerError for a template that is not valid or a decoder that cannot be streamed.
+        Raises TokenizerError for a decoder that cannot be streamed; for a template that is not valid when it is first
+        asked for, since to read templates takes longer than all the rest.
         """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
-        self.chat_templates = _compiled(templates) if templates else {}
-        self.chat_template = self.chat_templates.get("default")
+        self._templates = dict(templates or {})
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self._text = TokenText(backend)
@@ -143,10 +144,19 @@ class Tokenizer:
         piece = self._text.later(piece)
         return piece if isinstance(piece, bytes) else piece.encode("utf-8")
 
+    @cached_property
+    def chat_templates(self) -> dict[str, ChatTemplate]:
+        """By name. Raises TokenizerError for one that is not valid."""
+        return _compiled(self._templates) if self._templates else {}
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The one that is used where none is named."""
+        return self.chat_templates.get("default")
+
     def set_chat_template(self, source: str) -> None:
         """Use another chat template than the model's. Raises TokenizerError for one that is not valid."""
         self.chat_templates = _compiled({"default": source})
-        self.chat_template = self.chat_templates["default"]
 
     def to_json(self) -> str:
         """Return the vocabulary and its rules as a tokenizer.json holds them."""
