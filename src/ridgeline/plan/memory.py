@@ -39,7 +39,7 @@ RECORDED_SEQS = 32  # runtime/graphs.py: sequences of a decode step that is reco
 PROBE_TOKENS = 32  # runtime/runner.py: of a prompt that is timed at the start, where there is swap space
 # Measured: reference counts, free list and index of a page, with room to check them (sched/pages.py); what matrix
 # products and the allocator keep for themselves.
-PAGE_BOOK_BYTES = 640
+PAGE_BOOK_BYTES = 512
 LIBRARY_BYTES = 2**23
 
 
