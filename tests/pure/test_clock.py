@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.plan import calibration
 from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
-from ridgeline.plan.clock import facts_of, terms_of
+from ridgeline.plan.clock import Counts, facts_of, terms_of
 from ridgeline.plan.explain import explain
 from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner
@@ -139,7 +139,7 @@ def test_narrow_weights_and_what_was_not_measured() -> None:
 def test_which_steps_are_replayed() -> None:
     def way(name: str, *batch: Slice) -> str:
         ops = Forward(MODELS[name], EXACT).operations(batch)
-        (found,) = [t for t in terms_of(facts_of(MODELS[name]), ops, batch, 0.0) if t.endswith(" step")]
+        (found,) = [t for t in terms_of(facts_of(MODELS[name]), Counts.of(ops, batch), 0.0) if t.endswith(" step")]
         return found
 
     assert way("dense", Slice(32, 1, 10)) == "replayed step"

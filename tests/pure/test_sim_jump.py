@@ -8,17 +8,23 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 import pytest
+from test_clock import EXACT, KEPT, MODELS, RATES
 
+from ridgeline.plan.calibration import machine_of
+from ridgeline.plan.planner import Deployment
 from ridgeline.sched.cruise import CruisingScheduler
 from ridgeline.sched.runs import RunCache, RunPool
 from ridgeline.sched.sequence import Sequence
-from ridgeline.sim import LinearCost, Request, Settings, Simulated, Slo, Workload, simulate
+from ridgeline.sim import ClockCost, LinearCost, Request, Settings, Simulated, Slo, StepCost, Workload, simulate
 from ridgeline.sim.book import Open, StepLog
 from ridgeline.sim.replica import JumpingReplica
 from ridgeline.sim.routing import ROUTES
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.rates import Curve
 from ridgeline.spec.state import ALL
 
 KV = StateGroup("kv", 4, ALL, 64)
@@ -31,14 +37,27 @@ LONGEST = 200
 Patch = pytest.MonkeyPatch
 
 
-def case(seed: int) -> Callable[[bool], Simulated]:
+def linear(rng: random.Random) -> StepCost:
+    return LinearCost((1, 100), (rng.choice([1e-3, 0.0101]), rng.choice([2e-2, 0.013])), rng.choice([0.0, 1.7e-6]))
+
+
+@cache
+def clock(model: str) -> ClockCost:
+    """Of a machine that was measured; of() is kept, since a table of contexts is made for each run."""
+    rates = replace(RATES, far=Curve((1e4, 4e6), (1e-3, 1.0)))  # a share that grows with each step
+    cost = ClockCost(Deployment(MODELS[model], replace(machine_of(KEPT), rates=rates), EXACT), rates)
+    cost.of = cache(cost.of)  # type: ignore[method-assign]
+    return cost
+
+
+def case(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Callable[[bool], Simulated]:
     """A random pool, workload and fleet; what it gives, planned step by step or not."""
     rng = random.Random(seed)
     groups = rng.choice(MIXES)
     scale, slack = rng.choice([1.0, 1.5, 4.0, 30.0]), rng.choice([0, 0, 8])
     pages = tuple(int(g.most_pages(LONGEST) * scale) + slack + 2 for g in groups)
     chosen = Settings(groups, pages, rng.choice([1, 2, 7, 40]), rng.choice([5, 16, 64, 300]), LONGEST)
-    cost = LinearCost((1, 100), (rng.choice([1e-3, 0.0101]), rng.choice([2e-2, 0.013])), rng.choice([0.0, 1.7e-6]))
+    cost = cost_of(rng)
     replicas, route = rng.choice([1, 1, 2, 3]), rng.choice(list(ROUTES.values()))
     burst, size = rng.choice([0.0, 0.5, 0.95]), rng.choice([3, 40, 150])
     prefixes = [tuple(rng.randrange(1, 9) * 100 + i for i in range(rng.randint(1, 6))) for _ in range(3)]
@@ -64,9 +83,9 @@ def case(seed: int) -> Callable[[bool], Simulated]:
     return run
 
 
-def compare(seed: int) -> Counter[str]:
+def compare(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Counter[str]:
     """Raises AssertionError where the two differ; what was met on the way."""
-    run = case(seed)
+    run = case(seed, cost_of)
     jumped, stepped = run(False), run(True)
     assert jumped.book.token_times() == stepped.book.token_times(), f"seed {seed}: token times"
     assert jumped.report == stepped.report, f"seed {seed}: report"
@@ -93,6 +112,12 @@ def many(seeds: range) -> Counter[str]:
 
 def test_jumping_is_stepping() -> None:
     many(range(60))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_jumping_is_stepping_on_a_measured_machine(model: str) -> None:
+    for seed in range(8):
+        compare(seed, lambda rng: clock(model))
 
 
 @pytest.mark.slow

@@ -65,10 +65,8 @@ Predict = Annotated[
     _option(_PLAN, "--predict", help="The model there. Default: what a Ridgeline server says."),
 ]
 Changes = Annotated[str, _option(_PLAN, "--changes", help="Of it: weights=int4,kv=fp8,tp=2, as for plan.")]
-Hardware = Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, cpu-server, ...")]
-StepTimes = Annotated[
-    str | None, _option(_PLAN, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
-]
+Hardware = Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, ...; local: this one.")]
+StepTimes = Annotated[str | None, _option(_PLAN, "--step-times", help="Those of a JSON file instead of the machine's.")]
 MaxNumSeqs = Annotated[int, _option(_PLAN, "--max-num-seqs", help="Sequences that run there at once.")]
 MaxNumBatchedTokens = Annotated[int, _option(_PLAN, "--max-num-batched-tokens", help="Of one step there.")]
 BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Tokens of a page there.")]
@@ -94,7 +92,7 @@ def bench_serve(
     if plot:
         check_name(plot)
     server, workload, found, described = asyncio.run(_measure(given, limits))
-    predicted = _predict(given, described, workload, limits)
+    predicted, times = _predict(given, described, workload, limits)
     title = _title(given, server, workload)
     if plot:
         draw(title, found, plot)
@@ -104,10 +102,10 @@ def bench_serve(
         line = {"benchmark": "serve", "model": server.model, "server": server.owner, "workload": title,
                 "arguments": given | {"api_key": None}, "failures": dict(found.failures), "at_once": found.at_once,
                 "lateness_s": found.lateness_s, "measured": columns(found.report),
-                "predicted": predicted and columns(predicted)}  # fmt: skip
+                "predicted": predicted and columns(predicted), "predicted_times": times}  # fmt: skip
         print(json.dumps(line, allow_nan=False))
     else:
-        _print(title, found, predicted)
+        _print(title, found, predicted, times)
 
 
 def columns(report: Report) -> dict[str, Any]:
@@ -167,21 +165,23 @@ def _workload(given: dict[str, Any], limit: int | None) -> Workload:
     return workload_of(given | asked | {"rate_scale": given["scale"]}, limit)
 
 
-def _predict(given: dict[str, Any], described: Any, workload: Workload, limits: Any) -> Report | None:
-    """The same workload through the simulator; None where nothing is known of the model or the machine."""
-    from ridgeline.cli.simulate import cost_of, deployment_of
+def _predict(
+    given: dict[str, Any], described: Any, workload: Workload, limits: Any
+) -> tuple[Report | None, str | None]:
+    """The same workload through the simulator, and whose step times; None where nothing is known of the model."""
+    from ridgeline.cli.simulate import deployment_of, step_cost
     from ridgeline.measure.served import predict
     from ridgeline.sim import settings, simulate
 
     if given["predict"] is None:
-        return None if described is None else predict(described, workload, limits, given["seed"])
+        return (None, None) if described is None else predict(described, workload, limits, given["seed"])
     named = given | {"model": given["predict"], "changes": [given["changes"]] if given["changes"] else []}
-    _, deployment = deployment_of(named)
+    _, times, deployment = deployment_of(named)
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     limit = min(longest, deployment.spec.resolve_max_model_len(None))
     chosen = settings(deployment, max_model_len=limit, max_num_seqs=given["max_num_seqs"])
-    cost = cost_of(deployment, given["step_times"])
-    return simulate(workload, chosen, cost, slo=limits, seed=given["seed"]).report
+    cost = step_cost(deployment, given["step_times"])
+    return simulate(workload, chosen, cost, slo=limits, seed=given["seed"]).report, times
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _title(given: dict[str, Any], server: Server, workload: Workload) -> str:
     return f"{server.model} at {given['base_url']}: {', '.join(what)}"
 
 
-def _print(title: str, found: Measured, predicted: Report | None) -> None:
+def _print(title: str, found: Measured, predicted: Report | None, times: str | None) -> None:
     import sys
 
     from rich.console import Console
@@ -214,6 +214,8 @@ def _print(title: str, found: Measured, predicted: Report | None) -> None:
     )
     for reason, count in found.failures.items():
         console.print(f"{count:,} failed: {reason}")
+    if times:
+        console.print(f"predicted: {times}")
     for table in (_latencies(r, predicted), _rates(r, predicted)):
         console.print()
         console.print(table)

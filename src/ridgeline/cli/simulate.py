@@ -50,9 +50,11 @@ def simulate(
     ] = 0.0,
     truncate: Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")] = False,
     seed: Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and routing.")] = 0,
-    hardware: Annotated[str, _option(_MACHINE, "--hardware", help="h100, mi300x, rtx4090, cpu-server, ...")] = "h100",
+    hardware: Annotated[
+        str, _option(_MACHINE, "--hardware", help="h100, mi300x, rtx4090; local: this machine.")
+    ] = "h100",
     step_times: Annotated[
-        str | None, _option(_MACHINE, "--step-times", help="Measured ones instead of the roofline's: a JSON file.")
+        str | None, _option(_MACHINE, "--step-times", help="Those of a JSON file instead of the machine's.")
     ] = None,
     replicas: Annotated[int, _option(_MACHINE, "--replicas", help="Whole copies.")] = 1,
     routing: Annotated[Routing, _option(_MACHINE, "--routing", help="Which replica gets a request.")] = (
@@ -80,10 +82,10 @@ def _run(given: dict[str, Any]) -> None:
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(given["slo"]) if given["slo"] else None
-    name, deployment = deployment_of(given)
+    name, times, deployment = deployment_of(given)
     chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
     found = run(
-        workload_of(given, chosen.max_model_len), chosen, cost_of(deployment, given["step_times"]),
+        workload_of(given, chosen.max_model_len), chosen, step_cost(deployment, given["step_times"]),
         replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
         every_step=given["every_step"],
     )  # fmt: skip
@@ -93,31 +95,32 @@ def _run(given: dict[str, Any]) -> None:
 
         draw(title, found.run, given["plot"])
     if given["json_output"]:
-        print_json(given | {"routing": given["routing"].value}, found.run)
+        print_json(given | {"routing": given["routing"].value}, found.run, times=times)
     else:
-        _print(title, found, chosen)
+        _print(title, times, found, chosen)
 
 
-def deployment_of(given: dict[str, Any]) -> tuple[str, Deployment]:
-    """The model's name, and it on its machine."""
+def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
+    """The model's name, a line that says whose step times are taken, and the model on its machine."""
+    from ridgeline.plan.calibration import find_machine
     from ridgeline.plan.changes import change
-    from ridgeline.plan.facts import hardware
     from ridgeline.plan.models import find_model
     from ridgeline.plan.planner import Deployment
     from ridgeline.plan.precision import default_precision
 
-    known, found = find_model(given["model"]), hardware(given["hardware"])
+    known, (found, note) = find_model(given["model"]), find_machine(given["hardware"])
+    times = f"step times are those of {given['step_times']}" if given["step_times"] else note
     precision = default_precision(found, known.weights, known.experts)
     sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}
     deployment, changes = Deployment(known.spec, found, precision, **sizes), given["changes"]
-    return known.name, change(deployment, ",".join(changes)).deployment if changes else deployment
+    return known.name, times, change(deployment, ",".join(changes)).deployment if changes else deployment
 
 
-def cost_of(deployment: Deployment, step_times: str | None) -> StepCost:
-    """What steps take: the roofline's, or those of a file."""
-    from ridgeline.sim import LinearCost, RooflineCost
+def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
+    """What steps take: as the planner times them on this machine, or as a file says."""
+    from ridgeline.sim import LinearCost, cost_of
 
-    return LinearCost.read(step_times) if step_times else RooflineCost(deployment)
+    return LinearCost.read(step_times) if step_times else cost_of(deployment)
 
 
 def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
@@ -159,11 +162,11 @@ def _check(given: dict[str, Any]) -> None:
         raise RequestError(f"--length-cv {given['length_cv']}; it must be at least 0")
 
 
-def print_json(given: dict[str, Any], run: Run) -> None:
+def print_json(given: dict[str, Any], run: Run, **more: str) -> None:
     """One object: the arguments, every column, and what there was over time."""
     import json
 
-    print(json.dumps({"arguments": given, **run.report.to_json(), "timeline": run.timeline.columns()}))
+    print(json.dumps({"arguments": given, **more, **run.report.to_json(), "timeline": run.timeline.columns()}))
 
 
 def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
@@ -184,7 +187,7 @@ def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def _print(title: str, found: Simulated, chosen: Settings) -> None:
+def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
     import sys
 
     from rich.console import Console
@@ -193,6 +196,7 @@ def _print(title: str, found: Simulated, chosen: Settings) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     r = found.report
     console.print(title)
+    console.print(times)
     refused = f"; {r.refused:,} refused, the first: {found.first_refusal}" if r.refused else ""
     console.print(
         f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "

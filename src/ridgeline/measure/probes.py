@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.measure.steps import Steps, TimedStep, load_random
-from ridgeline.plan.clock import facts_of, far_share, passes_s, terms_of
+from ridgeline.plan.clock import Counts, facts_of, far_share, passes_s, terms_of
 from ridgeline.plan.operations import Forward
 from ridgeline.plan.precision import Precision
 from ridgeline.spec import (
@@ -111,7 +111,7 @@ def run_probe(name: str, probe: Probe, rates: Rates, device: str) -> list[Sample
         far = far_share(ops, rates)
         passes = sum(passes_s(op, rates, far) for op in ops)
         seconds = sorted(t.seconds for t in timed)[len(timed) // 4]  # what disturbs a step makes it longer
-        found.append(Sample(name, terms_of(facts, ops, timed[0].batch, far), passes, seconds))
+        found.append(Sample(name, terms_of(facts, Counts.of(ops, timed[0].batch), far), passes, seconds))
 
     for prompts in probe.prompts:
         steps.run(prompts, 1)

@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.plan.calibration import read_rates
 from ridgeline.plan.footprint import Memory
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.precision import Precision
-from ridgeline.sim.cost import RooflineCost
+from ridgeline.sim.clock import cost_of
 from ridgeline.sim.metrics import Report
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.simulator import simulate
@@ -20,26 +21,33 @@ from ridgeline.spec import codec
 from ridgeline.spec.hardware import HardwareSpec
 
 PATH = "/plan"
-_MACHINE = ("name", "memory_bytes", "read_bytes_per_s", "flops_per_s", "op_overhead_s", "step_overhead_s", "kind")
+_MACHINE = (
+    "name", "memory_bytes", "read_bytes_per_s", "flops_per_s", "op_overhead_s", "step_overhead_s", "kind", "sources",
+)  # fmt: skip
 
 
 def describe(deployment: Deployment, settings: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON. settings: pages of each group, sequences, tokens of a step, longest context, as Settings names them."""
+    machine = deployment.hardware
+    rates = None if machine.rates is None else asdict(machine.rates)
     return {
         "model": codec.to_json(deployment.spec),
-        "machine": {name: getattr(deployment.hardware, name) for name in _MACHINE},
+        "machine": {name: getattr(machine, name) for name in _MACHINE} | {"rates": rates},
         "precision": asdict(deployment.precision),
         "page_tokens": deployment.page_tokens,
         "settings": dict(settings),
     }
 
 
-def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, seed: int) -> Report:
-    """The same workload through the simulator. Raises RequestError for what is no such description."""
+def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, seed: int) -> tuple[Report, str]:
+    """The same workload through the simulator, and a line that says whose step times these are.
+
+    Raises RequestError for what is no such description.
+    """
     try:
-        settings = described["settings"]
+        settings, machine = described["settings"], _machine(described["machine"])
         deployment = Deployment(
-            codec.from_json(described["model"]), HardwareSpec(**described["machine"]),
+            codec.from_json(described["model"]), machine,
             Precision(**described["precision"]), page_tokens=described["page_tokens"],
             chunk=settings["max_num_batched_tokens"],
         )  # fmt: skip
@@ -48,6 +56,18 @@ def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, s
             page_tokens=deployment.page_tokens, chunk=deployment.chunk,
         )  # fmt: skip
         chosen = Settings(memory.groups, **{**settings, "num_pages": tuple(settings["num_pages"])})
-    except (KeyError, TypeError, ValueError) as e:
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise RequestError(f"the server's {PATH} is not understood ({e!r}); are both of one version?") from None
-    return simulate(workload, chosen, RooflineCost(deployment), slo=slo, seed=seed).report
+    return simulate(workload, chosen, cost_of(deployment), slo=slo, seed=seed).report, _times(machine)
+
+
+def _machine(described: Mapping[str, Any]) -> HardwareSpec:
+    rates = described["rates"]
+    return HardwareSpec(**{**described, "rates": None if rates is None else read_rates(rates)})
+
+
+def _times(machine: HardwareSpec) -> str:
+    said = machine.sources.get("operations", "it does not say how it knows")
+    if machine.rates is None:
+        return f"steps at the roof of the server's machine ({said}), a bound: nothing is faster"
+    return f"steps as its engine is expected to take them ({said})"

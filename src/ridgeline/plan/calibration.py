@@ -79,12 +79,14 @@ def load() -> Calibration | None:
         value = json.loads(calibration_path().read_text(encoding="utf-8"))
         if value.pop("format") != FORMAT or value["machine"] != fingerprint():
             return None
-        return Calibration(**{**value, "rates": _rates(value["rates"])})
+        return Calibration(**{**value, "rates": read_rates(value["rates"])})
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
 
 
-def _rates(value: Mapping[str, Any]) -> Rates:
+def read_rates(value: Mapping[str, Any]) -> Rates:
+    """From `asdict` of them, through JSON. Raises ValueError, TypeError, LookupError or AttributeError for others."""
+
     def curve(v: Mapping[str, Any]) -> Curve:
         return Curve(tuple(v["places"]), tuple(v["values"]))
 

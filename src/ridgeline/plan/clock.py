@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ridgeline.plan.memory import RECORDED_SEQS
 from ridgeline.plan.operations import Operation, Slice
@@ -48,21 +49,44 @@ def facts_of(spec: ModelSpec) -> Facts:
     return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
 
 
-def terms_of(facts: Facts, operations: Sequence[Operation], batch: Sequence[Slice], far: float) -> dict[str, float]:
-    """How much of each term a step has. far: the share of what it reads that comes from memory."""
-    sequences = sum(s.count for s in batch)
-    tokens = sum(s.count * s.tokens for s in batch)
-    sampled = sum(s.count * s.sampled for s in batch)
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the terms are of, of one step; or of several at once, where `moved_bytes` is an array of theirs.
+
+    sampled: rows of logits. calls, attending: of kernels, and of those that attend. moved_bytes: of activations.
+    """
+
+    tokens: int
+    sequences: int
+    sampled: int
+    calls: int
+    attending: int
+    moved_bytes: Any
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], batch: Sequence[Slice]) -> Counts:
+        return cls(
+            tokens=sum(s.count * s.tokens for s in batch),
+            sequences=sum(s.count for s in batch),
+            sampled=sum(s.count * s.sampled for s in batch),
+            calls=sum(op.layers for op in operations if op.passes),
+            attending=sum(op.layers for op in operations if op.kind == "state" and op.passes),
+            moved_bytes=sum(op.layers * op.activation_bytes for op in operations),
+        )
+
+
+def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
+    """How much of each term a step has. far: the share of what it reads that comes from memory; arrays are allowed."""
+    sequences, tokens, sampled = counts.sequences, counts.tokens, counts.sampled
     replayed = facts.is_recorded and tokens == sequences == sampled and sequences <= RECORDED_SEQS
     way = "replayed" if replayed else "plain"
-    attending = sum(op.layers for op in operations if op.kind == "state" and op.passes)
     found = {
         f"{way} step": 1.0,
         f"{way} sequence": float(sequences),
-        f"{way} call": float(sum(op.layers for op in operations if op.passes)),
+        f"{way} call": float(counts.calls),
         f"{way} logit": float(sampled * facts.vocab_size),
-        f"{way} byte": sum(op.layers * op.activation_bytes for op in operations),
-        "attention of a sequence": float(attending * sequences),
+        f"{way} byte": counts.moved_bytes,
+        "attention of a sequence": float(counts.attending * sequences),
     }
     if facts.latent_layers:
         found["latent layer"] = float(facts.latent_layers)
@@ -95,7 +119,12 @@ def rates_of(op: Operation, rates: Rates) -> Passes:
 
 def far_share(operations: Sequence[Operation], rates: Rates) -> float:
     """The share of what a step reads that comes from memory: little, where all of it fits the caches."""
-    return min(rates.far.at(max(sum(op.layers * (op.weight_bytes + op.state_bytes) for op in operations), 1.0)), 1.0)
+    return far_at(sum(op.layers * (op.weight_bytes + op.state_bytes) for op in operations), rates)
+
+
+def far_at(read_bytes: float, rates: Rates) -> float:
+    """The same of a step that reads so many bytes of weights and state."""
+    return min(rates.far.at(max(read_bytes, 1.0)), 1.0)
 
 
 def clock_step(
@@ -105,14 +134,12 @@ def clock_step(
     rates = hardware.rates
     assert rates is not None
     far = far_share(operations, rates)
-    amounts = terms_of(facts, operations, batch, far)
+    counts = Counts.of(operations, batch)
+    amounts = terms_of(facts, counts, far)
     terms = {name: amount * rates.terms.get(name, 0.0) for name, amount in amounts.items()}
-    calls = sum(op.layers for op in operations if op.passes)
-    a_call = (terms.pop("replayed call", 0.0) + terms.pop("plain call", 0.0)) / max(calls, 1)
-    moved = sum(op.layers * op.activation_bytes for op in operations)
-    a_byte = (terms.pop("replayed byte", 0.0) + terms.pop("plain byte", 0.0)) / max(moved, 1.0)
-    attending = sum(op.layers for op in operations if op.kind == "state" and op.passes)
-    a_layer = terms.pop("attention of a sequence") / max(attending, 1)
+    a_call = (terms.pop("replayed call", 0.0) + terms.pop("plain call", 0.0)) / max(counts.calls, 1)
+    a_byte = (terms.pop("replayed byte", 0.0) + terms.pop("plain byte", 0.0)) / max(counts.moved_bytes, 1.0)
+    a_layer = terms.pop("attention of a sequence") / max(counts.attending, 1)
     timed = []
     for op in operations:
         extra = op.layers * (a_call if op.passes else 0.0)
