@@ -263,6 +263,10 @@ class EngineClient:
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             return await reply
+        except asyncio.CancelledError:
+            if self.state == "ready":
+                self._send(Abort(number))
+            raise
         finally:
             self._replies.pop(number, None)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.compiler import Compiler
-from ridgeline.serve.embed import embed
+from ridgeline.serve.embed import Embedder
 from ridgeline.serve.machine import StepLedger, deployment_of
 from ridgeline.serve.messages import (
     Abort,
@@ -25,7 +25,6 @@ from ridgeline.serve.messages import (
     Chunks,
     Delivered,
     Embed,
-    Embedded,
     Failed,
     Inbox,
     Loading,
@@ -55,6 +54,7 @@ class Worker:
         self._llm, self._sock, self._inbox, self._ledger = llm, sock, inbox, ledger
         self._session = llm.session
         self._compiler = Compiler(llm.grammars)
+        self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._chunks: list[tuple[int, tuple[Any, ...]]] = []
         self._undelivered = 0  # chunks of the last step
@@ -84,10 +84,12 @@ class Worker:
             self._step()
         elif not messages and not self._checked:
             self._check()
+        if len(self._embedder) and (answer := self._embedder.advance()) is not None:
+            self._send(answer)
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message."""
-        if len(self._session):
+        if len(self._session) or len(self._embedder):
             return 0.0
         return None if self._checked else IDLE_SECONDS
 
@@ -97,12 +99,13 @@ class Worker:
                 self._add(message)
         elif isinstance(message, Abort):
             self._compiler.abort(message.id)
+            self._embedder.abort(message.id)
             if (known := self._open.pop(message.id, None)) is not None:
                 self._session.abort(known)
         elif isinstance(message, Delivered):
             self._undelivered = 0
         elif isinstance(message, Embed):
-            self._embed(message)
+            self._embedder.add(message)
         elif isinstance(message, Ask):
             self._meters.alive_s = time.perf_counter() - self._started
             self._send(Report(message.id, self._session.stats(), self._meters))
@@ -188,12 +191,6 @@ class Worker:
             self._session.check()
         except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
             logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
-
-    def _embed(self, message: Embed) -> None:
-        try:
-            self._send(Embedded(message.id, embed(self._llm.loaded, message.prompts, message.pooling)))
-        except RequestError as e:
-            self._send(Refused(message.id, str(e)))
 
     def _flush(self, *, last: bool = False) -> None:
         chunks, self._chunks = self._chunks, []
