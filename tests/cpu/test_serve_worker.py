@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +14,13 @@ import pytest
 
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import StepShape
+from ridgeline.serve.compiler import THREADS, Compiler
 from ridgeline.serve.machine import StepCost
-from ridgeline.serve.messages import Abort, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
 from ridgeline.serve.worker import Worker
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
-REQUEST = GenerationRequest(None, (1, 2), SamplingParams(), ())
+REQUEST = GenerationRequest((1, 2), SamplingParams(), ())
 
 
 class FakeSession:
@@ -61,27 +65,31 @@ class Bench:
     """A worker, and the other end of its pipe."""
 
     def __init__(self) -> None:
-        self.ours, self._theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         self.session, memory = FakeSession(), SimpleNamespace(on_host=False)
         loaded = SimpleNamespace(table=SimpleNamespace(memory=memory))
         llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
         ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0))
-        self.worker = Worker(llm, self._theirs, Inbox(self._theirs), ledger)
-        self._inbox = Inbox(self.ours)
+        self._inbox, self._inner = Inbox(ours), Inbox(theirs)
+        self.worker = Worker(llm, self._inner, ledger)
 
     def close(self) -> None:
-        self.ours.close()
-        self._theirs.close()
+        self._inbox.close()
+        self._inner.close()
 
     def send(self, *messages: object) -> None:
         for message in messages:
-            self.ours.sendall(frame(message))
+            self._inbox.sock.sendall(frame(message))
+
+    def said(self) -> list[Any]:
+        """What it has said since the last time."""
+        return self._inbox.read(0.0)
 
     def turn(self, times: int = 1) -> list[Any]:
         """What the worker says in so many turns."""
         for _ in range(times):
             self.worker._turn()
-        return self._inbox.read(0.0)
+        return self.said()
 
 
 @pytest.fixture
@@ -118,3 +126,90 @@ def test_an_embedding_that_nobody_waits_for_ends(bench: Bench, monkeypatch: pyte
     bench.send(Abort(1), Abort(3), Abort(7))
     assert bench.turn(2) == [Embedded(2, [[4.0], [5.0]])]
     assert not len(bench.worker._embedder)
+
+
+def test_an_engine_that_only_fails_ends_its_process(bench: Bench) -> None:
+    """Three failed steps without a token between them: with one there, the count begins again."""
+    kinds = ["fails", "fails", "token", "fails", "nothing", "fails"]
+    for number, kind in enumerate(kinds):
+        bench.session.steps = [kind]
+        bench.send(Submit(number, REQUEST, 0.0, False))
+        lost = [message for message in bench.turn() if isinstance(message, Lost)]
+        assert len(lost) == (kind == "fails"), number
+    bench.session.steps = ["fails"]
+    bench.send(Submit(9, REQUEST, 0.0, False))
+    with pytest.raises(SystemExit) as ended:
+        bench.turn()
+    assert ended.value.code == 1 and isinstance(bench.said()[-1], Lost)
+
+
+def test_only_steps_that_computed_are_counted(bench: Bench) -> None:
+    bench.session.steps = ["token", "nothing", "token", "nothing"]
+    bench.send(Submit(0, REQUEST, 0.0, False))
+    bench.turn(4)
+    meters = bench.worker._meters
+    assert (meters.steps, meters.step_bytes) == (4, 20.0)
+
+
+def test_the_books_are_checked_though_somebody_always_asks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("ridgeline.serve.worker.time.perf_counter", lambda: clock[0])
+    bench.session.steps = ["token"]
+    bench.send(Submit(0, REQUEST, 0.0, False))
+    bench.turn()
+    for turn in range(9):
+        bench.send(Abort(0), Ask(turn))
+        assert bench.session.checks == int(turn > 3)
+        bench.turn()
+        clock[0] += 0.4
+    assert bench.session.checks == 1
+
+
+def test_a_pipe_whose_file_has_a_large_number() -> None:
+    """The engine's process keeps the number that the pipe has in a server with a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip(f"this system gives a process {hard} files at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        high = os.dup2(theirs.fileno(), 1500)
+        theirs.close()
+        inbox = Inbox.of_file(high)
+        ours.sendall(frame(Ask(3)))
+        assert inbox.read(1.0) == [Ask(3)]
+        with pytest.raises(OSError):
+            os.fstat(high)
+        inbox.close()
+        ours.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class SlowGrammars:
+    """Compiles a structure once it may; writes down which."""
+
+    def __init__(self) -> None:
+        self.may, self.begun, self.compiled = threading.Event(), threading.Semaphore(0), list[str]()
+
+    def bound(self, request: GenerationRequest) -> GenerationRequest:
+        self.begun.release()
+        self.may.wait()
+        self.compiled.append(request.prompt or "")
+        return request
+
+
+def test_a_structure_that_nobody_waits_for_is_not_compiled() -> None:
+    grammars: Any = SlowGrammars()
+    compiler = Compiler(grammars, lambda: None)
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    for number in range(6):
+        compiler.add(Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False))
+    for _ in range(THREADS):
+        grammars.begun.acquire()
+    for number in range(1, 5):
+        compiler.abort(number)
+    grammars.may.set()
+    compiler._threads.shutdown()
+    assert sorted(grammars.compiled) == ["0", "1", "5"]  # 1 had begun
+    assert [submit.id for submit, _ in compiler.done()] in ([0, 5], [5, 0])
