@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import ridgeline
+from ridgeline import LLM, SamplingParams
 from ridgeline.archs import spec_from_config
+from ridgeline.plan import EngineOptions
 from ridgeline.plan.operations import Slice, operations
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.precision import Precision
@@ -85,3 +87,18 @@ def test_a_calibration_holds_for_its_threads_and_kernels(
     table = SimpleNamespace(driver=None if driver is None else SimpleNamespace(threads=driver))
     llm: Any = SimpleNamespace(config=object(), loaded=SimpleNamespace(table=table))
     assert (machine.deployment_of(llm) is found) == calibrated
+
+
+def test_what_was_computed_is_told_once() -> None:
+    """Two steps in flight: the last step only takes in what the one before it computed, and adds nothing to the sum."""
+    llm = LLM("pocket", engine=EngineOptions(steps_in_flight=2))
+    request = llm.frontend.request({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=6, ignore_eos=True), 0)
+    llm.session.add(request, lambda chunk: None)
+    shapes = []
+    while len(llm.session):
+        llm.session.step()
+        shapes.append(llm.session.last_step())
+    prompt = len(request.prompt_token_ids)
+    assert sum(tokens for shape in shapes for tokens, _, _ in shape) == prompt + 5 and shapes[-1] == ()
+    stats = llm.stats()
+    assert stats is not None and stats.last_step == ((1, prompt + 5, 1),)
