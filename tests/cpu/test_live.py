@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ridgeline
+from ridgeline import LLM, SamplingParams
 from ridgeline.archs import spec_from_config
+from ridgeline.plan import EngineOptions
 from ridgeline.plan.operations import Slice, operations
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.precision import Precision
 from ridgeline.plan.roofline import time_step
+from ridgeline.serve import machine
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.meters import RecentHistogram
 from ridgeline.spec.hardware import HardwareSpec
@@ -40,12 +45,12 @@ def test_percentiles_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_step_beneath_the_roof() -> None:
     """Bytes and operations are the planner's for the same step; alike sequences are counted together."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
-    machine = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
+    hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
     precision = Precision("float32", "float32", "float32")
-    ledger = StepLedger(Deployment(spec, machine, precision))
+    ledger = StepLedger(Deployment(spec, hardware, precision))
     shape = ((1, 40, 1), (1, 40, 1), (16, 16, 0))
     found = ledger.figures(shape, 0.5)
-    wanted = time_step(operations(spec, [Slice(2, 1, 40), Slice(1, 16, 16, 0)], precision), machine)
+    wanted = time_step(operations(spec, [Slice(2, 1, 40), Slice(1, 16, 16, 0)], precision), hardware)
     assert found == {
         "tokens": 18, "sequences": 3, "bytes": wanted.bytes, "flops": wanted.flops, "measured_s": 0.5,
         "predicted_s": wanted.seconds,
@@ -56,15 +61,44 @@ def test_a_step_beneath_the_roof() -> None:
 def test_what_steps_cost_all_in_all() -> None:
     """Sequences of one token at their mean context: exact where attention sees everything."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
-    machine = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
+    hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
     precision = Precision("float32", "float32", "float32")
-    ledger = StepLedger(Deployment(spec, machine, precision))
+    ledger = StepLedger(Deployment(spec, hardware, precision))
     for shape in (((1, 32, 1), (1, 64, 1)), ((1, 48, 1), (16, 16, 0)), ((1, 2, 1),), ((3, 40, 3),)):
         slices = [Slice(1, tokens, context, sampled) for tokens, context, sampled in shape]
-        wanted = time_step(operations(spec, slices, precision), machine)
+        wanted = time_step(operations(spec, slices, precision), hardware)
         for _ in range(2):
             found = ledger.cost(shape)
             tolerance = 0.01 if shape == ((1, 2, 1),) else 1e-9
             assert found == pytest.approx(
                 (wanted.bytes, wanted.flops, wanted.seconds, wanted.seconds), rel=tolerance
             ), shape
+
+
+@pytest.mark.parametrize(("driver", "calibrated"), [(None, False), (2, True), (3, False)])
+def test_a_calibration_holds_for_its_threads_and_kernels(
+    driver: int | None, calibrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for a GPU, torch on the CPU (no driver), or other threads."""
+    found = SimpleNamespace(rates=SimpleNamespace(threads=2))
+    monkeypatch.setattr(machine, "this_machine", lambda: (found, ""))
+    monkeypatch.setattr(machine, "_measured", lambda llm: "measured")
+    monkeypatch.setattr(machine, "planner_of", lambda loaded, config, given: SimpleNamespace(deployment=given))
+    table = SimpleNamespace(driver=None if driver is None else SimpleNamespace(threads=driver))
+    llm: Any = SimpleNamespace(config=object(), loaded=SimpleNamespace(table=table))
+    assert (machine.deployment_of(llm) is found) == calibrated
+
+
+def test_what_was_computed_is_told_once() -> None:
+    """Two steps in flight: the last step only takes in what the one before it computed, and adds nothing to the sum."""
+    llm = LLM("pocket", engine=EngineOptions(steps_in_flight=2))
+    request = llm.frontend.request({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=6, ignore_eos=True), 0)
+    llm.session.add(request, lambda chunk: None)
+    shapes = []
+    while len(llm.session):
+        llm.session.step()
+        shapes.append(llm.session.last_step())
+    prompt = len(request.prompt_token_ids)
+    assert sum(tokens for shape in shapes for tokens, _, _ in shape) == prompt + 5 and shapes[-1] == ()
+    stats = llm.stats()
+    assert stats is not None and stats.last_step == ((1, prompt + 5, 1),)

@@ -185,6 +185,19 @@ def test_sigterm_lets_what_is_open_end() -> None:
             os.kill(engine, 0)
 
 
+@pytest.mark.slow
+def test_a_reader_that_stopped_does_not_hold_up_the_end() -> None:
+    """Its answer is complete, so its places are free; its connection is cut off when the time is over."""
+    with serving("pocket", "--shutdown-timeout", "1") as server:
+        sock = server.stream("/v1/completions", {**LONG, "logprobs": 20, "n": 20, "max_tokens": 400})
+        first_event(sock)
+        server.until("vllm:num_requests_running", 0, 60)
+        assert server.metric("ridgeline:answers_open") == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        sock.close()
+
+
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(AssertionError, match="ridgeline: "):

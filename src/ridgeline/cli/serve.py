@@ -75,6 +75,9 @@ def serve(
         list[str] | None,
         _protection("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
     ] = None,
+    shutdown_timeout: Annotated[
+        int, _server("--shutdown-timeout", help="Seconds that what is open may take after SIGTERM; then it is cut off.")
+    ] = 30,
     log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
     otlp_traces_endpoint: Annotated[
         str | None,
@@ -114,7 +117,7 @@ def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOption
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
     if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
-    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes"):
+    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes", "shutdown_timeout"):
         if given.get(name) is not None and given[name] < 0:
             raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 0")
     same = {field.name for field in fields(ServeOptions)} - {"names", "chat_template"}

@@ -110,7 +110,8 @@ class Engine:
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
         self._failed: list[Event] = []
-        self._works: Seq[Work] = ()  # of the last step
+        self._works: Seq[Work] = ()  # of the last step; () where it only took in what was due
+        self._computed: Seq[Work] = ()  # of the last step that computed
 
     def __len__(self) -> int:
         """Requests that are not complete."""
@@ -183,6 +184,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run what can be run, and take in what is due; what became of the answers, in order."""
         plan = self._scheduler.schedule()
+        self._works = () if plan is None else plan.works
+        self._computed = self._works or self._computed
         if plan is not None:
             self._flights.append(self._submit(plan))
         elif len(self) and not self._flights:
@@ -196,11 +199,13 @@ class Engine:
 
     def stats(self) -> Stats:
         """Pages used, waste, prefix hits, preemptions, running and waiting."""
-        return replace(self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=self.last_step())
+        return replace(
+            self._scheduler.stats(), unrecorded=self._runner.graphs.refusal, last_step=_shape(self._computed)
+        )
 
     def last_step(self) -> StepShape:
-        """What the last step that computed was made of."""
-        return tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in self._works)
+        """What the last step computed; () where it only took in what was due."""
+        return _shape(self._works)
 
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
@@ -211,7 +216,6 @@ class Engine:
         for work in plan.works:
             if (choice := self._choices.get(work.sequence)) and choice.scheduled is None:
                 choice.scheduled = now
-        self._works = plan.works or self._works
         forward = self._runner.submit(plan)
         found: dict[int, Sampled] = {}
         if forward is not None:
@@ -357,6 +361,10 @@ class Engine:
         request.open.discard(sequence)
         if not request.open:
             del self._requests[choice.request]
+
+
+def _shape(works: Seq[Work]) -> StepShape:
+    return tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in works)
 
 
 def _sampled_rows(works: Seq[Work]) -> Ints | None:

@@ -70,7 +70,7 @@ class Session:
         return self._generator.stats()
 
     def last_step(self) -> StepShape:
-        """What the last step that computed was made of."""
+        """What the last step computed; () where it only took in what was due."""
         return self._generator.last_step()
 
     def check(self) -> None:

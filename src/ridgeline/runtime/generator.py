@@ -93,7 +93,7 @@ class Generator(Protocol):
         ...
 
     def last_step(self) -> StepShape:
-        """What the last step that computed was made of; () where that is not told. Cheap: asked after every step."""
+        """What the last step computed; () for nothing, or where that is not told. Cheap: asked after every step."""
         ...
 
     def check(self) -> None:

@@ -49,12 +49,14 @@ class SampleRow:
     """One sequence as the sampler sees it. `sample` only reads it; `push` tells it which token was taken.
 
     position: the place of the next token in the sequence. eos: the end-of-sequence tokens, unless they are ignored.
+    ends: those and the stop tokens.
     """
 
     params: SamplingParams
     noise: NoiseKey
     position: int
     eos: frozenset[int]
+    ends: frozenset[int]
     edits: Edits | None
 
     @classmethod
@@ -65,9 +67,9 @@ class SampleRow:
         """A sequence after `prompt` and the tokens of `output`. eos: the model's end-of-sequence tokens. grammar: what
         the answer must follow.
         """
-        ends = frozenset(() if params.ignore_eos else eos)
-        edits = Edits.of(params, prompt, ends.union(params.stop_token_ids), grammar)
-        row = cls(params, noise, len(prompt), ends, edits)
+        known = frozenset(() if params.ignore_eos else eos)
+        ends = known.union(params.stop_token_ids)
+        row = cls(params, noise, len(prompt), known, ends, Edits.of(params, prompt, ends, grammar))
         for token in output:
             row.push(token)
         return row
@@ -85,7 +87,7 @@ class SampleRow:
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends the sequence."""
-        return token in self.eos or token in self.params.stop_token_ids
+        return token in self.ends
 
     def stop_reason(self, token: int) -> int | None:
         """What to report of a token that ends the sequence: a stop token; None for an end-of-sequence token."""

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, Literal
 
 from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.plan import EngineConfig, EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve.messages import (
     HEADER,
@@ -54,7 +55,11 @@ class StartFailed(RidgelineError):
 class Answers:
     """What comes of some requests that were sent together, in the order in which it comes."""
 
-    def __init__(self, ids: Sequence[int], end: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self, ids: Sequence[int], end: Callable[[Sequence[int]], None], over: Callable[[], None] = lambda: None
+    ) -> None:
+        """end: called with requests that nobody wants any more. over: called once, when the engine is done with all."""
+        self._over: Callable[[], None] | None = over
         self._places = {number: place for place, number in enumerate(ids)}  # those that are open
         self._end = end
         self._items: list[tuple[int, OutputChunk]] = []
@@ -81,6 +86,12 @@ class Answers:
         """End what is open."""
         open_ids, self._places = list(self._places), {}
         self._end(open_ids)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._over is not None:
+            over, self._over = self._over, None
+            over()
 
     def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
         """One more chunk. Is it that request's last?"""
@@ -91,12 +102,15 @@ class Answers:
         self._items.append((place, chunk))
         if chunk.output is not None:
             del self._places[number]
+            if not self._places:  # a reader who has not read it all holds up nobody who waits for a place
+                self._leave()
         self._news.set()
         return chunk.output is not None
 
     def fail(self, error: Exception) -> None:
         """What ended a request ends them all."""
         self._error = error
+        self.close()
         self._news.set()
 
 
@@ -117,6 +131,7 @@ class EngineClient:
     async def start(self) -> Ready:
         """Start the process and wait until the model stands. Raises StartFailed."""
         reader, ready = await self._spawn()
+        self._start_message = pinned(self._start_message, ready.config)
         self.state = "ready"
         self._supervisor = asyncio.create_task(self._supervise(reader))
         return ready
@@ -126,10 +141,14 @@ class EngineClient:
         """Of the engine's process."""
         return self._process.pid if self._process else None
 
-    def submit(self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool) -> Answers:
-        """Send requests. Raises EngineDown while there is no engine."""
+    def submit(
+        self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
+    ) -> Answers:
+        """Send requests. over: called once, when the engine is done with all. Raises EngineDown while there is no
+        engine.
+        """
         ids = [next(self._ids) for _ in requests]
-        answers = Answers(ids, self._end)
+        answers = Answers(ids, self._end, over)
         for number, request in zip(ids, requests, strict=True):
             self._send(Submit(number, request, arrived, stream))
         self._answers |= dict.fromkeys(ids, answers)
@@ -157,11 +176,11 @@ class EngineClient:
     # ---- the process ------------------------------------------------------------------------------------------
 
     async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "ridgeline.serve.worker", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        """A new process, with its model. Raises StartFailed."""
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=self._popen(), limit=1 << 24)
+        except OSError as e:
+            raise StartFailed(f"the engine's process could not be started: {e}{await self._reap()}") from None
         self._send(self._start_message)
         try:
             while not isinstance(message := await _read(reader), Ready):
@@ -175,21 +194,40 @@ class EngineClient:
             raise
         return reader, message
 
+    def _popen(self) -> socket.socket:
+        """Start the process; our end of its pipe. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "ridgeline.serve.worker", str(theirs.fileno())]
+            try:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
         """Listen; where the process ends, start another one."""
         backoff = 0.0
         while True:
             started = time.perf_counter()
-            try:
-                while True:
-                    self._take(await _read(reader))
-            except (asyncio.IncompleteReadError, ConnectionError, pickle.UnpicklingError):
-                self.state = "restarting"
-                why = await self._reap()
-                log.error("the engine's process ended%s; it is started again", why)
-                self._fail_all(f"the engine's process ended{why} and is being started again; try again")
+            await self._listen(reader)
+            self.state = "restarting"
+            why = await self._reap()
+            log.error("the engine's process ended%s; it is started again", why)
+            self._fail_all(f"the engine's process ended{why} and is being started again; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
             reader = await self._restart(backoff if self.restarts else 0.0)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take messages until no more come, or one that cannot be taken."""
+        try:
+            while True:
+                self._take(await _read(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except Exception:  # a fault of ours, or a process that wrote nonsense: a new one is better than none
+            log.exception("a message of the engine could not be taken")
 
     async def _restart(self, backoff: float) -> asyncio.StreamReader:
         while True:
@@ -197,8 +235,8 @@ class EngineClient:
             self.restarts += 1
             try:
                 reader, _ = await self._spawn()
-            except StartFailed as e:
-                log.error("the engine could not be started again: %s", e)
+            except Exception as e:  # whatever it is: a supervisor that ends leaves a server that never answers again
+                log.error("the engine could not be started again: %s", e, exc_info=not isinstance(e, StartFailed))
                 backoff = max(1.0, backoff * 2)
                 continue
             self.state = "ready"
@@ -263,6 +301,10 @@ class EngineClient:
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             return await reply
+        except asyncio.CancelledError:
+            if self.state == "ready":
+                self._send(Abort(number))
+            raise
         finally:
             self._replies.pop(number, None)
 
@@ -270,6 +312,17 @@ class EngineClient:
         if self._writer is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
             raise EngineDown(f"the engine is {self.state}; try again")
         self._writer.write(frame(message))
+
+
+def pinned(start: Start, config: EngineConfig) -> Start:
+    """The same start with the settings that were chosen at the first one: what the HTTP process knows of the engine is
+    true of the next one too, whatever else takes memory by then.
+    """
+    fixed = EngineOptions(
+        config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.checkpoint_tokens,
+        config.state_bytes, config.steps_in_flight, config.swap_bytes,
+    )  # fmt: skip
+    return Start(start.model, {**start.options, "max_model_len": config.max_model_len, "engine": fixed})
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:

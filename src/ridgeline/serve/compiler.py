@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -16,14 +15,14 @@ THREADS = 2
 
 
 class Compiler:
-    """Belongs to the engine's loop, which waits for `wakeup`, a file that can be read when something is done."""
+    """Belongs to the engine's loop. wake: called in a thread when something is done."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: Grammars, wake: Callable[[], None]) -> None:
         self._grammars = grammars
         self._threads = ThreadPoolExecutor(THREADS, "ridgeline-grammar")
         self._done: SimpleQueue[tuple[Submit, RequestError | None]] = SimpleQueue()
         self._waiting: set[int] = set()
-        self.wakeup, self._wake = os.pipe()
+        self._wake = wake
 
     def add(self, submit: Submit) -> bool:
         """Take a request that has a structure; False for one that has none."""
@@ -44,12 +43,13 @@ class Compiler:
                 submit, error = self._done.get_nowait()
             except Empty:
                 return
-            os.read(self.wakeup, 1)
             if submit.id in self._waiting:
                 self._waiting.discard(submit.id)
                 yield submit, error
 
     def _compile(self, submit: Submit) -> None:
+        if submit.id not in self._waiting:  # aborted while others were compiled
+            return
         error = None
         try:
             submit = replace(submit, request=self._grammars.bound(submit.request))
@@ -58,4 +58,4 @@ class Compiler:
         except Exception as e:  # whatever a structure does to its compiler, it is that request that fails
             error = RequestError(f"structured_outputs could not be compiled: {type(e).__name__}")
         self._done.put((submit, error))
-        os.write(self._wake, b".")
+        self._wake()

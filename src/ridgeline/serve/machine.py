@@ -21,10 +21,13 @@ KEPT_COSTS = 4096
 
 
 def deployment_of(llm: LLM) -> Deployment:
-    """The model on this machine as it was calibrated; otherwise on its roof, which is measured, in about a second."""
+    """The model on this machine as it was calibrated, with these kernels and as many threads; otherwise on its roof,
+    which is measured, in about a second.
+    """
     assert llm.config is not None
-    machine, _ = this_machine()
-    return planner_of(llm.loaded, llm.config, machine if machine.rates else _measured(llm)).deployment
+    machine, driver = this_machine()[0], llm.loaded.table.driver
+    holds = driver is not None and machine.rates is not None and machine.rates.threads == driver.threads
+    return planner_of(llm.loaded, llm.config, machine if holds else _measured(llm)).deployment
 
 
 def _measured(llm: LLM) -> HardwareSpec:

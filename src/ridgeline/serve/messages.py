@@ -5,6 +5,7 @@ The pipe joins two processes of one program and one user: nothing of a client's 
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import socket
@@ -167,20 +168,42 @@ def frame(message: object) -> bytes:
 
 
 class Inbox:
-    """The engine's end: reads what has come without waiting, or waits for something."""
+    """The engine's end: reads what has come without waiting, or waits for something. To be made before many files are
+    open: select, whose timeouts alone are finer than a millisecond, takes numbers of files below 1024 only.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self.sock = sock
         self._data = bytearray()
+        self._wakeup, self._wake = os.pipe()
 
-    def read(self, timeout: float | None = 0.0, also: Sequence[int] = ()) -> list[Any]:
-        """The messages that are complete. timeout: seconds to wait for something to read on the pipe or in one of the
-        files `also`; None: for ever. Raises EOFError once the other end is closed.
+    @classmethod
+    def of_file(cls, number: int) -> Inbox:
+        """Of a socket by its file's number, any number: it gets the lowest that is free, and the old one is closed."""
+        sock = socket.socket(fileno=os.dup(number))
+        os.close(number)
+        return cls(sock)
+
+    def close(self) -> None:
+        """Close its files."""
+        self.sock.close()
+        os.close(self._wakeup)
+        os.close(self._wake)
+
+    def wake(self) -> None:
+        """End the wait of a `read` that can be woken, this one's or the next one's. From any thread."""
+        os.write(self._wake, b".")
+
+    def read(self, timeout: float | None = 0.0, *, woken: bool = False) -> list[Any]:
+        """The messages that are complete. timeout: seconds to wait for something to read, and, with `woken`, for a call
+        of `wake`; None: for ever. Raises EOFError once the other end is closed.
         """
-        files: list[Any] = [self._sock, *also]
+        files: list[Any] = [self.sock, self._wakeup] if woken else [self.sock]
         readable, _, _ = select.select(files, [], [], timeout)
-        if self._sock in readable:
-            data = self._sock.recv(_READ)
+        if self._wakeup in readable:
+            os.read(self._wakeup, _READ)
+        if self.sock in readable:
+            data = self.sock.recv(_READ)
             if not data:
                 raise EOFError
             self._data += data

@@ -73,7 +73,7 @@ class RecentHistogram(Histogram):
 class EngineMeters:
     """Since the engine process started. Seconds, tokens.
 
-    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one; step_bytes,
+    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one that computed; step_bytes,
     step_flops, predicted_s, roof_s: what they moved and computed, should have taken, would have at the roof; alive_s:
     since it began.
     finished: answers by reason.

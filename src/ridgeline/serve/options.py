@@ -22,7 +22,8 @@ class ServeOptions:
     may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
     at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's.
     tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
-    read answers (CORS). log_requests: prompts go into the log. otlp_traces_endpoint: of
+    read answers (CORS). log_requests: prompts go into the log.
+    shutdown_timeout: seconds that what is open may take after a signal. otlp_traces_endpoint: of
     a collector that is sent a span for each request.
     """
 
@@ -38,6 +39,7 @@ class ServeOptions:
     reasoning_parser: str | None = None
     allowed_origins: tuple[str, ...] = ()
     log_requests: bool = False
+    shutdown_timeout: int = 30
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     root_path: str = ""

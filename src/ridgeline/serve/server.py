@@ -104,7 +104,8 @@ async def serve(
         service = Service(client, await client.start(), options)
         config = uvicorn.Config(
             build_app(service), http=_Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, ssl_keyfile=options.ssl_keyfile, ssl_certfile=options.ssl_certfile,
+            server_header=False, timeout_graceful_shutdown=options.shutdown_timeout, ssl_keyfile=options.ssl_keyfile,
+            ssl_certfile=options.ssl_certfile,
         )  # fmt: skip
 
         def drain() -> None:

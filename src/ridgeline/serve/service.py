@@ -53,6 +53,8 @@ class Gate:
                 429, f"the queue is full: {self.open} answers are running or waiting; try again in {wait} s",
                 code="queue_full", retry_after=wait,
             )  # fmt: skip
+        if not self.open:  # the time without answers is nobody's pace
+            self._last = time.perf_counter()
         self.open += answers
 
     def leave(self, answers: int) -> None:
@@ -64,13 +66,10 @@ class Gate:
 
 
 class Turn:
-    """One client's request on its way: its prompts, what comes of them, its places in the queue."""
+    """One client's request on its way: its prompts, what comes of them."""
 
-    def __init__(
-        self, requests: Sequence[GenerationRequest], answers: Answers, leave: Callable[[], None],
-        trace: RequestTrace | None,
-    ) -> None:  # fmt: skip
-        self.requests, self._answers, self._leave, self._trace = requests, answers, leave, trace
+    def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None) -> None:
+        self.requests, self._answers, self._trace = requests, answers, trace
         self._first: list[tuple[int, OutputChunk]] | None = None
         self._closed = False
 
@@ -111,7 +110,6 @@ class Turn:
         if not self._closed:
             self._closed = True
             self._answers.close()
-            self._leave()
             if self._trace is not None:
                 self._trace.end()
 
@@ -188,7 +186,7 @@ class Service:
             requests = await self.off_loop(build)
             if self.options.log_requests:
                 log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
-            answers = self.client.submit(requests, arrived, stream=stream)
+            answers = self.client.submit(requests, arrived, stream=stream, over=lambda: self.gate.leave(places))
         except BaseException:
             self.gate.leave(places)
             raise
@@ -196,7 +194,7 @@ class Service:
         if self.traces is not None:
             tokens = sum(len(r.prompt_token_ids) for r in requests)
             trace = self.traces.begin(operation, params, num_prompts, tokens)
-        turn = Turn(requests, answers, lambda: self.gate.leave(places), trace)
+        turn = Turn(requests, answers, trace)
         if stream:
             await turn.begin()
         return turn

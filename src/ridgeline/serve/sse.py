@@ -13,14 +13,20 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.serve.errors import dumps
 
 T = TypeVar("T")
-DONE = b"data: [DONE]\n\n"
+
+
+class Notice(bytes):
+    """An event without tokens; joined to others, it is bytes like them."""
+
+
+DONE = Notice(b"data: [DONE]\n\n")
 CLIENT_GONE = 499  # nginx's; nobody reads it
 
 
 def event(value: Any, name: str | None = None) -> bytes:
     """One event that holds an object."""
     kind = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return kind + b"data: " + dumps(value) + b"\n\n"
+    return Notice(kind + b"data: " + dumps(value) + b"\n\n")
 
 
 class Envelope:
@@ -32,12 +38,13 @@ class Envelope:
     def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
         """One event."""
         used = b"" if usage is None else b',"usage":' + dumps(usage)
-        return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
+        data = b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
+        return data if choices else Notice(data)
 
 
 class EventStream(Response):
-    """Writes what `events` yields, one write each. written: called after each. close: called when all is written, or
-    nobody reads any more.
+    """Writes what `events` yields, one write each. written: called after each that has tokens. close: called when
+    all is written, or nobody reads any more.
 
     A reader that is slow holds up its own events only: what it has not read waits in its own queue.
     """
@@ -66,7 +73,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._written()
+            if not isinstance(data, Notice):
+                self._written()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

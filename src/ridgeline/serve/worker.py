@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.compiler import Compiler
-from ridgeline.serve.embed import embed
+from ridgeline.serve.embed import Embedder
 from ridgeline.serve.machine import StepLedger, deployment_of
 from ridgeline.serve.messages import (
     Abort,
@@ -25,7 +25,6 @@ from ridgeline.serve.messages import (
     Chunks,
     Delivered,
     Embed,
-    Embedded,
     Failed,
     Inbox,
     Loading,
@@ -41,8 +40,9 @@ from ridgeline.serve.messages import (
 from ridgeline.serve.meters import EngineMeters
 from ridgeline.spec.request import OutputChunk
 
-IDLE_SECONDS = 1.0  # without work, after which the books are checked
+IDLE_SECONDS = 1.0  # without a step, after which the books are checked
 PROGRESS_SECONDS = 0.25
+MAX_FAILED_STEPS = 3  # one after the other, after which a new process may do better
 MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
 # What the HTTP process takes at most, as a rule, to be woken, and to write a chunk.
 HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
@@ -51,17 +51,20 @@ HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 class Worker:
     """The loop."""
 
-    def __init__(self, llm: LLM, sock: socket.socket, inbox: Inbox, ledger: StepLedger) -> None:
-        self._llm, self._sock, self._inbox, self._ledger = llm, sock, inbox, ledger
+    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger) -> None:
+        self._llm, self._inbox, self._ledger = llm, inbox, ledger
         self._session = llm.session
-        self._compiler = Compiler(llm.grammars)
+        self._compiler = Compiler(llm.grammars, inbox.wake)
+        self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._chunks: list[tuple[int, tuple[Any, ...]]] = []
         self._undelivered = 0  # chunks of the last step
         self._committed = 0.0  # when the first one of the step came; 0: none yet
         self._meters = EngineMeters()
         self._started = time.perf_counter()
+        self._failures = 0  # steps since the last token
         self._checked = True
+        self._stepped = 0.0  # when the last step ended (time.perf_counter)
 
     def run(self) -> None:
         """Until the pipe closes."""
@@ -72,7 +75,7 @@ class Worker:
             return
 
     def _turn(self) -> None:
-        messages = self._inbox.read(self._patience(), [self._compiler.wakeup])
+        messages = self._inbox.read(self._patience(), woken=True)
         for message in messages:
             self._take(message)
         for submit, error in self._compiler.done():
@@ -82,14 +85,16 @@ class Worker:
                 self._send(Refused(submit.id, str(error)))
         if len(self._session):
             self._step()
-        elif not messages and not self._checked:
+        elif not self._checked and time.perf_counter() >= self._stepped + IDLE_SECONDS:
             self._check()
+        if len(self._embedder) and (answer := self._embedder.advance()) is not None:
+            self._send(answer)
 
     def _patience(self) -> float | None:
         """Seconds to wait for a message."""
-        if len(self._session):
+        if len(self._session) or len(self._embedder):
             return 0.0
-        return None if self._checked else IDLE_SECONDS
+        return None if self._checked else max(0.0, self._stepped + IDLE_SECONDS - time.perf_counter())
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Submit):
@@ -97,12 +102,13 @@ class Worker:
                 self._add(message)
         elif isinstance(message, Abort):
             self._compiler.abort(message.id)
+            self._embedder.abort(message.id)
             if (known := self._open.pop(message.id, None)) is not None:
                 self._session.abort(known)
         elif isinstance(message, Delivered):
             self._undelivered = 0
         elif isinstance(message, Embed):
-            self._embed(message)
+            self._embedder.add(message)
         elif isinstance(message, Ask):
             self._meters.alive_s = time.perf_counter() - self._started
             self._send(Report(message.id, self._session.stats(), self._meters))
@@ -148,14 +154,13 @@ class Worker:
             self._session.step()
         except Exception as e:  # of a device, or a fault of ours: who was open is lost, the next ones are welcome
             logging.getLogger(__name__).exception("a step of the engine failed")
-            meters.failed_steps += 1
-            self._flush()
-            lost, self._open = list(self._open), {}
-            self._send(Lost(lost, f"a step of the engine failed ({type(e).__name__}); the request is lost, try again"))
-        seconds = time.perf_counter() - start
+            self._fail(e)
+        if meters.generation_tokens > before:
+            self._failures = 0
+        self._stepped = time.perf_counter()
+        seconds = self._stepped - start
         meters.steps += 1
-        meters.last_step_s = seconds
-        self._count_cost()
+        self._count_cost(seconds)
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
@@ -164,8 +169,20 @@ class Worker:
             if self._llm.loaded.table.memory.on_host:
                 self._hand_over()
 
-    def _count_cost(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        """After a step that failed. A device may be lost for good, which the supervisor mends with a new process."""
+        self._meters.failed_steps += 1
+        self._failures += 1
+        self._flush()
+        lost, self._open = list(self._open), {}
+        self._send(Lost(lost, f"a step of the engine failed ({type(error).__name__}); the request is lost, try again"))
+        if self._failures == MAX_FAILED_STEPS:
+            logging.getLogger(__name__).error("%d steps failed one after the other: the process ends", self._failures)
+            raise SystemExit(1)
+
+    def _count_cost(self, seconds: float) -> None:
         if shape := self._session.last_step():
+            self._meters.last_step_s = seconds
             cost = self._ledger.cost(shape)
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
@@ -189,18 +206,12 @@ class Worker:
         except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
             logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
 
-    def _embed(self, message: Embed) -> None:
-        try:
-            self._send(Embedded(message.id, embed(self._llm.loaded, message.prompts, message.pooling)))
-        except RequestError as e:
-            self._send(Refused(message.id, str(e)))
-
     def _flush(self, *, last: bool = False) -> None:
         chunks, self._chunks = self._chunks, []
         self._send(Chunks(self._committed, chunks, last))
 
     def _send(self, message: object) -> None:
-        self._sock.sendall(frame(message))
+        self._inbox.sock.sendall(frame(message))
 
 
 def ready(llm: LLM) -> Ready:
@@ -219,8 +230,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the HTTP process, which lets the requests end first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="engine: %(message)s")
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    inbox = Inbox(sock)
+    inbox = Inbox.of_file(int(sys.argv[1]))
+    sock = inbox.sock
     start: Start = inbox.read_one()
     try:
         llm = LLM(start.model, progress_bar=_progress(sock), on_wait=logging.warning, **start.options)
@@ -230,9 +241,11 @@ def main() -> None:
     try:
         known = ready(llm)
         sock.sendall(frame(known))
-        Worker(llm, sock, inbox, StepLedger(known.deployment)).run()
+        Worker(llm, inbox, StepLedger(known.deployment)).run()
     except (BrokenPipeError, ConnectionResetError):  # the server is gone
         return
+    finally:  # the supervisor need not wait for threads that still compile
+        sock.close()
 
 
 def _progress(sock: socket.socket) -> Callable[[int], Callable[[int], None]]:

@@ -1,0 +1,215 @@
+"""The engine's loop by itself: a session and a model that fail as they are told, and the messages that come of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.sched.stats import StepShape
+from ridgeline.serve.compiler import THREADS, Compiler
+from ridgeline.serve.machine import StepCost
+from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.worker import Worker
+from ridgeline.spec.request import OutputChunk, SamplingParams
+
+REQUEST = GenerationRequest((1, 2), SamplingParams(), ())
+
+
+class FakeSession:
+    """Steps do what `steps` says, one after the other: give every open request a token, compute nothing, or fail."""
+
+    def __init__(self) -> None:
+        self.sinks: dict[int, Any] = {}
+        self.steps: list[str] = []
+        self.shape: StepShape = ()
+        self.checks = 0
+
+    def __len__(self) -> int:
+        return len(self.sinks)
+
+    def add(self, request: GenerationRequest, sink: Any, arrived: float) -> int:
+        self.sinks[len(self.sinks)] = sink
+        return len(self.sinks) - 1
+
+    def abort(self, request_id: int) -> None:
+        self.sinks.pop(request_id, None)
+
+    def step(self) -> None:
+        kind = self.steps.pop(0)
+        self.shape = ((1, 9, 1),) if kind == "token" else ()
+        if kind == "fails":
+            self.sinks.clear()
+            raise RuntimeError("the device is gone")
+        for sink in list(self.sinks.values()) if kind == "token" else ():
+            sink(OutputChunk(0, "a", (1,), (), None, None, None, None))
+
+    def last_step(self) -> StepShape:
+        return self.shape
+
+    def stats(self) -> None:
+        return None
+
+    def check(self) -> None:
+        self.checks += 1
+
+
+class Bench:
+    """A worker, and the other end of its pipe."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.session, memory = FakeSession(), SimpleNamespace(on_host=False)
+        loaded = SimpleNamespace(table=SimpleNamespace(memory=memory))
+        llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
+        ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0))
+        self._inbox, self._inner = Inbox(ours), Inbox(theirs)
+        self.worker = Worker(llm, self._inner, ledger)
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._inner.close()
+
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self._inbox.sock.sendall(frame(message))
+
+    def said(self) -> list[Any]:
+        """What it has said since the last time."""
+        return self._inbox.read(0.0)
+
+    def turn(self, times: int = 1) -> list[Any]:
+        """What the worker says in so many turns."""
+        for _ in range(times):
+            self.worker._turn()
+        return self.said()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    found = Bench()
+    yield found
+    found.close()
+
+
+def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def embed(loaded: Any, prompt: list[int], pooling: str) -> list[float]:
+        done.append(prompt[0])
+        if prompt[0] == 13:
+            raise MemoryError
+        return [float(prompt[0])]
+
+    monkeypatch.setattr("ridgeline.serve.embed.embed", embed)
+    bench.session.steps = ["token"] * 9
+    bench.send(Submit(0, REQUEST, 0.0, False), Embed(1, [[1], [2]], "mean"), Embed(2, [[13], [3]], "mean"))
+    bench.send(Embed(3, [[4]], "last"))
+    assert bench.turn() == [] and done == [1] and len(bench.session.steps) == 8  # a step and a prompt in each turn
+    assert bench.turn() == [Embedded(1, [[1.0], [2.0]])]
+    (lost,) = bench.turn()
+    assert isinstance(lost, Lost) and lost.ids == [2] and "MemoryError" in lost.message
+    assert bench.turn() == [Embedded(3, [[4.0]])] and done == [1, 2, 13, 4]
+
+
+def test_an_embedding_that_nobody_waits_for_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.serve.embed.embed", lambda loaded, prompt, pooling: [float(prompt[0])])
+    bench.send(Embed(1, [[1], [2], [3]], "mean"), Embed(2, [[4], [5]], "mean"), Embed(3, [[6]], "mean"))
+    assert bench.turn() == []
+    bench.send(Abort(1), Abort(3), Abort(7))
+    assert bench.turn(2) == [Embedded(2, [[4.0], [5.0]])]
+    assert not len(bench.worker._embedder)
+
+
+def test_an_engine_that_only_fails_ends_its_process(bench: Bench) -> None:
+    """Three failed steps without a token between them: with one there, the count begins again."""
+    kinds = ["fails", "fails", "token", "fails", "nothing", "fails"]
+    for number, kind in enumerate(kinds):
+        bench.session.steps = [kind]
+        bench.send(Submit(number, REQUEST, 0.0, False))
+        lost = [message for message in bench.turn() if isinstance(message, Lost)]
+        assert len(lost) == (kind == "fails"), number
+    bench.session.steps = ["fails"]
+    bench.send(Submit(9, REQUEST, 0.0, False))
+    with pytest.raises(SystemExit) as ended:
+        bench.turn()
+    assert ended.value.code == 1 and isinstance(bench.said()[-1], Lost)
+
+
+def test_only_steps_that_computed_are_counted(bench: Bench) -> None:
+    bench.session.steps = ["token", "nothing", "token", "nothing"]
+    bench.send(Submit(0, REQUEST, 0.0, False))
+    bench.turn(4)
+    meters = bench.worker._meters
+    assert (meters.steps, meters.step_bytes) == (4, 20.0)
+
+
+def test_the_books_are_checked_though_somebody_always_asks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("ridgeline.serve.worker.time.perf_counter", lambda: clock[0])
+    bench.session.steps = ["token"]
+    bench.send(Submit(0, REQUEST, 0.0, False))
+    bench.turn()
+    for turn in range(9):
+        bench.send(Abort(0), Ask(turn))
+        assert bench.session.checks == int(turn > 3)
+        bench.turn()
+        clock[0] += 0.4
+    assert bench.session.checks == 1
+
+
+def test_a_pipe_whose_file_has_a_large_number() -> None:
+    """The engine's process keeps the number that the pipe has in a server with a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip(f"this system gives a process {hard} files at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        high = os.dup2(theirs.fileno(), 1500)
+        theirs.close()
+        inbox = Inbox.of_file(high)
+        ours.sendall(frame(Ask(3)))
+        assert inbox.read(1.0) == [Ask(3)]
+        with pytest.raises(OSError):
+            os.fstat(high)
+        inbox.close()
+        ours.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class SlowGrammars:
+    """Compiles a structure once it may; writes down which."""
+
+    def __init__(self) -> None:
+        self.may, self.begun, self.compiled = threading.Event(), threading.Semaphore(0), list[str]()
+
+    def bound(self, request: GenerationRequest) -> GenerationRequest:
+        self.begun.release()
+        self.may.wait()
+        self.compiled.append(request.prompt or "")
+        return request
+
+
+def test_a_structure_that_nobody_waits_for_is_not_compiled() -> None:
+    grammars: Any = SlowGrammars()
+    compiler = Compiler(grammars, lambda: None)
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    for number in range(6):
+        compiler.add(Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False))
+    for _ in range(THREADS):
+        grammars.begun.acquire()
+    for number in range(1, 5):
+        compiler.abort(number)
+    grammars.may.set()
+    compiler._threads.shutdown()
+    assert sorted(grammars.compiled) == ["0", "1", "5"]  # 1 had begun
+    assert [submit.id for submit, _ in compiler.done()] in ([0, 5], [5, 0])
