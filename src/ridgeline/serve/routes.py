@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline import __version__
 from ridgeline.serve import prompt, responses
+from ridgeline.serve.body import BodyRoute
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
 from ridgeline.serve.embeddings import embeddings
@@ -28,7 +29,7 @@ from ridgeline.serve.types import (
 )
 from ridgeline.serve.types_responses import ResponseBody
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class Answering(Protocol):
