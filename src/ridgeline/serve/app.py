@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,12 +14,10 @@ from ridgeline import __version__
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import routes
 from ridgeline.serve.client import EngineDown
-from ridgeline.serve.errors import APIError, as_api_error, dumps, internal, invalid
+from ridgeline.serve.errors import APIError, as_api_error, dumps, invalid
 from ridgeline.serve.guard import Guard
 from ridgeline.serve.page import page_router
 from ridgeline.serve.service import Service
-
-log = logging.getLogger(__name__)
 
 
 class JSON(Response):
@@ -45,7 +42,7 @@ def build_app(service: Service) -> FastAPI:
     app.state.service = service
     app.include_router(routes.router)
     app.include_router(page_router())
-    for kind in (Exception, HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
+    for kind in (HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Guard, service=service)
     if service.options.allowed_origins:
@@ -60,9 +57,8 @@ def build_app(service: Service) -> FastAPI:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     told = as_api_error(error) or _of_framework(error)
-    if told is None:
-        log.error("a fault of the server", exc_info=error)
-        told = internal()
+    if told is None:  # a fault of ours, which the guard answers
+        raise error
     return JSON(told.body(), told.status, told.headers())
 
 

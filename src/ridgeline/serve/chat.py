@@ -33,11 +33,12 @@ class Chat:
         service.check_model(body.model)
         self._service, self._body = service, body
         reading, structure = _reading(body)
-        thinks = service.reasoning_parser is not None and structure is None
-        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         special = reading.mode == "auto" and service.tool_parser in SPECIAL_MARKS and body.skip_special_tokens is None
         shown = body.model_copy(update={"skip_special_tokens": False}) if special else body
         self._params = chat_params(shown, service.defaults(), structure)
+        # A structure holds from the first token on: there is no room for thoughts, even where the prompt begins some.
+        thinks = service.reasoning_parser is not None and self._params.structured_outputs is None
+        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint)
 
     async def open(self, *, stream: bool) -> Turn:

@@ -1,0 +1,111 @@
+"""From a body to a request, and what guards the way, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from ridgeline.errors import RequestError
+from ridgeline.serve.chat import Chat
+from ridgeline.serve.errors import APIError
+from ridgeline.serve.guard import Guard
+from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.prompt import render
+from ridgeline.serve.responses import as_chat
+from ridgeline.serve.service import Service
+from ridgeline.serve.types import ChatBody, RenderBody
+from ridgeline.serve.types_responses import ResponseBody
+
+SECRET = "what nobody else may read"
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def service(**more: Any) -> Service:
+    """As much of one as a request needs before it is sent."""
+    facts = {"name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", **more}
+    return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"structured_outputs": {"regex": "[0-9]+"}}, False),
+        ({"tools": [{"function": {"name": "f"}}]}, True),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, False),
+    ],
+)
+def test_what_follows_a_structure_has_no_thoughts(fields: dict[str, Any], thinks: bool) -> None:
+    chat = Chat(service(), ChatBody.model_validate({"messages": MESSAGES, **fields}))
+    assert chat.reading.thinks == thinks
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": "user", "content": 3}, {"role": "user", "content": [SECRET]}, {"role": "user", "content": {}}]
+)
+def test_items_that_no_chat_can_hold_are_bad_requests(item: dict[str, Any]) -> None:
+    with pytest.raises(APIError) as e:
+        as_chat(ResponseBody(input=[item]))
+    assert e.value.status == 400 and SECRET not in e.value.message
+
+
+@pytest.mark.parametrize("name", ["self", "template", "messages", "tools"])
+def test_variables_that_no_template_can_have(name: str) -> None:
+    class Tokenizer:
+        def render_chat(self, messages: Any, *, template: str | None = None, **variables: Any) -> str:
+            return str(variables)
+
+    one = service(frontend=SimpleNamespace(tokenizer=Tokenizer))
+    body = {"messages": MESSAGES, "chat_template_kwargs": {name: 1}}
+    with pytest.raises(RequestError, match=f"chat_template_kwargs has '{name}'"):
+        render(one, RenderBody.model_validate(body))
+    assert "thinking" in render(one, RenderBody.model_validate({**body, "chat_template_kwargs": {"thinking": 1}}))
+
+
+async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:
+    one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]]())
+    transport = httpx.ASGITransport(Guard(app, cast(Service, one)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.get(path), one.statuses
+
+
+def test_faults_are_counted_answered_and_logged_without_values(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError(SECRET)
+
+    with caplog.at_level(logging.INFO):
+        response, statuses = asyncio.run(ask(broken, "/"))
+    assert response.status_code == 500 and response.json()["error"]["code"] == "internal_error"
+    assert statuses == {("", 500): 1}
+    assert "KeyError" in caplog.text and "in broken" in caplog.text and SECRET not in caplog.text
+    with caplog.at_level(logging.INFO):
+        asyncio.run(ask(broken, "/", log_requests=True))
+    assert SECRET in caplog.text
+
+
+def test_a_fault_in_the_middle_of_an_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise KeyError(SECRET)
+
+    with pytest.raises(AssertionError), caplog.at_level(logging.INFO):  # the transport's: the answer is not complete
+        asyncio.run(ask(broken, "/"))
+    assert " 500 " in caplog.text and SECRET not in caplog.text
+
+
+def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(ask(fine, "/a%0AGET%20/admin%20200%1B[2J"))
+    assert "\n" not in caplog.messages[-1] and "\x1b" not in caplog.messages[-1]
