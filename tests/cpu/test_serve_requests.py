@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.app import build_app
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.guard import Guard
@@ -109,3 +110,24 @@ def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO):
         asyncio.run(ask(fine, "/a%0AGET%20/admin%20200%1B[2J"))
     assert "\n" not in caplog.messages[-1] and "\x1b" not in caplog.messages[-1]
+
+
+def test_the_description_is_open_whole_and_our_own() -> None:
+    """Both /docs and what it shows are read without a key; nothing comes from elsewhere; a bad request is 400."""
+    options = ServeOptions(("m",), key_hashes=(b"x" * 32,))
+    one = cast(Service, SimpleNamespace(options=options, statuses=Counter[tuple[str, int]]()))
+    transport = httpx.ASGITransport(build_app(one))
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.get(path) for path in ("/docs", "/openapi.json", "/live")]
+
+    page, described, closed = asyncio.run(both())
+    assert (page.status_code, described.status_code, closed.status_code) == (200, 200, 401)
+    assert "default-src 'none'" in page.headers["content-security-policy"] and "http" not in page.text
+    schema = described.json()
+    assert set(schema["components"]["schemas"]["Told"]["properties"]) == {"error"}
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            assert "422" not in operation["responses"], path
+            assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/Told")

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -29,6 +30,21 @@ class JSON(Response):
         return dumps(content)
 
 
+class Fault(BaseModel):
+    """What went wrong. param: the field. code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Told(BaseModel):
+    """Every error, in the shape of OpenAI's."""
+
+    error: Fault
+
+
 def build_app(service: Service) -> FastAPI:
     """Everything that is served, over one engine."""
     app = FastAPI(
@@ -37,7 +53,12 @@ def build_app(service: Service) -> FastAPI:
         description="OpenAI's API on top of Ridgeline's engine. Unknown fields are errors.",
         root_path=service.options.root_path,
         default_response_class=JSON,
+        docs_url=None,
         redoc_url=None,
+        responses={
+            400: {"model": Told, "description": "What is wrong with the request."},
+            "default": {"model": Told, "description": "Why else there is no answer."},
+        },
     )
     app.state.service = service
     app.include_router(routes.router)

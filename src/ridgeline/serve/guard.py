@@ -13,7 +13,7 @@ from ridgeline.serve.errors import APIError, dumps, internal
 from ridgeline.serve.service import Service
 
 # What may be asked without a key: that the server lives, and how to talk to it.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/", "/docs", "/openapi.json"})
 OPEN_FOLDER = "/page/"  # the parts of the page at /, which asks for a key itself
 ASKED_OFTEN = "/live"  # every second by each open page: no lines of log
 NO_ANSWER = 499  # the client went away; nginx's
