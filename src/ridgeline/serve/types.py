@@ -6,7 +6,7 @@ None everywhere is the default, as in a request that leaves the field out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -39,9 +39,7 @@ class AtMost:
     length: int
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        schema.update({"fail_fast": True, "max_length": self.length})  # type: ignore[typeddict-item]
-        return schema
+        return cast(CoreSchema, {**handler(source), "fail_fast": True, "max_length": self.length})
 
 
 Items = Annotated[list[T], AtMost(MAX_ITEMS)]
