@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def test_columns_are_numpys_percentiles() -> None:
 def test_answers_without_text_have_a_time(events: str, error: str | None) -> None:
     """Tokens whose texts are all empty: the run is not lost, and they came by the end."""
 
+    async def pieces() -> AsyncIterator[bytes]:
+        yield events.encode()
+
     async def ask() -> Answer:
         client, answer = Client("http://x", None, 9), Answer(time.perf_counter_ns(), 5)
         await client.http.aclose()
-        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=events))
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=pieces()))
         client.http = httpx.AsyncClient(transport=transport, base_url="http://x")
         async with client.http:
             await client.complete({}, answer)

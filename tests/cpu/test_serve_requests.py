@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import threading
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,14 +17,16 @@ import pytest
 from ridgeline.errors import RequestError
 from ridgeline.serve.app import build_app
 from ridgeline.serve.chat import Chat
+from ridgeline.serve.completions import Completion
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.guard import Guard
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.prompt import render
 from ridgeline.serve.responses import as_chat
 from ridgeline.serve.service import Service
-from ridgeline.serve.types import ChatBody, RenderBody
+from ridgeline.serve.types import ChatBody, CompletionBody, RenderBody
 from ridgeline.serve.types_responses import ResponseBody
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
 
 SECRET = "what nobody else may read"
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -131,3 +136,91 @@ def test_the_description_is_open_whole_and_our_own() -> None:
         for operation in methods.values():
             assert "422" not in operation["responses"], path
             assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/Told")
+
+
+class Decoder:
+    """A service's part that turns tokens into text: counts what it is asked, and by which threads."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.threads = set[int]()
+
+    def token_text(self, token: int) -> str:
+        self.asked.append(token)
+        self.threads.add(threading.get_ident())
+        return f"t{token}"
+
+    def token_bytes(self, token: int) -> list[int]:
+        return [token]
+
+    def is_special(self, token: int) -> bool:
+        return False
+
+    async def off_loop(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work)
+
+    def service(self) -> Service:
+        own = {name: getattr(self, name) for name in ("token_text", "token_bytes", "is_special", "off_loop")}
+        return service(reasoning_parser=None, tokenizer=None, **own)
+
+
+def turn(answer: CompletionOutput) -> Any:
+    """Of a prompt of two tokens, and all there is of its answer."""
+    first = TokenLogprobs(8, -1.0, ((8, -1.0),))
+    output = RequestOutput("ab", [7, 8], [answer], Timing(0.0, None, 0.0, 0.0), prompt_logprobs=[None, first])
+    chunk = OutputChunk(0, answer.text, tuple(answer.token_ids), tuple(answer.logprobs or ()), "stop", 9, None, output)
+    batches = iter([[(0, chunk)], []])
+
+    async def batch() -> Any:
+        return next(batches)
+
+    return SimpleNamespace(requests=[SimpleNamespace(prompt_token_ids=[7, 8], prompt="ab")], batch=batch, close=dict)
+
+
+ENTRY = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -2.0)))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_probabilities_are_made_into_text_beside_the_loop_and_once(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder()
+    answer = CompletionOutput(0, [5] * 50, "x" * 50, "length", logprobs=[ENTRY] * 50)
+    work: Any = Completion(decoder.service(), CompletionBody(prompt="ab", logprobs=2))
+    if chat:
+        body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+        work = Chat(decoder.service(), ChatBody.model_validate(body))
+
+    async def ask() -> dict[str, Any]:
+        async def opened(*, stream: bool) -> Any:
+            return turn(answer)
+
+        monkeypatch.setattr(work, "open", opened)
+        return cast(dict[str, Any], await work.answer())
+
+    found = asyncio.run(ask())["choices"][0]["logprobs"]
+    assert len(found["content"] if chat else found["tokens"]) == 50
+    assert sorted(decoder.asked) == [5, 6] and threading.get_ident() not in decoder.threads
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_echo_alone_has_no_tokens_of_its_own(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"stream_options": {"include_usage": True}} if stream else {"logprobs": 1}
+    body = {"prompt": "ab", "echo": True, "max_tokens": 0, "return_token_ids": True, "stream": stream, **more}
+    work = Completion(Decoder().service(), CompletionBody.model_validate(body))
+    one = turn(CompletionOutput(0, [5], "x", "stop", 9, logprobs=[ENTRY]))
+
+    async def ask() -> list[dict[str, Any]]:
+        async def opened(*, stream: bool) -> Any:
+            return one
+
+        monkeypatch.setattr(work, "open", opened)
+        if not stream:
+            return [await work.answer()]
+        return [json.loads(e[6:]) async for data in work.events(one) for e in data.split(b"\n\n") if e[6:7] == b"{"]
+
+    told = asyncio.run(ask())
+    (choice,) = told[0]["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("ab", [])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    assert told[-1]["usage"]["completion_tokens"] == 0 and told[-1]["usage"]["total_tokens"] == 2
+    if not stream:
+        assert choice["logprobs"]["tokens"] == ["t7", "t8"]

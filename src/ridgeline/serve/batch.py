@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ def read_done(path: Path) -> dict[str, bool]:
     if (whole := b"".join(kept)) != data:
         beside = path.with_name(path.name + ".part")
         beside.write_bytes(whole)
-        os.replace(beside, path)  # all of it or nothing, whatever happens
+        beside.replace(path)  # all of it or nothing, whatever happens
     return done
 
 

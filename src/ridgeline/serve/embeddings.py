@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.frontend import Prompt
 from ridgeline.serve.service import Service, as_prompts
 from ridgeline.serve.types import EmbeddingBody
 
@@ -21,7 +22,7 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     prompts = as_prompts(body.input)
     service.gate.enter(len(prompts))
     try:
-        ids = await service.off_loop(lambda: [_checked(service, service.frontend.encode(p)) for p in prompts])
+        ids = await service.off_loop(lambda: [_checked(service, p) for p in prompts])
         vectors = await service.client.embed(ids, body.pooling or "mean")
     finally:
         service.gate.leave(len(prompts))
@@ -34,7 +35,10 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": service.name, "usage": usage}
 
 
-def _checked(service: Service, ids: list[int]) -> list[int]:
+def _checked(service: Service, prompt: Prompt) -> list[int]:
+    """Token ids, no more than the context has; where there are too many, before each is looked at."""
+    too_many = isinstance(prompt, list) and len(prompt) > service.max_model_len
+    ids = list(prompt) if too_many else service.frontend.encode(prompt)
     if len(ids) > service.max_model_len:
         raise RequestError(
             f"an input has {len(ids)} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"

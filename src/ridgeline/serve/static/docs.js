@@ -30,7 +30,7 @@ function show({ info, paths, components }) {
 
 function endpoint(path, method, operation, schemas) {
   const title = `${method.toUpperCase()} ${path}`;
-  const node = make('article', { class: 'answer', 'aria-label': title },
+  const node = make('article', { class: 'answer endpoint', 'aria-label': title },
     make('header', {}, make('h3', {}, make('code', {}, title))), make('p', {}, operation.description ?? ''));
   const body = operation.requestBody?.content?.['application/json']?.schema;
   if (body) node.append(make('details', {}, make('summary', {}, 'Fields'), ...fields(title, body, schemas, new Set())));
