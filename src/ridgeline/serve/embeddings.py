@@ -37,13 +37,18 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
 
 def _checked(service: Service, prompt: Prompt) -> list[int]:
     """Token ids, no more than the context has; where there are too many, before each is looked at."""
-    too_many = isinstance(prompt, list) and len(prompt) > service.max_model_len
-    ids = list(prompt) if too_many else service.frontend.encode(prompt)
-    if len(ids) > service.max_model_len:
-        raise RequestError(
-            f"an input has {len(ids)} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
-        )
+    if isinstance(prompt, list):
+        _fits(service, len(prompt))
+    ids = service.frontend.encode(prompt)
+    _fits(service, len(ids))
     return ids
+
+
+def _fits(service: Service, tokens: int) -> None:
+    if tokens > service.max_model_len:
+        raise RequestError(
+            f"an input has {tokens} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
+        )
 
 
 def _encoded(vector: Sequence[float], form: str | None) -> Sequence[float] | str:
