@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.answer import AnswerReader
 from ridgeline.serve.app import build_app
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
@@ -38,6 +39,16 @@ def service(**more: Any) -> Service:
     return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
 
 
+class Thinking:
+    """A tokenizer whose template ends in the mark of thoughts."""
+
+    def render_chat(self, messages: Any, **variables: Any) -> str:
+        return "x<think>\n"
+
+    def encode_chat(self, messages: Any, **variables: Any) -> list[int]:
+        return [1]
+
+
 @pytest.mark.parametrize(
     ("fields", "thinks"),
     [
@@ -49,9 +60,14 @@ def service(**more: Any) -> Service:
         ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, False),
     ],
 )
-def test_what_follows_a_structure_has_no_thoughts(fields: dict[str, Any], thinks: bool) -> None:
-    chat = Chat(service(), ChatBody.model_validate({"messages": MESSAGES, **fields}))
-    assert chat.reading.thinks == thinks
+def test_a_structure_does_not_go_on_with_thoughts(fields: dict[str, Any], thinks: bool) -> None:
+    one = service(frontend=SimpleNamespace(tokenizer=Thinking))
+    chat = Chat(one, ChatBody.model_validate({"messages": MESSAGES, **fields}))
+    assert chat._prompt() == [1]
+    reader = AnswerReader(chat.reading)
+    pieces = [*reader.push("42"), *reader.flush()]
+    assert "".join(p.reasoning for p in pieces) == ("42" if thinks else "")
+    assert "".join(p.content for p in pieces) == ("" if thinks else "42")
 
 
 @pytest.mark.parametrize(

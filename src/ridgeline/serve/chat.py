@@ -34,12 +34,11 @@ class Chat:
         self._service, self._body = service, body
         self._texts = logprobs.TokenTexts(service)
         reading, structure = _reading(body)
+        thinks = service.reasoning_parser is not None and structure is None
+        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         special = reading.mode == "auto" and service.tool_parser in SPECIAL_MARKS and body.skip_special_tokens is None
         shown = body.model_copy(update={"skip_special_tokens": False}) if special else body
         self._params = chat_params(shown, service.defaults(), structure)
-        # A structure holds from the first token on: there is no room for thoughts, even where the prompt begins some.
-        thinks = service.reasoning_parser is not None and self._params.structured_outputs is None
-        self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint)
 
     async def open(self, *, stream: bool) -> Turn:
@@ -52,7 +51,9 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
-        if self.reading.thinks:
+        # A structure holds from the first token on, so it does not go on with thoughts that the prompt has begun. It
+        # may have some of its own.
+        if self.reading.thinks and self._params.structured_outputs is None:
             self.reading = replace(self.reading, inside=render(self._service, body).rstrip().endswith(OPEN))
         return encode(self._service, body)
 

@@ -6,7 +6,7 @@ None everywhere is the default, as in a request that leaves the field out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,6 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 MAX_FIELDS = 256  # of an object
 MAX_IDS = 1 << 20  # token ids in a list: more than a context holds
@@ -38,8 +37,8 @@ class AtMost:
 
     length: int
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return cast(CoreSchema, {**handler(source), "fail_fast": True, "max_length": self.length})
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return {**handler(source), "fail_fast": True, "max_length": self.length}
 
 
 Items = Annotated[list[T], AtMost(MAX_ITEMS)]
