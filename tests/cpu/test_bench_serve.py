@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from cpu.fake_openai import fake_server
 from cpu.serving import serving
 from ridgeline.errors import RequestError
-from ridgeline.measure.client import Answer
+from ridgeline.measure.client import Answer, Client
 from ridgeline.measure.load import measured
 from ridgeline.plan.limits import Slo
 
@@ -61,6 +64,37 @@ def test_columns_are_numpys_percentiles() -> None:
     assert found.failures == {"status 500: no": 2, "gone": 1} and found.lateness_s == 100 / 1e9
     with pytest.raises(RequestError, match="no request was answered: status 500"):
         measured(failed, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ('data: {"choices": [{"text": ""}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n', None),
+        ("data: [1]\n\ndata: [DONE]\n\n", "an event that is none"),
+        ('data: {"choices": [], "usage": {"completion_tokens": "x"}}\n\n', "an event that is none"),
+    ],
+)
+def test_answers_without_text_have_a_time(events: str, error: str | None) -> None:
+    """Tokens whose texts are all empty: the run is not lost, and they came by the end."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield events.encode()
+
+    async def ask() -> Answer:
+        client, answer = Client("http://x", None, 9), Answer(time.perf_counter_ns(), 5)
+        await client.http.aclose()
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=pieces()))
+        client.http = httpx.AsyncClient(transport=transport, base_url="http://x")
+        async with client.http:
+            await client.complete({}, answer)
+        return answer
+
+    answer = asyncio.run(ask())
+    if error is not None:
+        assert answer.error is not None and error in answer.error
+        return
+    found = measured([answer], 1, None)
+    assert (answer.tokens, len(answer.times_ns), found.failed) == (3, 1, 0)
 
 
 @pytest.mark.parametrize("usage", [True, pytest.param(False, marks=pytest.mark.slow)])

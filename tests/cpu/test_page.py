@@ -210,6 +210,45 @@ def test_labels_contrast_and_structure(page: playwright.Page, server: Server, th
     assert page.evaluate(AUDIT) == []
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser, theme: str) -> None:
+    """Without a key, with keys on the server; nothing is asked of anybody else."""
+    with serving("pocket", "--api-key", "secret") as server, browser.new_context(color_scheme=theme) as context:
+        page = context.new_page()
+        asked: list[str] = []
+        said: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(address(server, "docs"))
+        chat = page.get_by_role("article", name="POST /v1/chat/completions", exact=True)
+        chat.locator("summary").click()
+        row = chat.get_by_role("row", name="messages")
+        expect(row).to_contain_text("list of ChatMessage")
+        expect(row).to_contain_text("yes")
+        expect(chat.get_by_role("row", name="stop", exact=False).first).to_contain_text("32")
+        assert page.evaluate(AUDIT) == [] and said == []
+        assert all(url.startswith(address(server)) for url in asked)
+        page.set_viewport_size({"width": 375, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_thoughts_are_not_sent_back(page: playwright.Page) -> None:
+    pieces: list[dict[str, str]] = [{"reasoning_content": "hmm"}, {"content": "yes"}]
+    events = [{"choices": [{"index": 0, "delta": piece, "finish_reason": None}]} for piece in pieces]
+    text = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=text))
+    page.get_by_label("Chat").check()
+    for said in ("one", "two"):
+        page.get_by_label("Message", exact=True).fill(said)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Generate").click()
+        done(page)
+    expect(page.locator("article .said")).to_contain_text("hmmyes")
+    told = json.loads(sent.value.post_data or "")["messages"]
+    assert told[1] == {"role": "assistant", "content": "yes"}
+
+
 def test_it_fits_a_telephone(page: playwright.Page) -> None:
     page.set_viewport_size({"width": 375, "height": 700})
     complete(page, "x = [", Temperature="0", Max_tokens="48")
@@ -261,7 +300,7 @@ def test_files_and_headers(server: Server) -> None:
     status, body, headers = server.raw("GET", "/")
     assert status == 200 and "default-src 'none'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
-    html = body.decode()
+    html = body.decode() + server.raw("GET", "/docs")[1].decode()
     assert not re.search(r"https?://|\son\w+=|<style|\sstyle=|<script(?![^>]*src=)", html)
     named = set(re.findall(r'(?:src|href)="(page/[\w.]+)"', html))
     static = Path(__file__).parents[2] / "src/ridgeline/serve/static"

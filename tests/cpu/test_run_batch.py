@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.serve import batch
+from ridgeline.serve.batch import Line, read_done
+from ridgeline.serve.service import Gate, Service
+from ridgeline.serve.types import CompletionBody
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -16,7 +23,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def line(i: int, **body: Any) -> dict[str, Any]:
-    body = {"model": "any", "prompt": f"def f{i}(", "max_tokens": 6, "temperature": 0, **body}
+    body = {"model": "pocket", "prompt": f"def f{i}(", "max_tokens": 6, "temperature": 0, **body}
     return {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}
 
 
@@ -26,18 +33,19 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
     lines[3]["body"]["temperature"] = -1
     lines[4] = {**lines[4], "url": "/v1/embeddings", "body": {"input": "x"}}
     lines[5] = {**lines[5], "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "a"}}
-    requests.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    lines[6]["body"] |= {"model": "another", "prompt": "a\u2028b"}  # a line end elsewhere, not in JSON
+    requests.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines), encoding="utf-8")
     first = run(str(requests), "-o", str(out), "--max-num-seqs", "4")
-    assert (first.returncode, first.stdout) == (0, ""), first.stderr
+    assert (first.returncode, first.stdout) == (1, "") and "3 of 20 requests failed" in first.stderr, first.stderr
     results = {r["custom_id"]: r for r in map(json.loads, out.read_text().splitlines())}
     assert len(results) == 20
     bad = {name: r["error"]["message"] for name, r in results.items() if r["error"]}
-    assert set(bad) == {"r3", "r5"} and "temperature" in bad["r3"] and "stores nothing" in bad["r5"]
-    assert results["r3"]["response"]["status_code"] == 400
+    assert set(bad) == {"r3", "r5", "r6"} and "temperature" in bad["r3"] and "stores nothing" in bad["r5"]
+    assert results["r3"]["response"]["status_code"] == 400 and results["r6"]["response"]["status_code"] == 404
     assert len(results["r4"]["response"]["body"]["data"][0]["embedding"]) == 256
     params = SamplingParams(max_tokens=6, temperature=0, repetition_penalty=1.1)
     for i, output in zip(
-        range(6, 20), LLM("pocket").generate([f"def f{i}(" for i in range(6, 20)], params), strict=True
+        range(7, 20), LLM("pocket").generate([f"def f{i}(" for i in range(7, 20)], params), strict=True
     ):
         assert results[f"r{i}"]["response"]["body"]["choices"][0]["text"] == output.outputs[0].text
     # Cut in the middle of a line, as a power cut would.
@@ -45,13 +53,46 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
     kept = whole.splitlines(keepends=True)[:7]
     out.write_bytes(b"".join(kept) + whole[:40])
     second = run(str(requests), "-o", str(out))
-    assert second.returncode == 0 and "7 of 20" in second.stderr
+    assert second.returncode == 1 and "7 of 20" in second.stderr and "3 of 20" in second.stderr
     again = list(map(json.loads, out.read_text().splitlines()))
     assert sorted(r["custom_id"] for r in again) == sorted(results)
     for r in again:
         if r["error"] is None and "choices" in r["response"]["body"]:
             same = results[r["custom_id"]]["response"]["body"]["choices"]
             assert r["response"]["body"]["choices"] == same
+
+
+def test_what_failed_in_passing_is_asked_again(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    statuses = {"a": 200, "b": 400, "c": 429, "d": 503, "e": 500, "f": 404}
+    made = [json.dumps({"custom_id": name, "response": {"status_code": s}}) for name, s in statuses.items()]
+    out.write_text("\n".join([*made, '{"cut']))
+    assert read_done(out) == {"a": False, "b": True, "f": True}
+    assert out.read_text().splitlines() == [made[0], made[1], made[5]]
+    assert read_done(out) == {"a": False, "b": True, "f": True} and list(tmp_path.iterdir()) == [out]
+
+
+def test_a_batch_waits_for_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of many answers each, more than the queue has places for: none is told 429."""
+    gate = Gate(2, 1)
+
+    class Slow:
+        def __init__(self, service: Any, body: CompletionBody) -> None:
+            self.n = body.n or 1
+
+        async def answer(self) -> dict[str, Any]:
+            gate.enter(self.n)
+            await asyncio.sleep(0.01)
+            gate.leave(self.n)
+            return {"n": self.n}
+
+    async def ask() -> list[dict[str, Any]]:
+        wanted = [Line(str(n), "/v1/completions", {"prompt": "x", "n": n}) for n in (3, 2, 3, 1, 4)]
+        return await asyncio.gather(*(batch._result(cast(Service, None), line) for line in wanted))
+
+    monkeypatch.setattr(batch, "Completion", Slow)
+    monkeypatch.setattr(batch, "PLACE_SECONDS", 0.001)
+    assert [r["response"]["status_code"] for r in asyncio.run(ask())] == [200, 200, 200, 200, 400]
 
 
 def test_what_is_no_batch(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgeline.cli import options as o
-from ridgeline.cli.serve import ModelArgument, ReasoningParser, ToolParser, serve_options
+from ridgeline.cli.serve import ModelArgument, ReasoningParser, ServedModelName, ToolParser, serve_options
 
 if TYPE_CHECKING:
     from ridgeline.serve.service import Service
@@ -22,6 +22,7 @@ def run_batch(
     output: Annotated[Path, typer.Option("--output", "-o", help="A JSON line for each answer; run again, it goes on.")],
     model: ModelArgument = o.DEFAULT_MODEL,
     verbose: o.Verbose = False,
+    served_model_name: ServedModelName = None,
     chat_template: Annotated[str | None, typer.Option("--chat-template", help="A Jinja file.")] = None,
     tool_call_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
@@ -33,7 +34,9 @@ def run_batch(
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
 ) -> None:  # fmt: skip
-    """Answer a file of requests. Each answer is in the output as soon as it is there; a request that fails says why."""
+    """Answer a file of requests. Each answer is in the output as soon as it is there; a request that fails says why,
+    and the exit status is 1.
+    """
     given = locals()
     import asyncio
 
@@ -44,28 +47,30 @@ def run_batch(
 
     lines, done = read_lines(requests), read_done(output)
     left = [line for line in lines if line.id not in done]
+    errors = [line.id for line in lines if done.get(line.id)]
     if len(left) < len(lines):
         say(f"{len(lines) - len(left)} of {len(lines)} requests have an answer in {output} already")
-    if not left:
-        return
-    find(model, revision, load_format)
-    names = tuple({str(line.body["model"]) for line in left if isinstance(line.body.get("model"), str)}) or (model,)
-    errors: list[str] = []
 
     def ready(service: Service) -> None:
         if verbose:
             say(*service.ready.settings)
 
-    with prompts_bar(len(lines), len(done)) as advance:
-
+    def answer(advance: Callable[[int], None]) -> None:
         def over(result: Mapping[str, Any]) -> None:
             usage = result["response"]["body"].get("usage", {})
             advance(usage.get("completion_tokens", usage.get("output_tokens", 0)))
             if result["error"] is not None:
                 errors.append(result["custom_id"])
 
-        options = serve_options(given, names)
+        options = serve_options(given, served_model_name or [model])
         batch = run_batch(model, o.llm_options(given), options, left, output, on_ready=ready, on_done=over)
         asyncio.run(batch)
-    failed = f", {len(errors)} of them with an error, the first {errors[0]!r:.60}" if errors else ""
-    say(f"{len(left)} requests answered{failed}: {output}")
+
+    if left:
+        find(model, revision, load_format)
+        with prompts_bar(len(lines), len(done)) as advance:
+            answer(advance)
+        say(f"{len(left)} requests answered: {output}")
+    if errors:
+        say(f"{len(errors)} of {len(lines)} requests failed, the first {errors[0]!r:.60}: {output} says why")
+        raise typer.Exit(1)

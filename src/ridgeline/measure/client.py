@@ -21,8 +21,8 @@ class Answer:
     """What came of one request. Times are nanoseconds of time.perf_counter_ns.
 
     arrival_ns: when it was due; sent_ns: when it went out. times_ns: of its tokens, several of one event with one time;
-    where a server does not say how many an event has, one for each event. tokens: as the server counts them. error: why
-    it is not complete.
+    where a server does not say how many an event has, one for each event with text, or the end's where none has any.
+    tokens: as the server counts them. error: why it is not complete.
     """
 
     arrival_ns: int
@@ -92,7 +92,7 @@ class Client:
                 await _listen(response, answer)
         except httpx.HTTPError as e:
             answer.error = f"{type(e).__name__} {e}".strip()
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             answer.error = f"an event that is none: {e}"
 
 
@@ -106,6 +106,8 @@ async def _listen(response: httpx.Response, answer: Answer) -> None:
                 if line[5:].strip() == b"[DONE]":
                     answer.tokens = answer.tokens or len(answer.times_ns)
                     answer.error = None if answer.tokens else "an answer without a token"
+                    if answer.tokens and not answer.times_ns:  # none of them had a text: they came by now
+                        answer.times_ns = [now]
                     return
                 _take(json.loads(line[5:]), now, answer)
             if answer.error is not None:
@@ -122,7 +124,7 @@ def _take(event: Mapping[str, Any], now: int, answer: Answer) -> None:
         count = len(ids) if ids is not None else int(bool(choice.get("text")))
         answer.times_ns += [now] * count
     if (usage := event.get("usage")) is not None:
-        answer.tokens = usage["completion_tokens"]
+        answer.tokens = int(usage["completion_tokens"])
 
 
 def _reason(status: int, content: bytes) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,12 +15,10 @@ from ridgeline import __version__
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import routes
 from ridgeline.serve.client import EngineDown
-from ridgeline.serve.errors import APIError, as_api_error, dumps, internal, invalid
+from ridgeline.serve.errors import APIError, as_api_error, dumps, invalid
 from ridgeline.serve.guard import Guard
 from ridgeline.serve.page import page_router
 from ridgeline.serve.service import Service
-
-log = logging.getLogger(__name__)
 
 
 class JSON(Response):
@@ -32,6 +30,21 @@ class JSON(Response):
         return dumps(content)
 
 
+class Fault(BaseModel):
+    """What went wrong. param: the field. code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Told(BaseModel):
+    """Every error, in the shape of OpenAI's."""
+
+    error: Fault
+
+
 def build_app(service: Service) -> FastAPI:
     """Everything that is served, over one engine."""
     app = FastAPI(
@@ -40,12 +53,17 @@ def build_app(service: Service) -> FastAPI:
         description="OpenAI's API on top of Ridgeline's engine. Unknown fields are errors.",
         root_path=service.options.root_path,
         default_response_class=JSON,
+        docs_url=None,
         redoc_url=None,
+        responses={
+            400: {"model": Told, "description": "What is wrong with the request."},
+            "default": {"model": Told, "description": "Why else there is no answer."},
+        },
     )
     app.state.service = service
     app.include_router(routes.router)
     app.include_router(page_router())
-    for kind in (Exception, HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
+    for kind in (HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Guard, service=service)
     if service.options.allowed_origins:
@@ -60,9 +78,8 @@ def build_app(service: Service) -> FastAPI:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     told = as_api_error(error) or _of_framework(error)
-    if told is None:
-        log.error("a fault of the server", exc_info=error)
-        told = internal()
+    if told is None:  # a fault of ours, which the guard answers
+        raise error
     return JSON(told.body(), told.status, told.headers())
 
 

@@ -27,6 +27,7 @@ from ridgeline.serve.types_responses import ResponseBody
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 TRIES = 3  # of a request that an engine took down with it
 PATIENCE_SECONDS = 60.0  # for an engine that is being started again
+PLACE_SECONDS = 0.05  # between two looks whether there are places
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def read_lines(path: Path) -> list[Line]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise RequestError(f"{path}: {e}") from None
-    for number, given in enumerate(text.splitlines(), 1):
+    for number, given in enumerate(text.split("\n"), 1):  # JSON's texts may hold Unicode's other line ends
         if given.strip():
             try:
                 line = _line(json.loads(given))
@@ -75,23 +76,37 @@ def _line(given: Any) -> Line:
     return Line(given["custom_id"], given["url"], given["body"])
 
 
-def read_done(path: Path) -> set[str]:
-    """The ids that have an answer in a file of results. Raises RequestError for a file that is none.
+def read_done(path: Path) -> dict[str, bool]:
+    """The ids that have an answer in a file of results, and whether it is an error.
 
-    A last line that was cut off, by a power cut say, is taken away.
+    What failed through no fault of the request (a full queue, an engine that went down) is to be asked again: those
+    lines are taken away, as is a last line that was cut off, by a power cut say. Raises RequestError for a file that
+    holds no results.
     """
     if not path.exists():
-        return set()
+        return {}
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    done, kept = dict[str, bool](), list[bytes]()
     try:
-        done = {str(json.loads(line)["custom_id"]) for line in whole.splitlines() if line.strip()}
-    except (ValueError, KeyError, TypeError):
+        for line in filter(bytes.strip, lines):
+            result = json.loads(line)
+            name, status = str(result["custom_id"]), int(result["response"]["status_code"])
+            if not _passing(status):
+                done[name] = status != 200
+                kept.append(line)
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(f"{path} is there and holds no results of a batch; choose another -o") from None
-    if len(whole) < len(data):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
+    if (whole := b"".join(kept)) != data:
+        beside = path.with_name(path.name + ".part")
+        beside.write_bytes(whole)
+        beside.replace(path)  # all of it or nothing, whatever happens
     return done
+
+
+def _passing(status: int) -> bool:
+    """Is it no answer to the request, but the state of the server at that moment?"""
+    return status == 429 or status >= 500
 
 
 async def run_batch(
@@ -145,18 +160,33 @@ async def _result(service: Service, line: Line) -> dict[str, Any]:
 async def _answer(service: Service, line: Line) -> dict[str, Any]:
     for attempt in range(1, TRIES + 1):
         try:
-            if line.url == "/v1/completions":
-                return await Completion(service, CompletionBody.model_validate(line.body)).answer()
-            if line.url == "/v1/chat/completions":
-                return await Chat(service, ChatBody.model_validate(line.body)).answer()
-            if line.url == "/v1/responses":
-                return await responses.Response(service, ResponseBody.model_validate(line.body)).answer()
-            return await embeddings(service, EmbeddingBody.model_validate(line.body))
+            return await _placed(service, line)
         except EngineDown:
             if attempt == TRIES:
                 raise
             await _until_ready(service)
     raise APIError(503, "the engine is down")
+
+
+async def _placed(service: Service, line: Line) -> dict[str, Any]:
+    """The answer, as soon as there are places: all of them are this batch's, so some become free."""
+    while True:
+        try:
+            return await _sent(service, line)
+        except APIError as e:
+            if e.status != 429:
+                raise
+        await asyncio.sleep(PLACE_SECONDS)
+
+
+async def _sent(service: Service, line: Line) -> dict[str, Any]:
+    if line.url == "/v1/completions":
+        return await Completion(service, CompletionBody.model_validate(line.body)).answer()
+    if line.url == "/v1/chat/completions":
+        return await Chat(service, ChatBody.model_validate(line.body)).answer()
+    if line.url == "/v1/responses":
+        return await responses.Response(service, ResponseBody.model_validate(line.body)).answer()
+    return await embeddings(service, EmbeddingBody.model_validate(line.body))
 
 
 async def _until_ready(service: Service) -> None:

@@ -20,7 +20,7 @@ from ridgeline.serve.sse import DONE, Envelope, event
 from ridgeline.serve.tally import Tally, head
 from ridgeline.serve.tools import SPECIAL_MARKS, required_schema
 from ridgeline.serve.types import ChatBody, NamedTool
-from ridgeline.spec.request import CompletionOutput, OutputChunk, StructuredOutputs
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, StructuredOutputs
 
 
 class Chat:
@@ -32,6 +32,7 @@ class Chat:
     def __init__(self, service: Service, body: ChatBody) -> None:
         service.check_model(body.model)
         self._service, self._body = service, body
+        self._texts = logprobs.TokenTexts(service)
         reading, structure = _reading(body)
         thinks = service.reasoning_parser is not None and structure is None
         self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
@@ -50,7 +51,9 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
-        if self.reading.thinks:
+        # A structure holds from the first token on, so it does not go on with thoughts that the prompt has begun. It
+        # may have some of its own.
+        if self.reading.thinks and self._params.structured_outputs is None:
             self.reading = replace(self.reading, inside=render(self._service, body).rstrip().endswith(OPEN))
         return encode(self._service, body)
 
@@ -61,6 +64,9 @@ class Chat:
             (output,), tally = await collect(turn)
         finally:
             turn.close()
+        return await self._service.off_loop(lambda: self._whole(output, tally))
+
+    def _whole(self, output: RequestOutput, tally: Tally) -> dict[str, Any]:
         choices = [self._choice(answer) for answer in output.outputs]
         more: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None:
@@ -83,7 +89,7 @@ class Chat:
             message["tool_calls"] = calls
         choice: dict[str, Any] = {
             "index": answer.index, "message": message,
-            "logprobs": None if answer.logprobs is None else logprobs.of_chat(self._service, answer.logprobs),
+            "logprobs": None if answer.logprobs is None else logprobs.of_chat(self._texts, answer.logprobs),
             "finish_reason": self._reason(answer.finish_reason, bool(calls)), "stop_reason": answer.stop_reason,
         }  # fmt: skip
         if self._body.return_token_ids:
@@ -136,7 +142,7 @@ class Chat:
                 add(delta)
         if chunk.logprobs or self._body.return_token_ids:
             last = choices[-1] if choices else add({})
-            last["logprobs"] = logprobs.of_chat(self._service, chunk.logprobs) if chunk.logprobs else None
+            last["logprobs"] = logprobs.of_chat(self._texts, chunk.logprobs) if chunk.logprobs else None
             if self._body.return_token_ids:
                 last["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason is not None:

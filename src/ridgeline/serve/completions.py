@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from ridgeline.frontend import Prompt
 from ridgeline.serve import logprobs
 from ridgeline.serve.errors import as_api_error, internal
 from ridgeline.serve.params import completion_params
@@ -21,6 +22,7 @@ class Completion:
     def __init__(self, service: Service, body: CompletionBody) -> None:
         service.check_model(body.model)
         self._service, self._body = service, body
+        self._texts = logprobs.TokenTexts(service)
         self._params = completion_params(body, service.defaults())
         self._prompts = as_prompts(body.prompt)
         self._head = head("text_completion", "cmpl", service.name, service.fingerprint)
@@ -30,9 +32,16 @@ class Completion:
         """Send it to the engine."""
         body = self._body
         return await self._service.open(
-            lambda: self._prompts, len(self._prompts), self._params,
+            self._fitting, len(self._prompts), self._params,
             operation="text_completion", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
         )  # fmt: skip
+
+    def _fitting(self) -> list[Prompt]:
+        """The prompts. Raises RequestError for ids that are too many, before each is looked at."""
+        for prompt in self._prompts:
+            if isinstance(prompt, list):
+                self._service.frontend.check_length(prompt, self._params)
+        return self._prompts
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""
@@ -41,10 +50,18 @@ class Completion:
             outputs, tally = await collect(turn)
         finally:
             turn.close()
+        return await self._service.off_loop(lambda: self._whole(outputs, tally))
+
+    def _whole(self, outputs: list[RequestOutput], tally: Tally) -> dict[str, Any]:
         choices = [
             self._choice(place, output, answer) for place, output in enumerate(outputs) for answer in output.outputs
         ]
-        return {**self._head, "choices": choices, "usage": tally.usage()}
+        return {**self._head, "choices": choices, "usage": self._usage(tally)}
+
+    def _usage(self, tally: Tally) -> dict[str, Any]:
+        if self._silent:  # the token that an engine gives at least
+            tally.completion = 0
+        return tally.usage()
 
     def _choice(self, place: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         text, entries, offset = answer.text, list(answer.logprobs or ()), 0
@@ -56,16 +73,17 @@ class Completion:
             "text": echoed + text,
             "logprobs": None,
             "finish_reason": "length" if self._silent else answer.finish_reason,
-            "stop_reason": answer.stop_reason,
+            "stop_reason": None if self._silent else answer.stop_reason,
         }
         if self._body.logprobs is not None:
             before = list(output.prompt_logprobs or ()) if self._body.echo else []
             first = output.prompt_token_ids[0]
-            choice["logprobs"] = logprobs.of_completion(self._service, [*before, *entries], first, offset)
+            choice["logprobs"] = logprobs.of_completion(self._texts, [*before, *entries], first, offset)
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = logprobs.plain(output.prompt_logprobs or ())
         if self._body.return_token_ids:
-            choice |= {"token_ids": answer.token_ids, "prompt_token_ids": output.prompt_token_ids}
+            choice["token_ids"] = [] if self._silent else answer.token_ids
+            choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
 
     def _echo(self, prompt: str | None, ids: list[int]) -> str:
@@ -85,11 +103,11 @@ class Completion:
                 for place, chunk in batch:
                     tally.take(chunk)
                     if (choice := self._delta(turn, place, chunk, offsets)) is not None:
-                        data += envelope.event([choice], tally.usage() if always else None)
+                        data += envelope.event([choice], self._usage(tally) if always else None)
                 if data:
                     yield data
             if options and options.include_usage:
-                yield envelope.event([], tally.usage())
+                yield envelope.event([], self._usage(tally))
             yield DONE
         except Exception as e:
             yield event((as_api_error(e) or internal()).body())
@@ -103,18 +121,20 @@ class Completion:
         offset = offsets.setdefault(index, 0)
         if body.echo and not begun:
             text = self._echo(prompt.prompt, list(prompt.prompt_token_ids)) + text
-        if not (text or chunk.logprobs or chunk.finish_reason or body.return_token_ids):
+        entries = None if self._silent else chunk.logprobs
+        if not (text or entries or chunk.finish_reason or body.return_token_ids):
             return None
         choice: dict[str, Any] = {
             "index": index, "text": text, "logprobs": None,
-            "finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason,
+            "finish_reason": chunk.finish_reason and ("length" if self._silent else chunk.finish_reason),
+            "stop_reason": None if self._silent else chunk.stop_reason,
         }  # fmt: skip
-        if body.logprobs is not None and chunk.logprobs:
-            found = logprobs.of_completion(self._service, chunk.logprobs, 0, offset)
+        if body.logprobs is not None and entries:
+            found = logprobs.of_completion(self._texts, entries, 0, offset)
             choice["logprobs"] = found
             offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
         if body.return_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
+            choice["token_ids"] = [] if self._silent else list(chunk.token_ids)
         return choice
 
 

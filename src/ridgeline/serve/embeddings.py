@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.frontend import Prompt
 from ridgeline.serve.service import Service, as_prompts
 from ridgeline.serve.types import EmbeddingBody
 
@@ -21,7 +22,7 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     prompts = as_prompts(body.input)
     service.gate.enter(len(prompts))
     try:
-        ids = await service.off_loop(lambda: [_checked(service, service.frontend.encode(p)) for p in prompts])
+        ids = await service.off_loop(lambda: [_checked(service, p) for p in prompts])
         vectors = await service.client.embed(ids, body.pooling or "mean")
     finally:
         service.gate.leave(len(prompts))
@@ -34,12 +35,20 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": service.name, "usage": usage}
 
 
-def _checked(service: Service, ids: list[int]) -> list[int]:
-    if len(ids) > service.max_model_len:
-        raise RequestError(
-            f"an input has {len(ids)} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
-        )
+def _checked(service: Service, prompt: Prompt) -> list[int]:
+    """Token ids, no more than the context has; where there are too many, before each is looked at."""
+    if isinstance(prompt, list):
+        _fits(service, len(prompt))
+    ids = service.frontend.encode(prompt)
+    _fits(service, len(ids))
     return ids
+
+
+def _fits(service: Service, tokens: int) -> None:
+    if tokens > service.max_model_len:
+        raise RequestError(
+            f"an input has {tokens} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
+        )
 
 
 def _encoded(vector: Sequence[float], form: str | None) -> Sequence[float] | str:

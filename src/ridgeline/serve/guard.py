@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.errors import APIError, dumps, internal
 from ridgeline.serve.service import Service
 
 # What may be asked without a key: that the server lives, and how to talk to it.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/", "/docs", "/openapi.json"})
 OPEN_FOLDER = "/page/"  # the parts of the page at /, which asks for a key itself
 ASKED_OFTEN = "/live"  # every second by each open page: no lines of log
+NO_ANSWER = 499  # the client went away; nginx's
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +32,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 499
+        started, status = time.perf_counter(), NO_ANSWER
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -44,13 +46,19 @@ class Guard:
             await self._app(scope, _limited(receive, self._service.options.max_body_bytes), sending)
         except APIError as e:
             await _answer(e, sending)
+        except Exception as e:  # not given on: the HTTP server would log its message, which may hold a prompt
+            begun, status = status != NO_ANSWER, 500
+            log.error("a fault of the server: %s", fault(e, with_message=self._service.options.log_requests))
+            if not begun:
+                await _answer(internal(), sending)
         finally:
             if key is not None:
                 self._open[key] -= 1
             route = scope.get("route")  # of what no endpoint answers there is none, and paths are without number
             self.statuses[getattr(route, "path", ""), status] += 1
             level = logging.DEBUG if scope["path"] == ASKED_OFTEN and status == 200 else logging.INFO
-            log.log(level, "%s %s %s %.3f s", scope["method"], scope["path"], status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            log.log(level, "%s %r %s %.3f s", scope["method"], scope["path"], status, seconds)
 
     def _enter(self, scope: Scope) -> bytes | None:
         """The key's hash, counted as one more of its requests. Raises APIError."""
@@ -72,6 +80,13 @@ class Guard:
             )  # fmt: skip
         self._open[key] += 1
         return key
+
+
+def fault(error: BaseException, *, with_message: bool) -> str:
+    """Where an exception arose, for the log. Its message may hold what a client sent, so it is asked for."""
+    if with_message:
+        return "".join(traceback.format_exception(error))
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 
 def _limited(receive: Receive, limit: int) -> Receive:

@@ -13,6 +13,7 @@ from ridgeline.serve.messages import Report
 from ridgeline.serve.meters import RECENT_SECONDS, RecentHistogram
 from ridgeline.serve.service import Service
 
+ENGINE = ("steps", "busy_s", "alive_s", "step_bytes", "step_flops")
 PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
 
 
@@ -30,7 +31,7 @@ async def live(service: Service) -> dict[str, Any]:
         report = await asyncio.wait_for(client.report(), PATIENCE_SECONDS)
     except (TimeoutError, EngineDown):
         return found
-    found["engine"] |= {name: getattr(report.meters, name) for name in ("steps", "busy_s", "alive_s")}
+    found["engine"] |= {name: getattr(report.meters, name) for name in ENGINE}
     return found | _engine(service, report)
 
 

@@ -11,33 +11,60 @@ from ridgeline.spec.request import TokenLogprobs
 LEAST = -9999.0  # JSON has no infinity; vLLM writes this
 
 
-def of_chat(service: Service, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+class TokenTexts:
+    """What tokens are by themselves. An answer's candidates repeat, so each is decoded once."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._texts: dict[int, str] = {}
+        self._bytes: dict[int, list[int]] = {}
+
+    def text(self, token: int) -> str:
+        """As text."""
+        if (found := self._texts.get(token)) is None:
+            found = self._texts[token] = self._service.token_text(token)
+        return found
+
+    def bytes(self, token: int) -> list[int]:
+        """As bytes."""
+        if (found := self._bytes.get(token)) is None:
+            found = self._bytes[token] = self._service.token_bytes(token)
+        return found
+
+    def is_special(self, token: int) -> bool:
+        """Is the token none of the text?"""
+        return self._service.is_special(token)
+
+
+def of_chat(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
     """The logprobs of a chat choice."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": service.token_text(token),
+            "token": texts.text(token),
             "logprob": max(logprob, LEAST),
-            "bytes": service.token_bytes(token),
+            "bytes": texts.bytes(token),
         }
 
     content = [{**one(e.token_id, e.logprob), "top_logprobs": [one(*pair) for pair in e.top]} for e in entries]
     return {"content": content, "refusal": None}
 
 
-def of_completion(service: Service, entries: Iterable[TokenLogprobs | None], first: int, offset: int) -> dict[str, Any]:
+def of_completion(
+    texts: TokenTexts, entries: Iterable[TokenLogprobs | None], first: int, offset: int
+) -> dict[str, Any]:
     """The logprobs of a completion's choice. first: the token of an entry that is None (a prompt's first token).
     offset: where the text of the first token begins.
     """
     tokens, offsets, values, tops = [], [], [], []
     for entry in entries:
         token = first if entry is None else entry.token_id
-        text = service.token_text(token)
+        text = texts.text(token)
         tokens.append(text)
         offsets.append(offset)
-        offset += 0 if service.is_special(token) else len(text)  # texts are without special tokens
+        offset += 0 if texts.is_special(token) else len(text)  # texts are without special tokens
         values.append(None if entry is None else max(entry.logprob, LEAST))
-        tops.append(None if entry is None else _top(service, entry))
+        tops.append(None if entry is None else _top(texts, entry))
     return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
 
 
@@ -49,9 +76,9 @@ def plain(entries: Iterable[TokenLogprobs | None]) -> list[Any]:
     ]
 
 
-def _top(service: Service, entry: TokenLogprobs) -> dict[str, float]:
+def _top(texts: TokenTexts, entry: TokenLogprobs) -> dict[str, float]:
     """By text: the likeliest tokens, and the one that was taken. Of several with one text, the likeliest counts."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-        found.setdefault(service.token_text(token), max(logprob, LEAST))
+        found.setdefault(texts.text(token), max(logprob, LEAST))
     return found

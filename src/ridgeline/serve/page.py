@@ -1,4 +1,4 @@
-"""The page at /: files of this package, and the headers that let a browser run nothing else."""
+"""The pages at / and /docs: files of this package, and the headers that let a browser run nothing else."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def page_router() -> APIRouter:
     @router.get("/", include_in_schema=False)
     async def index() -> Response:
         return part("index.html")
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return part("docs.html")
 
     @router.get("/page/{name}", include_in_schema=False)
     async def file(name: str) -> Response:

@@ -135,8 +135,6 @@ def _engine(page: Page, report: Report) -> None:
     page.value("counter", "vllm:prefix_cache_hits_total", "Tokens found.", stats.hit_tokens)
     page.value("counter", "vllm:num_preemptions_total", "Sequences that had to make room.",
                stats.preempted_recompute + stats.preempted_swap)  # fmt: skip
-    page.value("counter", "vllm:spec_decode_num_draft_tokens_total", "Drafts that were run.", stats.draft_tokens)
-    page.value("counter", "vllm:spec_decode_num_accepted_tokens_total", "Drafts taken.", stats.accepted_tokens)
     page.values("gauge", "ridgeline:pages_used", "Pages held by sequences.",
                 [({"group": g.name}, float(g.used_pages)) for g in stats.groups])  # fmt: skip
     page.values("gauge", "ridgeline:pages", "Pages.", [({"group": g.name}, float(g.num_pages)) for g in stats.groups])

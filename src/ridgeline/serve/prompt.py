@@ -10,7 +10,8 @@ from ridgeline.serve.answer import parsed_arguments
 from ridgeline.serve.service import Service
 from ridgeline.serve.types import ChatMessage, TemplateBody
 
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "template"})
+_FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"self", "template"})  # Python's and the tokenizer's own names, which templates cannot have
 
 
 def render(service: Service, body: TemplateBody) -> str:
@@ -26,6 +27,8 @@ def encode(service: Service, body: TemplateBody) -> list[int]:
 def _arguments(body: TemplateBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if wrong := sorted(_RESERVED & set(variables)):
+        raise RequestError(f"chat_template_kwargs has {wrong[0]!r}, a name that no template can read; leave it out")
+    if wrong := sorted(_FIELDS & set(variables)):
         raise RequestError(f"chat_template_kwargs has {wrong[0]!r}; give it as a field of its own")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort

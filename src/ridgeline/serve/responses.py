@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
+from pydantic import ValidationError
+
 from ridgeline.errors import RequestError
 from ridgeline.serve.answer import AnswerReader, Piece
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import collect
-from ridgeline.serve.errors import as_api_error, internal
+from ridgeline.serve.errors import as_api_error, internal, invalid
 from ridgeline.serve.response_items import Items
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import event
@@ -99,7 +101,7 @@ class Response:
 
 
 def as_chat(body: ResponseBody) -> ChatBody:
-    """The same request as a chat's. Raises RequestError for what needs a store."""
+    """The same request as a chat's. Raises RequestError for what needs a store, APIError for what no chat can hold."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: this server stores nothing; send the whole conversation")
@@ -112,8 +114,15 @@ def as_chat(body: ResponseBody) -> ChatBody:
     if given is not None and given.type != "text":
         schema = {"schema": given.schema_, "name": given.name} if given.type == "json_schema" else None
         form = {"type": given.type, "json_schema": schema}
+    try:
+        return ChatBody.model_validate(_chat_fields(body, form))
+    except ValidationError as e:
+        raise invalid(e.errors(include_url=False)) from None
+
+
+def _chat_fields(body: ResponseBody, form: dict[str, Any] | None) -> dict[str, Any]:
     choice = body.tool_choice
-    return ChatBody.model_validate({
+    return {
         "model": body.model, "messages": _messages(body), "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "min_p": body.min_p,
         "seed": body.seed, "stream": body.stream, "priority": body.priority, "cache_salt": body.cache_salt,
@@ -122,7 +131,7 @@ def as_chat(body: ResponseBody) -> ChatBody:
         "parallel_tool_calls": body.parallel_tool_calls, "response_format": form,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "chat_template_kwargs": body.chat_template_kwargs,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def _messages(body: ResponseBody) -> list[dict[str, Any]]:

@@ -11,10 +11,12 @@ from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline import __version__
 from ridgeline.serve import prompt, responses
+from ridgeline.serve.body import BodyRoute
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
 from ridgeline.serve.embeddings import embeddings
 from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.logprobs import TokenTexts
 from ridgeline.serve.prometheus import exposition
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import EventStream, while_connected
@@ -28,7 +30,7 @@ from ridgeline.serve.types import (
 )
 from ridgeline.serve.types_responses import ResponseBody
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class Answering(Protocol):
@@ -116,8 +118,13 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         ids = await service.off_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
     else:
         ids = await service.off_loop(lambda: prompt.encode(service, body))
-    strings = [service.token_text(i) for i in ids] if body.return_token_strs else None
-    return _json({"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len, "token_strs": strings})
+    facts = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
+
+    def answer() -> Response:
+        texts = TokenTexts(service)
+        return _json({**facts, "token_strs": list(map(texts.text, ids)) if body.return_token_strs else None})
+
+    return await service.off_loop(answer)
 
 
 @router.post("/detokenize", tags=["Tokens"])
@@ -126,8 +133,12 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     service = _service(request)
     service.check_model(body.model)
     tokenizer, skip = service.frontend.tokenizer(), bool(body.skip_special_tokens)
-    ids = service.frontend.check_ids(body.tokens) if body.tokens else []
-    return _json({"prompt": await service.off_loop(lambda: tokenizer.decode(ids, skip_special_tokens=skip))})
+
+    def answer() -> Response:
+        ids = service.frontend.check_ids(body.tokens) if body.tokens else []
+        return _json({"prompt": tokenizer.decode(ids, skip_special_tokens=skip)})
+
+    return await service.off_loop(answer)
 
 
 @router.get("/v1/models", tags=["OpenAI"])

@@ -5,15 +5,79 @@ None everywhere is the default, as in a request that leaves the field out.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    model_validator,
+)
+
+MAX_FIELDS = 256  # of an object
+MAX_IDS = 1 << 20  # token ids in a list: more than a context holds
+MAX_ITEMS = 1 << 14  # of lists of objects and texts
+MAX_STOP = 32  # texts that end an answer: each is looked for in every token's text
+MAX_VOCABULARY = 1 << 19  # token ids that are allowed, forbidden, favoured or end an answer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Of a list or dict: validation ends at the first wrong element, and at this length.
+
+    A body of 16 MiB has millions of elements, and pydantic would keep an error for each.
+    """
+
+    length: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return {**handler(source), "fail_fast": True, "max_length": self.length}
+
+
+Items = Annotated[list[T], AtMost(MAX_ITEMS)]
+Ids = Annotated[list[int], AtMost(MAX_IDS)]
+TokenSet = Annotated[list[int], AtMost(MAX_VOCABULARY), AfterValidator(lambda ids: list(dict.fromkeys(ids)))]
+Biases = Annotated[dict[str, float], AtMost(MAX_VOCABULARY)]
+Stop = str | Annotated[list[str], AtMost(MAX_STOP)]
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what counters of 8 bytes hold
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+
+
+def _shape(value: Any) -> str:
+    """Which of `Prompts` a value means to be: its first element decides, and the others must be like it."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else ""
+    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Items[str], Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[Items[Ids], Tag("lists")],
+    Discriminator(_shape),
+]
 
 
 class Body(BaseModel):
     """Base of all requests and their parts: unknown fields are errors, numbers are numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_endless(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each that is not known would be an error of its own
+            raise ValueError(f"the object has {len(given)} fields; the limit is {MAX_FIELDS}")
+        return given
 
 
 class StreamOptions(Body):
@@ -44,7 +108,7 @@ class StructuredOutputsBody(Body):
 
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -64,33 +128,33 @@ class SamplingBody(Ignored):
     """How to pick tokens; names, meanings and limits of SamplingParams (docs/generate.md)."""
 
     model: str | None = None
-    n: int | None = None
+    n: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_token_ids: list[int] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: TokenSet | None = None
+    bad_token_ids: TokenSet | None = None
+    seed: Whole | None = None
+    stop: Stop | None = None
+    stop_token_ids: TokenSet | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    min_tokens: Whole | None = None
+    max_tokens: Whole | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Whole | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
 
@@ -98,11 +162,11 @@ class SamplingBody(Ignored):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: Whole | None = None
+    best_of: Whole | None = None
 
 
 class Function(Body):
@@ -140,15 +204,15 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Items[dict[str, Any]] | None = None
 
 
 class TemplateBody(Body):
     """What a chat template is given."""
 
-    messages: list[ChatMessage]
-    tools: list[Tool] | None = None
-    documents: list[dict[str, Any]] | None = None
+    messages: Items[ChatMessage]
+    tools: Items[Tool] | None = None
+    documents: Items[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -157,9 +221,9 @@ class TemplateBody(Body):
 class ChatBody(SamplingBody, TemplateBody):
     """POST /v1/chat/completions."""
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -176,7 +240,7 @@ class TokenizeBody(TemplateBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] = Field(default_factory=list)
+    messages: Items[ChatMessage] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -185,7 +249,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
     skip_special_tokens: bool | None = None
 
 
@@ -193,7 +257,7 @@ class EmbeddingBody(Ignored):
     """POST /v1/embeddings. pooling: which hidden states make the vector."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Whole | None = None
     pooling: Literal["mean", "last"] | None = None

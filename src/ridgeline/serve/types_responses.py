@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ridgeline.serve.types import Body, Function, Ignored
+from ridgeline.serve.types import Body, Function, Ignored, Items, Priority, Whole
 
 
 class ResponseTool(Function):
@@ -50,24 +50,24 @@ class ResponseBody(Ignored):
     """POST /v1/responses."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    seed: int | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
-    tools: list[ResponseTool] | None = None
+    seed: Whole | None = None
+    top_logprobs: Whole | None = None
+    include: Items[str] | None = None
+    tools: Items[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

@@ -11,6 +11,7 @@ A number of hash_ids stands for a block of 512 tokens and all before it, the las
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from ridgeline.sim.workload import Request
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE = ("timestamp", "input_length", "output_length", "hash_ids")
 MOONCAKE_BLOCK = 512  # tokens
+MAX_COUNT = 1 << 40  # tokens of a request, milliseconds of a trace: far beyond any
 MILLISECOND = 10**6  # nanoseconds
 
 # The request of a line, at its own time; raises _Bad.
@@ -91,9 +93,10 @@ def _instant(text: str) -> int:
 
 
 def _count(text: str, column: int, name: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
-        raise _Bad(column, f"{name} is {text.strip()!r}; it must be a positive whole number")
-    return int(text)
+    digits = text.strip()
+    if not digits.isdecimal() or len(digits) > len(str(MAX_COUNT)) or not 0 < int(digits) <= MAX_COUNT:
+        raise _Bad(column, f"{name} is {digits!r:.60}; it must be a whole number from 1 to {MAX_COUNT}")
+    return int(digits)
 
 
 def _mooncake(line: str) -> Request:
@@ -101,12 +104,16 @@ def _mooncake(line: str) -> Request:
         row = json.loads(line)
     except json.JSONDecodeError as e:
         raise _Bad(e.pos + 1, f"no JSON: {e.msg}") from None
+    except ValueError:  # Python's limit for the digits of a number
+        raise _Bad(_longest_number(line), "a number has too many digits") from None
+    except RecursionError:
+        raise _Bad(1, "lists or objects are nested too deeply") from None
     if not isinstance(row, dict):
         raise _Bad(1, f"no JSON object with {', '.join(MOONCAKE)}")
     time, prompt, output = (_whole(line, row, name) for name in MOONCAKE[:3])
     blocks = row.get("hash_ids")
-    if not isinstance(blocks, list) or not all(type(b) is int and b >= 0 for b in blocks):
-        raise _Bad(_column(line, "hash_ids"), "hash_ids must be a list of whole numbers from 0")
+    if not isinstance(blocks, list) or not all(type(b) is int and 0 <= b < 1 << 63 for b in blocks):
+        raise _Bad(_column(line, "hash_ids"), "hash_ids must be a list of whole numbers from 0 to 2^63 - 1")
     if len(blocks) > -(-prompt // MOONCAKE_BLOCK):
         raise _Bad(
             _column(line, "hash_ids"),
@@ -118,9 +125,15 @@ def _mooncake(line: str) -> Request:
 def _whole(line: str, row: dict[str, Any], name: str) -> int:
     value = row.get(name)
     least = int(name != "timestamp")
-    if type(value) is not int or value < least:
-        raise _Bad(_column(line, name), f"{name} is {value!r}; it must be a whole number from {least}")
+    if type(value) is not int or not least <= value <= MAX_COUNT:
+        said = f"{value!r:.60}"
+        raise _Bad(_column(line, name), f"{name} is {said}; it must be a whole number from {least} to {MAX_COUNT}")
     return value
+
+
+def _longest_number(line: str) -> int:
+    """The column of the number with the most digits."""
+    return max(re.finditer(r"\d+", line), key=lambda found: len(found[0])).start() + 1
 
 
 def _column(line: str, name: str) -> int:

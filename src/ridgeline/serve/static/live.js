@@ -84,7 +84,8 @@ export class Live {
       ['tokens out', whole(now.tokens.generated)],
       ['prompt tokens', `${whole(now.tokens.prompt)}, of them ${whole(now.tokens.cached)} from the cache`],
       ['started again', whole(now.engine.restarts)],
-      ...(now.totals ? [['moved', quantity(now.totals.bytes, 'B')], ['computed', quantity(now.totals.flops, 'FLOP')]] : []),
+      ['moved', quantity(now.engine.step_bytes, 'B')],
+      ['computed', quantity(now.engine.step_flops, 'FLOP')],
     ]));
   }
 }

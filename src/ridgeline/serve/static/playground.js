@@ -106,7 +106,7 @@ export class Playground {
   // The answer that a conversation goes on with.
   #chosen() {
     const card = this.cards.find(({ choice }) => choice?.checked) ?? this.cards[0];
-    return card && this.messages.length ? card.text : null;
+    return card && this.messages.length ? card.content : null;
   }
 
   // The server has taken the request: what was on the page makes room.
@@ -134,7 +134,7 @@ export class Playground {
     }
     const node = make('article', { class: 'answer', 'aria-label': title },
       make('header', {}, make('h3', {}, title), reason), said, make('footer', {}, tools));
-    const card = { node, said, reason, choice, text: '', tokens: new TokenText(said) };
+    const card = { node, said, reason, choice, text: '', content: '', tokens: new TokenText(said) };
     return card;
   }
 
@@ -153,6 +153,7 @@ export class Playground {
       const calls = choice.delta?.tool_calls?.map(({ function: f }) => `${f.name ?? ''}${f.arguments ?? ''}`).join('') ?? '';
       if (text || calls) run.first ??= performance.now();
       card.text += text + calls;
+      card.content += choice.delta?.content ?? '';  // what the conversation goes on with: thoughts are not told again
       card.tokens.append(text + calls, entries(choice.logprobs));
       if (choice.finish_reason) {
         card.tokens.end();

@@ -1,0 +1,242 @@
+"""From a body to a request, and what guards the way, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from ridgeline.errors import RequestError
+from ridgeline.serve.answer import AnswerReader
+from ridgeline.serve.app import build_app
+from ridgeline.serve.chat import Chat
+from ridgeline.serve.completions import Completion
+from ridgeline.serve.errors import APIError
+from ridgeline.serve.guard import Guard
+from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.prompt import render
+from ridgeline.serve.responses import as_chat
+from ridgeline.serve.service import Service
+from ridgeline.serve.types import ChatBody, CompletionBody, RenderBody
+from ridgeline.serve.types_responses import ResponseBody
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
+
+SECRET = "what nobody else may read"
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def service(**more: Any) -> Service:
+    """As much of one as a request needs before it is sent."""
+    facts = {"name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", **more}
+    return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
+
+
+class Thinking:
+    """A tokenizer whose template ends in the mark of thoughts."""
+
+    def render_chat(self, messages: Any, **variables: Any) -> str:
+        return "x<think>\n"
+
+    def encode_chat(self, messages: Any, **variables: Any) -> list[int]:
+        return [1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"structured_outputs": {"regex": "[0-9]+"}}, False),
+        ({"tools": [{"function": {"name": "f"}}]}, True),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, False),
+    ],
+)
+def test_a_structure_does_not_go_on_with_thoughts(fields: dict[str, Any], thinks: bool) -> None:
+    one = service(frontend=SimpleNamespace(tokenizer=Thinking))
+    chat = Chat(one, ChatBody.model_validate({"messages": MESSAGES, **fields}))
+    assert chat._prompt() == [1]
+    reader = AnswerReader(chat.reading)
+    pieces = [*reader.push("42"), *reader.flush()]
+    assert "".join(p.reasoning for p in pieces) == ("42" if thinks else "")
+    assert "".join(p.content for p in pieces) == ("" if thinks else "42")
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": "user", "content": 3}, {"role": "user", "content": [SECRET]}, {"role": "user", "content": {}}]
+)
+def test_items_that_no_chat_can_hold_are_bad_requests(item: dict[str, Any]) -> None:
+    with pytest.raises(APIError) as e:
+        as_chat(ResponseBody(input=[item]))
+    assert e.value.status == 400 and SECRET not in e.value.message
+
+
+@pytest.mark.parametrize("name", ["self", "template", "messages", "tools"])
+def test_variables_that_no_template_can_have(name: str) -> None:
+    class Tokenizer:
+        def render_chat(self, messages: Any, *, template: str | None = None, **variables: Any) -> str:
+            return str(variables)
+
+    one = service(frontend=SimpleNamespace(tokenizer=Tokenizer))
+    body = {"messages": MESSAGES, "chat_template_kwargs": {name: 1}}
+    with pytest.raises(RequestError, match=f"chat_template_kwargs has '{name}'"):
+        render(one, RenderBody.model_validate(body))
+    assert "thinking" in render(one, RenderBody.model_validate({**body, "chat_template_kwargs": {"thinking": 1}}))
+
+
+async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:
+    one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]]())
+    transport = httpx.ASGITransport(Guard(app, cast(Service, one)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.get(path), one.statuses
+
+
+def test_faults_are_counted_answered_and_logged_without_values(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError(SECRET)
+
+    with caplog.at_level(logging.INFO):
+        response, statuses = asyncio.run(ask(broken, "/"))
+    assert response.status_code == 500 and response.json()["error"]["code"] == "internal_error"
+    assert statuses == {("", 500): 1}
+    assert "KeyError" in caplog.text and "in broken" in caplog.text and SECRET not in caplog.text
+    with caplog.at_level(logging.INFO):
+        asyncio.run(ask(broken, "/", log_requests=True))
+    assert SECRET in caplog.text
+
+
+def test_a_fault_in_the_middle_of_an_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise KeyError(SECRET)
+
+    with pytest.raises(AssertionError), caplog.at_level(logging.INFO):  # the transport's: the answer is not complete
+        asyncio.run(ask(broken, "/"))
+    assert " 500 " in caplog.text and SECRET not in caplog.text
+
+
+def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(ask(fine, "/a%0AGET%20/admin%20200%1B[2J"))
+    assert "\n" not in caplog.messages[-1] and "\x1b" not in caplog.messages[-1]
+
+
+def test_the_description_is_open_whole_and_our_own() -> None:
+    """Both /docs and what it shows are read without a key; nothing comes from elsewhere; a bad request is 400."""
+    options = ServeOptions(("m",), key_hashes=(b"x" * 32,))
+    one = cast(Service, SimpleNamespace(options=options, statuses=Counter[tuple[str, int]]()))
+    transport = httpx.ASGITransport(build_app(one))
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.get(path) for path in ("/docs", "/openapi.json", "/live")]
+
+    page, described, closed = asyncio.run(both())
+    assert (page.status_code, described.status_code, closed.status_code) == (200, 200, 401)
+    assert "default-src 'none'" in page.headers["content-security-policy"] and "http" not in page.text
+    schema = described.json()
+    assert set(schema["components"]["schemas"]["Told"]["properties"]) == {"error"}
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            assert "422" not in operation["responses"], path
+            assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/Told")
+
+
+class Decoder:
+    """A service's part that turns tokens into text: counts what it is asked, and by which threads."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.threads = set[int]()
+
+    def token_text(self, token: int) -> str:
+        self.asked.append(token)
+        self.threads.add(threading.get_ident())
+        return f"t{token}"
+
+    def token_bytes(self, token: int) -> list[int]:
+        return [token]
+
+    def is_special(self, token: int) -> bool:
+        return False
+
+    async def off_loop(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work)
+
+    def service(self) -> Service:
+        own = {name: getattr(self, name) for name in ("token_text", "token_bytes", "is_special", "off_loop")}
+        return service(reasoning_parser=None, tokenizer=None, **own)
+
+
+def turn(answer: CompletionOutput) -> Any:
+    """Of a prompt of two tokens, and all there is of its answer."""
+    first = TokenLogprobs(8, -1.0, ((8, -1.0),))
+    output = RequestOutput("ab", [7, 8], [answer], Timing(0.0, None, 0.0, 0.0), prompt_logprobs=[None, first])
+    chunk = OutputChunk(0, answer.text, tuple(answer.token_ids), tuple(answer.logprobs or ()), "stop", 9, None, output)
+    batches = iter([[(0, chunk)], []])
+
+    async def batch() -> Any:
+        return next(batches)
+
+    return SimpleNamespace(requests=[SimpleNamespace(prompt_token_ids=[7, 8], prompt="ab")], batch=batch, close=dict)
+
+
+ENTRY = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -2.0)))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_probabilities_are_made_into_text_beside_the_loop_and_once(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder()
+    answer = CompletionOutput(0, [5] * 50, "x" * 50, "length", logprobs=[ENTRY] * 50)
+    work: Any = Completion(decoder.service(), CompletionBody(prompt="ab", logprobs=2))
+    if chat:
+        body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+        work = Chat(decoder.service(), ChatBody.model_validate(body))
+
+    async def ask() -> dict[str, Any]:
+        async def opened(*, stream: bool) -> Any:
+            return turn(answer)
+
+        monkeypatch.setattr(work, "open", opened)
+        return cast(dict[str, Any], await work.answer())
+
+    found = asyncio.run(ask())["choices"][0]["logprobs"]
+    assert len(found["content"] if chat else found["tokens"]) == 50
+    assert sorted(decoder.asked) == [5, 6] and threading.get_ident() not in decoder.threads
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_echo_alone_has_no_tokens_of_its_own(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"stream_options": {"include_usage": True}} if stream else {"logprobs": 1}
+    body = {"prompt": "ab", "echo": True, "max_tokens": 0, "return_token_ids": True, "stream": stream, **more}
+    work = Completion(Decoder().service(), CompletionBody.model_validate(body))
+    one = turn(CompletionOutput(0, [5], "x", "stop", 9, logprobs=[ENTRY]))
+
+    async def ask() -> list[dict[str, Any]]:
+        async def opened(*, stream: bool) -> Any:
+            return one
+
+        monkeypatch.setattr(work, "open", opened)
+        if not stream:
+            return [await work.answer()]
+        return [json.loads(e[6:]) async for data in work.events(one) for e in data.split(b"\n\n") if e[6:7] == b"{"]
+
+    told = asyncio.run(ask())
+    (choice,) = told[0]["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("ab", [])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    assert told[-1]["usage"]["completion_tokens"] == 0 and told[-1]["usage"]["total_tokens"] == 2
+    if not stream:
+        assert choice["logprobs"]["tokens"] == ["t7", "t8"]
