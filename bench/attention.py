@@ -91,14 +91,21 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
         up = rng.standard_normal((case.num_heads, 256, 512), dtype=np.float32) / 30
         attend = latent.paged_latent_attention(case, pool)
         work = 2 * case.num_heads * (case.row + case.kv_lora_rank) * seen
-        run: Run = lambda: [attend(q, PagedRows(v, layout), up) for v in views]  # noqa: E731
-        return Case(storage.dtype, run, layers, layers * per_layer, layers * work)
+        return Case(
+            storage.dtype,
+            lambda: [attend(q, PagedRows(v, layout), up) for v in views],
+            layers,
+            layers * per_layer,
+            layers * work,
+        )
     q = rng.standard_normal((sequences * tokens, case.num_heads, case.head_dim), dtype=np.float32)
     attend = attention.paged_attention(case, pool)
     correct = right(case, q, views[0], tables, attend(q, PagedKeyValues(*views[0], layout)))
-    run = lambda: [attend(q, PagedKeyValues(*v, layout)) for v in views]  # noqa: E731
     work = 4 * case.num_heads * case.head_dim * seen
-    return Case(storage.dtype, run, layers, layers * per_layer, layers * work, correct)
+    return Case(
+        storage.dtype, lambda: [attend(q, PagedKeyValues(*v, layout)) for v in views],
+        layers, layers * per_layer, layers * work, correct,
+    )  # fmt: skip
 
 
 def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
@@ -129,24 +136,22 @@ def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
         x = [draw(1, tokens, n) for n in (1536, 1536, 16, 16)]
         a, d, h = np.log(np.tile(np.arange(1, 17, dtype=np.float32), (1536, 1))), draw(1536), draw(1, 1536, 16)
         ours, theirs = recurrent.selective_scan(case, pool), reference.selective_scan(case)
-        order = lambda x, w, h, n: (x[0], x[1], w[0], x[2], x[3], w[1], h, n)  # noqa: E731
-        weights = [a, d]
+        order, weights = "xxwxxw", [a, d]
     elif name == "mamba2":
         case = Mamba2(24, 64, 128, 1, 4, NORM)
         x, h = [draw(1, tokens, n) for n in (1536, 24, 128, 128)], draw(1, 24, 64, 128)
         ours, theirs = recurrent.ssd(case, pool), reference.ssd(case)
-        order = lambda x, w, h, n: (x[0], x[1], w[0], w[1], x[2], x[3], w[2], h, n)  # noqa: E731
-        weights = [draw(24), draw(24), draw(24)]
+        order, weights = "xxwwxxw", [draw(24), draw(24), draw(24)]
     else:
         case = TaylorAttention(16, 64, 16)
         x, h = [draw(1, tokens, n) for n in (256, 256, 1024)], np.zeros((1, 16, 65, 273), np.float32)
         ours, theirs = recurrent.taylor_attention(case, pool), reference.taylor_attention(case)
-        order = lambda x, w, h, n: (*x, h, n)  # noqa: E731
-        weights = []
-    one = order(*([torch.from_numpy(a[:, :1] if a.ndim == 3 else a) for a in group] for group in (x, weights)),
-                torch.from_numpy(h), torch.tensor([1]))  # fmt: skip
-    given = order(x, weights, h, np.array([tokens]))
-    return lambda: ours(*given), lambda: theirs(*one)
+        order, weights = "xxx", []
+    inputs, constants = iter(x), iter(weights)
+    arrays = [next(inputs if kind == "x" else constants) for kind in order]  # as the op takes them
+    first = [torch.from_numpy(a[:, :1] if a.ndim == 3 else a) for a in arrays]
+    lengths, one = np.array([tokens]), torch.tensor([1])
+    return lambda: ours(*arrays, h, lengths), lambda: theirs(*first, torch.from_numpy(h), one)
 
 
 def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> None:

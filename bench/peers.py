@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -247,10 +248,14 @@ def same(reply: dict[str, Any], other: dict[str, Any]) -> float:
     return round(sum(counts) / len(counts), 2)
 
 
+def split(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """An option's type: words of these, with commas between."""
+    return lambda text: [checked(word, known) for word in text.split(",") if word]
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = (SIZE, STARTUP, GATE, *CASES, LOAD)
-    split = lambda known: lambda text: [checked(word, known) for word in text.split(",") if word]  # noqa: E731
     parser.add_argument("--shapes", default="S,M,L", type=split("SML"), help="S, M, L (default: all)")
     parser.add_argument("--peers", default=",".join(PEERS), type=split(PEERS), help=f"of {', '.join(PEERS)}")
     kinds = ("int8", "int4", "bf16", "fp32")

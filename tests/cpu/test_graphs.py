@@ -152,6 +152,16 @@ def test_what_is_not_kernels_alone_is_not_recorded(name: str) -> None:
     assert run.num_recorded == 0
 
 
+def test_attention_that_gathers_pages_runs_unrecorded() -> None:
+    """Its buckets are made anew for each step; a recording knows the page tables only."""
+    params = SamplingParams(max_tokens=12, temperature=0)
+    llm = LLM("pocket", device="cpu", ops={"paged_attention": "numpy"})
+    (found,), (wanted,) = (one.generate("def add(a, b):", params) for one in (llm, LLM("pocket", device="cpu")))
+    assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
+    stats = llm.stats()
+    assert stats is not None and "paged_attention" in (stats.unrecorded or "")
+
+
 def test_the_page_table_grows_to_the_longest_context() -> None:
     name = "llama_gqa"
     length = context(name)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +20,7 @@ from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Strided
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
 from tests.oracle import attention_bounds as bounds  # noqa: E402
 
+from cpu.instruction_sets import fingerprint_under  # noqa: E402
 from ridgeline.ops.cpu import attention as ours  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -293,16 +290,9 @@ def fingerprint() -> bytes:
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_instruction_sets(isa: str) -> None:
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import test_kernels_attention as t;"
-        "sys.stdout.buffer.write(t.fingerprint())"
+    theirs, mine = (
+        np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_attention"), fingerprint())
     )
-    env = {**os.environ, "RIDGELINE_ISA": isa}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
-    if b"this CPU has no such" in run.stderr:
-        pytest.skip(f"no {isa} here")
-    assert run.returncode == 0, run.stderr.decode()
-    theirs, mine = (np.frombuffer(x, np.float32) for x in (run.stdout, fingerprint()))
     if isa == "portable":  # it may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
     else:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +26,7 @@ from ridgeline.spec import (
 )
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+from cpu.instruction_sets import fingerprint_under  # noqa: E402
 from ridgeline.ops.cpu.backend import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -252,16 +249,9 @@ def fingerprint() -> bytes:
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_instruction_sets(isa: str) -> None:
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import test_kernels_recurrent as t;"
-        "sys.stdout.buffer.write(t.fingerprint())"
+    theirs, mine = (
+        np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_recurrent"), fingerprint())
     )
-    env = {**os.environ, "RIDGELINE_ISA": isa}
-    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
-    if b"this CPU has no such" in found.stderr:
-        pytest.skip(f"no {isa} here")
-    assert found.returncode == 0, found.stderr.decode()
-    theirs, mine = (np.frombuffer(x, np.float32) for x in (found.stdout, fingerprint()))
     if isa == "portable":  # it may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=2e-4, atol=2e-4)
     else:

@@ -3,10 +3,6 @@ steps are laid out, and tests that notice what a wrong kernel would do."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +24,7 @@ from ridgeline.spec.storage import STORAGES, Storage
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
 from tests.oracle import attention_bounds as bounds  # noqa: E402
 
+from cpu.instruction_sets import fingerprint_under  # noqa: E402
 from ridgeline.ops.cpu import attention as ours  # noqa: E402
 from ridgeline.ops.cpu import latent as our_latent  # noqa: E402
 
@@ -174,7 +171,10 @@ def test_chunks_pages_batches_and_threads_change_no_bit(
     steps = Steps(case, storage, page_tokens, lengths, seed, pool)
     attend = ours.paged_attention(case, POOLS[pool])
     out = np.full((len(given[0]), heads[0] * dim), np.nan, np.float32)
-    run = lambda tokens, layout: attend(given[0][tokens], PagedKeyValues(*steps.pages, layout), given[3])  # noqa: E731
+
+    def run(tokens: Any, layout: Any) -> Any:
+        return attend(given[0][tokens], PagedKeyValues(*steps.pages, layout), given[3])
+
     np.testing.assert_array_equal(steps.run(given[1:3], run, out), dense(case, storage, given, lengths))
 
 
@@ -320,16 +320,7 @@ def fingerprint() -> bytes:
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_instruction_sets(isa: str) -> None:
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import test_kernels_state as t;"
-        "sys.stdout.buffer.write(t.fingerprint())"
-    )
-    env = {**os.environ, "RIDGELINE_ISA": isa}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, cwd=Path(__file__).parents[2])
-    if b"this CPU has no such" in run.stderr:
-        pytest.skip(f"no {isa} here")
-    assert run.returncode == 0, run.stderr.decode()
-    theirs, mine = (np.frombuffer(x, np.float32) for x in (run.stdout, fingerprint()))
+    theirs, mine = (np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_state"), fingerprint()))
     if isa == "portable":  # it may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
     else:

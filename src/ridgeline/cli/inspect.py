@@ -26,9 +26,9 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, from config.json alone."""
     from ridgeline.archs import spec_from_config
-    from ridgeline.load.checkpoint import read_json
     from ridgeline.load.hub import CONFIG_FILES, find_model
     from ridgeline.plan import choose_storage
+    from ridgeline.spec.folders import read_json
     from ridgeline.spec.quant import format_of
 
     config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")

@@ -75,8 +75,8 @@ def _spare_threads(model: str, revision: str | None) -> None:
     for which the system lets a thread wait for its core.
     """
     from ridgeline.archs import spec_from_config
-    from ridgeline.load.checkpoint import read_json
     from ridgeline.load.hub import CONFIG_FILES, find_model
+    from ridgeline.spec.folders import read_json
 
     config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
     if spec_from_config(config).num_params() < SMALL:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.archs import Family, family_of, spec_from_config, weight_blocks
-from ridgeline.errors import CheckpointError, ConfigError
+from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.folders import read_json
 
 # generation_config.json: fields that are applied as sampling parameters ...
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
@@ -63,19 +63,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         notes=((family.note,) if family.note else ()) + _unapplied(generation),
         weight_blocks=weight_blocks(config),
     )  # fmt: skip
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path} is unreadable: {e}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return value
 
 
 def _token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: str, vocab: int) -> tuple[int, ...]:

@@ -5,42 +5,32 @@ Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ridgeline.errors import RequestError
 from ridgeline.measure.client import Answer
 from ridgeline.measure.load import Measured
 from ridgeline.plan.limits import Slo
+from ridgeline.plan.picture import keep, new_figure
 from ridgeline.sim.metrics import SECOND
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE_INCHES, DPI = (13.0, 8.6), 130
+SIZE_INCHES = (13.0, 8.6)
 TTFT, TPOT, E2E, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#555555"
 BINS = 60  # of time
 
 
 def check_name(path: str) -> None:
     """Before anything is measured. Raises RequestError for a picture that could not be drawn."""
-    if Path(path).suffix not in (".png", ".svg"):
-        raise RequestError(f"--plot {path}: the name must end in .png or .svg")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise RequestError("--plot needs matplotlib; pip install ridgeline[plot]") from None
+    new_figure(path, SIZE_INCHES)
 
 
 def draw(title: str, found: Measured, path: str) -> None:
     """Draw a run into a PNG or an SVG. Raises RequestError for a folder that cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(path, SIZE_INCHES)
     times, spread, load, tokens = figure.subplots(2, 2).flat
     good = [a for a in found.answers if a.error is None]
     start = min(a.arrival_ns for a in found.answers)
@@ -54,10 +44,7 @@ def draw(title: str, found: Measured, path: str) -> None:
     for axes in (times, spread, load):
         axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold")
-    try:
-        figure.savefig(path, dpi=DPI)
-    except OSError as e:
-        raise RequestError(f"--plot {path} cannot be written: {e.strerror}") from None
+    keep(figure, path)
 
 
 def _ttft(answer: Answer) -> float:

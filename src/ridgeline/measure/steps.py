@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from ridgeline.plan.operations import Slice
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
 from ridgeline.runtime.sampler import NoiseKey
-from ridgeline.sched.work import Work
 from ridgeline.spec import ModelSpec, to_json
 from ridgeline.spec.request import SamplingParams
 
@@ -58,14 +57,6 @@ class Steps:
         self.config = resolve(loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0)
         self._engine = Engine(loaded, self.config)
         self._session = Session(self._engine, None)
-        self._works: list[tuple[Work, ...]] = []
-        submit = self._engine._runner.submit
-
-        def seen(plan: Any) -> Any:
-            self._works.append(plan.works)
-            return submit(plan)
-
-        self._engine._runner.submit = seen  # type: ignore[method-assign]
 
     def run(self, prompts: Sequence[int], new: int) -> list[TimedStep]:
         """Prompts of these lengths, all there from the start, of random tokens; `new` tokens for each, greedy."""
@@ -77,6 +68,7 @@ class Steps:
         with random numbers: the prompts are not computed."""
         self._add([context] * sequences, steps + 2)
         with self._without_layers():
+            self._session.step()  # the last one before was of other sequences
             while not self._is_decoding(sequences):
                 self._session.step()
                 if not len(self._session):
@@ -86,10 +78,10 @@ class Steps:
         return [step for step in found if step.is_decode and sum(s.count for s in step.batch) == sequences]
 
     def _is_decoding(self, sequences: int) -> bool:
-        return bool(self._works) and len(self._works[-1]) == sequences and all(w.sample for w in self._works[-1])
+        shape = self._session.last_step()
+        return len(shape) == sequences and all(sampled for _, _, sampled in shape)
 
     def _add(self, prompts: Sequence[int], new: int) -> None:
-        self._works.clear()
         self._salt += 1
         rng = np.random.default_rng(self._salt)
         params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
@@ -102,11 +94,7 @@ class Steps:
         start = time.perf_counter()
         self._session.step()
         seconds = time.perf_counter() - start
-        works = self._works[-1]
-        alike: dict[tuple[int, int, int], int] = {}
-        for w in works:
-            key = len(w.tokens), w.start + len(w.tokens), int(w.sample)
-            alike[key] = alike.get(key, 0) + 1
+        alike = Counter(self._session.last_step())
         batch = tuple(Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in alike.items())
         return TimedStep(batch, seconds)
 

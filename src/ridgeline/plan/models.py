@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.archs import packing_of, spec_from_config
-from ridgeline.errors import CheckpointError, RequestError
+from ridgeline.errors import RequestError
 from ridgeline.plan.facts import nearest, read_data
 from ridgeline.spec import ModelSpec, from_json
 from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
+from ridgeline.spec.folders import read_json
 
 BUILT_IN = ("pocket", "pocket-draft")
 
@@ -64,14 +65,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
 
 def _read(path: Path) -> KnownModel:
     file = path / "config.json" if path.is_dir() else path
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} has no config.json") from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise CheckpointError(f"{file} is unreadable: {e}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds no JSON object")
+    value = read_json(file)
     if "layers" not in value:
         return from_config(str(path), value)
     dtype = DTYPE_NAMES["bfloat16"]

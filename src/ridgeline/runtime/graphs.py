@@ -83,7 +83,10 @@ class DecodeGraphs:
         for array, values in zip(begin, (rows, tokens, positions), strict=True):
             self._recorder.assign(array, values)
         slices = Slices.plain(np.array(rows), np.array(positions), np.ones(len(rows), np.int64))
-        found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
+        try:
+            found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
+        except _AsksForBucketsError:  # what was written to pages is written again, the same
+            found = "attention gathers what the pages of a step hold"
         if isinstance(found, str):
             left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
             self.refusal = f"{found}; served beside the best kernels: {', '.join(left) or 'nothing'}"
@@ -113,5 +116,9 @@ def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:
     return None
 
 
+class _AsksForBucketsError(Exception):
+    """A recorded step has page tables only: the buckets of the next step are others."""
+
+
 def _no_buckets() -> Buckets:
-    raise NotImplementedError("kernels that are recorded walk through page tables")
+    raise _AsksForBucketsError

@@ -5,13 +5,12 @@ Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
+from ridgeline.plan.picture import keep, new_figure
 from ridgeline.plan.units import decimal_bytes
 from ridgeline.sim.book import Run
 from ridgeline.sim.metrics import SECOND, Answered
@@ -19,7 +18,7 @@ from ridgeline.sim.metrics import SECOND, Answered
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE_INCHES, DPI = (13.0, 8.6), 130
+SIZE_INCHES = (13.0, 8.6)
 TTFT, TPOT, E2E, RUN, WAIT, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#1f77b4", "#e8a010", "#555555"
 BINS, BIN_REQUESTS = 48, 8  # of time, for percentiles: at most, and requests of each in the mean at least
 POINTS = 1000  # of a curve
@@ -30,16 +29,7 @@ def draw(title: str, run: Run, path: str) -> None:
     """Draw a run into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written,
     and where matplotlib is not installed.
     """
-    out = Path(path)
-    if out.suffix not in (".png", ".svg"):
-        raise RequestError(f"--plot {path}: the name must end in .png or .svg")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RequestError("--plot needs matplotlib; pip install ridgeline[plot]") from None
-    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(path, SIZE_INCHES)
     latencies, spread, load, memory = figure.subplots(2, 2).flat
     _latencies(latencies, run.answered, run.report.slo)
     _spread(spread, run.answered)
@@ -50,10 +40,7 @@ def draw(title: str, run: Run, path: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold")
-    try:
-        figure.savefig(out, dpi=DPI)
-    except OSError as e:
-        raise RequestError(f"--plot {path} cannot be written: {e.strerror}") from None
+    keep(figure, path)
 
 
 def _latencies(axes: Axes, answered: Answered, slo: Slo | None) -> None:

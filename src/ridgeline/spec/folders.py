@@ -1,11 +1,15 @@
-"""Where this program may keep what it can work out again, and how it keeps it whole."""
+"""Small files: where this program may keep what it can work out again, how it keeps it whole, how JSON is read."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import CheckpointError
 
 
 def cache_folder() -> Path:
@@ -33,3 +37,16 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path} is unreadable: {e}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return value

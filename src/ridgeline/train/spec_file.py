@@ -8,8 +8,8 @@ from typing import Any
 from ridgeline.archs import spec_from_config
 from ridgeline.archs.write import config_of
 from ridgeline.errors import ConfigError
-from ridgeline.load.checkpoint import read_json
 from ridgeline.spec import from_json
+from ridgeline.spec.folders import read_json
 
 
 def read_config(path: Path) -> dict[str, Any]:
