@@ -161,6 +161,32 @@ def test_only_events_with_tokens_are_timed() -> None:
     asyncio.run(run())
 
 
+def test_a_reader_that_takes_nothing_counts_as_gone(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[bool] = []
+
+    async def run() -> None:
+        async def events() -> Any:
+            while True:
+                yield Envelope({"id": "x"}).event([{"index": 0}])
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        taken = 0
+
+        async def send(message: Any) -> None:
+            nonlocal taken
+            taken += 1
+            if taken > 3:
+                await asyncio.sleep(60)
+
+        stream = EventStream(events(), lambda: None, lambda: closed.append(True), patience_s=0.05)
+        await asyncio.wait_for(stream({}, receive, send), 10)
+
+    asyncio.run(run())
+    assert closed == [True] and "took nothing" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 @pytest.mark.parametrize("free", [1 << 28, 1 << 32])
 def test_a_new_engine_has_the_settings_of_the_first(kind: str, free: int) -> None:

@@ -80,7 +80,8 @@ class Response:
 
         begun = {**self._frame, "status": "in_progress", "output": [], "usage": None}
         try:
-            yield told("response.created", response=begun) + told("response.in_progress", response=begun)
+            yield told("response.created", response=begun)
+            yield told("response.in_progress", response=begun)
             reason = None
             while batch := await turn.batch():
                 for _, chunk in batch:
@@ -90,8 +91,10 @@ class Response:
                         yield data
             data = all_of(reader.flush())
             data += b"".join(told(kind, **fields) for kind, fields in items.close())
+            if data:
+                yield data
             kind = "response.incomplete" if reason == "length" else "response.completed"
-            yield data + told(kind, response=self._over(items, reason, tally))
+            yield told(kind, response=self._over(items, reason, tally))
         except Exception as e:
             error = (as_api_error(e) or internal()).body()["error"]
             failed = {**begun, "status": "failed", "error": {"code": "server_error", "message": error["message"]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.serve.errors import dumps
 
 T = TypeVar("T")
+# A reader that takes nothing for so long holds a whole answer in memory that no limit counts any more.
+PATIENCE_SECONDS = 60.0
 
 
 class Notice(bytes):
@@ -46,15 +49,19 @@ class EventStream(Response):
     """Writes what `events` yields, one write each. written: called after each that has tokens. close: called when
     all is written, or nobody reads any more.
 
-    A reader that is slow holds up its own events only: what it has not read waits in its own queue.
+    A reader that is slow holds up its own events only: what it has not read waits in its own queue. One that takes
+    nothing for `patience_s` counts as gone.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], written: Callable[[], None], close: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], written: Callable[[], None], close: Callable[[], None],
+        patience_s: float = PATIENCE_SECONDS,
+    ) -> None:  # fmt: skip
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._written, self._close = events, written, close
+        self._events, self._written, self._close, self._patience_s = events, written, close, patience_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         write = asyncio.create_task(self._write(send))
@@ -72,7 +79,12 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except TimeoutError:
+                logging.getLogger(__name__).warning("a reader took nothing for %g s: its answer ends", self._patience_s)
+                return
             if not isinstance(data, Notice):
                 self._written()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
