@@ -125,18 +125,29 @@ float weigh(const AttentionCase& c, const float* key_scales, const float* value_
     return rescale;
 }
 
+// Of rows with these masks, one of which is not empty.
+Span span_of(uint64_t any, uint64_t all) {
+    const int first = __builtin_ctzll(any), last = TILE - 1 - __builtin_clzll(any);
+    if (!all) return {first, last, last + 1, last + 1};
+    const int begin = __builtin_ctzll(all);
+    const uint64_t after = ~(all >> begin);  // keys after those that all rows see without a gap
+    return {first, last, begin, after ? begin + __builtin_ctzll(after) : TILE};
+}
+
 template <int R, class T>
 void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, int64_t offset, const uint64_t* masks,
                int64_t own, const float* q, int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
-    const int begin = t.first / W, end = t.last / W + 1;
-    int v = begin;
+    uint64_t any = 0, all = ~uint64_t(0);
+    for (int r = 0; r < R; ++r) any |= masks[(own + r) / a.c.group()], all &= masks[(own + r) / a.c.group()];
+    if (!any) return;
+    const Span span = span_of(any, all);
+    const int end = span.last / W + 1;
+    int v = span.first / W;
     for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
     for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
-    bool some = t.first > 0 || t.last < TILE - 1;
     for (int r = 0; r < R; ++r) {
         const uint64_t mask = masks[(own + r) / a.c.group()];
-        some |= mask != ~uint64_t(0);
         float* p = m.scores + r * TILE;
         if (mask)
             m.rescale[r] = weigh(a.c, t.key_scales, t.value_scales, mask, p, m.most[row + r], m.sums + (row + r) * 16);
@@ -146,11 +157,12 @@ void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, 
     const int64_t numbers = a.c.value_dim;
     float* to = m.values + row * m.width;
     int64_t d = 0;
+    const bool some = ~all;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, ahead, offset, d, numbers, m.scores,
-                                                                             m.rescale, to, m.width);
+        (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, span, ahead, offset, d, numbers,
+                                                                             m.scores, m.rescale, to, m.width);
     for (; d < numbers; d += W)
-        (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, ahead, offset, d, numbers, m.scores,
+        (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, span, ahead, offset, d, numbers, m.scores,
                                                                        m.rescale, to, m.width);
 }
 
@@ -227,11 +239,20 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
     for (int64_t start = 0; start < w.rows(a.c); start += own)
         for (int64_t b = 0; b < blocks.count; ++b) {
             const int64_t row = start + blocks.begin(b), n = start + blocks.begin(b + 1) - row;
+            const float* from[BLOCK];
             for (int64_t r = 0; r < n; ++r) {
                 const Place place(a, w, row + r);
-                const float* from = a.q + place.token * a.q_stride + place.head * numbers;
-                for (int64_t d = 0; d < numbers; ++d) m.q[row * numbers + d * n + r] = from[d];
+                from[r] = a.q + place.token * a.q_stride + place.head * numbers;
             }
+            float* to = m.q + row * numbers;
+            for (int64_t d = 0; d < numbers; d += W)
+                for (int64_t r = 0; r < n; r += W) {
+                    F x[W] = {};
+                    const int count = int(std::min<int64_t>(W, numbers - d)), some = int(std::min<int64_t>(W, n - r));
+                    for (int i = 0; i < some; ++i) x[i] = load(from[r + i] + d, count);
+                    transpose(x);
+                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i], some);
+                }
         }
 }
 

@@ -2,6 +2,7 @@
 // in which they are stored.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "attention.h"
 #include "stored.h"
@@ -207,10 +208,15 @@ template <int R, int N, class T> void scores(const Tile<T>& t, int first, int64_
     score_vectors<T, R, N>(t.keys + first * W, W, t.key, ahead, t.step, numbers, q, to);
 }
 
+// Keys of a tile: some row of a block sees one in [first, last], all of them see those in [all, end).
+struct Span {
+    int first, last, all, end;
+};
+
 // The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all
-// keys. ahead, offset: where the next keys' lines are.
+// keys; what they do not see may hold anything. ahead, offset: where the next keys' lines are.
 template <class T, int R, int N, bool SOME>
-void add_values(const Tile<T>& t, const T* const* ahead, int64_t offset, int64_t d, int64_t numbers,
+void add_values(const Tile<T>& t, const Span& span, const T* const* ahead, int64_t offset, int64_t d, int64_t numbers,
                 const float* weights, const float* rescale, float* to, int64_t width) {
     constexpr int EACH = 64 / (W * sizeof(T)) > 1 ? 64 / (W * sizeof(T)) : 1;  // vectors in a line of memory
     F acc[R][N];
@@ -218,19 +224,24 @@ void add_values(const Tile<T>& t, const T* const* ahead, int64_t offset, int64_t
         RL_FOR(v, N) acc[r][v] = load(to + r * width + d + v * W) * set(rescale[r]);
     const int n = int(numbers - d);
     const int64_t from = t.value + d, next = offset + d;
-    for (int j = t.first; j <= t.last; ++j) {
-        F x[N];
-        RL_FOR(v, N) x[v] = N > 1 || n >= W ? load(t.values[j] + from + v * W) : load(t.values[j] + from, n);
-        RL_FOR(v, N)
-            if (v % EACH == 0) prefetch_far(ahead[j] + next + v * W);
-        RL_FOR(r, R) {
-            const F p = set(weights[r * TILE + j]);
-            RL_FOR(v, N) {
-                const F y = fma(p, x[v], acc[r][v]);
-                acc[r][v] = SOME ? select(p != set(0.f), y, acc[r][v]) : y;
+    const auto add = [&](int begin, int end, auto some) __attribute__((always_inline)) {
+        for (int j = begin; j < end; ++j) {
+            F x[N];
+            RL_FOR(v, N) x[v] = N > 1 || n >= W ? load(t.values[j] + from + v * W) : load(t.values[j] + from, n);
+            RL_FOR(v, N)
+                if (v % EACH == 0) prefetch_far(ahead[j] + next + v * W);
+            RL_FOR(r, R) {
+                const F p = set(weights[r * TILE + j]);
+                RL_FOR(v, N) {
+                    const F y = fma(p, x[v], acc[r][v]);
+                    acc[r][v] = some() ? select(p != set(0.f), y, acc[r][v]) : y;
+                }
             }
         }
-    }
+    };
+    if constexpr (SOME) add(span.first, span.all, std::true_type{});
+    add(SOME ? span.all : 0, SOME ? span.end : TILE, std::false_type{});
+    if constexpr (SOME) add(span.end, span.last + 1, std::true_type{});
     RL_FOR(r, R)
         RL_FOR(v, N) store(to + r * width + d + v * W, acc[r][v]);
 }
