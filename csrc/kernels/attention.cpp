@@ -87,42 +87,60 @@ uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
 
 // ---- a tile ----------------------------------------------------------------------------------------------------
 
-// Scores of a row become weights; the segment's largest score and sums go on. Where numbers are stored by a scale, that
-// of a key is part of its score, that of its value part of the weight.
-float weigh(const AttentionCase& c, const float* key_scales, const float* value_scales, uint64_t mask, float* scores,
-            float& most, float* sums) {
+struct Scales {
+    const float *keys, *values;  // of a tile, by which its numbers are stored; null: there are none
+};
+
+// The scores of a row against vectors [begin, end) of keys, in powers of 2 and without those of keys that it does not
+// see; the largest of them.
+float mask_scores(const AttentionCase& c, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
     constexpr int32_t ONE = 1;
     I lane = {};
-    for (int i = 0; i < W; ++i) lane[i] = ONE << i;
+    RL_FOR(i, W) lane[i] = ONE << i;
     F top = set(NONE);
-    RL_FOR(v, VECTORS) {
+    for (int v = begin; v < end; ++v) {
         F x = load(scores + v * W);
-        if (key_scales) x = x * load(key_scales + v * W);
+        if (scales.keys) x = x * load(scales.keys + v * W);
         x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap))
                           : x * set(c.scale * LOG2_E);
         x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
         top = max(top, x);
         store(scores + v * W, x);
     }
-    const float high = largest(top), now = most > high ? most : high;
-    const float rescale = now == most ? 1.f : weight(most - now);
-    most = now;
+    return largest(top);
+}
+
+// Weights of the same keys out of a row's scores, with `most` the largest so far; their sums go on. A key's scale was
+// part of its score, that of its value is part of the weight.
+void weigh(const Scales& scales, int begin, int end, float most, float rescale, float* scores, float* sums) {
     Sum16 total;
     RL_FOR(i, V) total.v[i] = load(sums + i * W) * set(rescale);
-    RL_UNROLL for (int at = 0; at < VECTORS; at += 4) {
-        F p[4];
-        RL_FOR(v, 4) p[v] = load(scores + (at + v) * W) - set(now);
-        exp2_down(p);
-        RL_FOR(v, 4) {
-            float* x = scores + (at + v) * W;
-            p[v] = select(load(x) == set(NONE), set(0.f), p[v]);
-            total.v[(at + v) % V] += p[v];
-            if (value_scales) p[v] = select(p[v] == set(0.f), p[v], p[v] * load(value_scales + (at + v) * W));
-            store(x, p[v]);
-        }
+    for (int v = begin; v < end; ++v) {
+        float* at = scores + v * W;
+        const F x = load(at);
+        F p = select(x == set(NONE), set(0.f), exp2_down(x - set(most)));
+        total.v[v % V] += p;
+        if (scales.values) p = select(p == set(0.f), p, p * load(scales.values + v * W));
+        store(at, p);
     }
     RL_FOR(i, V) store(sums + i * W, total.v[i]);
-    return rescale;
+}
+
+// Both, of a block of R rows: each pass over all of them, because within a row each waits for the one before.
+// most, sums: of the segment so far, and they go on. rescale: by what the rows' values so far are to be multiplied.
+template <int R>
+void weigh_rows(const AttentionCase& c, const Scales& scales, const uint64_t* masks, const Span& span, float* scores,
+                float* most, float* sums, float* rescale) {
+    const int begin = span.first / W, end = span.last / W + 1;
+    float high[(R + W - 1) / W * W] = {};
+    for (int r = 0; r < R; ++r) high[r] = mask_scores(c, scales, masks[r], begin, end, scores + r * TILE);
+    RL_UNROLL for (int r = 0; r < R; r += W) {
+        const int n = R - r < W ? R - r : W;
+        const F old = load(most + r, n), now = max(old, load(high + r));
+        store(rescale + r, select(now == old, set(1.f), exp2_down(old - now)), n);
+        store(most + r, now, n);
+    }
+    for (int r = 0; r < R; ++r) weigh(scales, begin, end, most[r], rescale[r], scores + r * TILE, sums + r * 16);
 }
 
 // Of rows with these masks, one of which is not empty.
@@ -138,22 +156,19 @@ template <int R, class T>
 void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, int64_t offset, const uint64_t* masks,
                int64_t own, const float* q, int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
-    uint64_t any = 0, all = ~uint64_t(0);
-    for (int r = 0; r < R; ++r) any |= masks[(own + r) / a.c.group()], all &= masks[(own + r) / a.c.group()];
+    uint64_t seen_by[R], any = 0, all = ~uint64_t(0);
+    for (int r = 0; r < R; ++r) {
+        const uint64_t mask = seen_by[r] = masks[(own + r) / a.c.group()];
+        any |= mask, all &= mask;
+    }
     if (!any) return;
     const Span span = span_of(any, all);
     const int end = span.last / W + 1;
     int v = span.first / W;
     for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
     for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
-    for (int r = 0; r < R; ++r) {
-        const uint64_t mask = masks[(own + r) / a.c.group()];
-        float* p = m.scores + r * TILE;
-        if (mask)
-            m.rescale[r] = weigh(a.c, t.key_scales, t.value_scales, mask, p, m.most[row + r], m.sums + (row + r) * 16);
-        else
-            m.rescale[r] = 1.f, memset(p, 0, TILE * 4);
-    }
+    weigh_rows<R>(a.c, {t.key_scales, t.value_scales}, seen_by, span, m.scores, m.most + row, m.sums + row * 16,
+                  m.rescale);
     const int64_t numbers = a.c.value_dim;
     float* to = m.values + row * m.width;
     int64_t d = 0;
