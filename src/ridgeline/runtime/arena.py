@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.ops.api import Array, Memory
+from ridgeline.runtime.ahead import Ahead
 from ridgeline.spec.groups import StateGroup
 
 MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
@@ -31,6 +32,7 @@ class Arena:
         self._memory = memory
         sizes = [group.page_bytes for group in groups]
         self._pages = [memory.pages(n, size) for n, size in zip(num_pages, sizes, strict=True)]
+        self._ahead = [Ahead(np.asarray(pages)) for pages in self._pages] if memory.on_host else []
         self._host = [np.empty((n, size), np.uint8) for n, size in zip(num_host_pages, sizes, strict=True)]
         self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
         for g, group in enumerate(groups):
@@ -47,6 +49,11 @@ class Arena:
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
         return self._views[index]
+
+    def handed_out(self, group: int, pages: Sequence[int]) -> None:
+        """A step is about to use these pages; some were never used before."""
+        if self._ahead:
+            self._ahead[group].handed_out(pages)
 
     def copy(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy pages onto others on the device."""
