@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ridgeline.plan import calibration
 from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
-from ridgeline.plan.clock import Counts, facts_of, terms_of
+from ridgeline.plan.clock import Counts, facts_of, far_share, held_bytes, terms_of
 from ridgeline.plan.explain import explain
 from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner
@@ -119,6 +119,19 @@ def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens:
     products = sum(t.operation.flops * t.operation.layers for t in step.operations if t.operation.passes)
     assert step.seconds >= products / p.deployment.hardware.peak("float32") * (1 - 1e-9)
     assert isclose(sum(step.by_cause().values()), step.seconds)
+
+
+def test_a_recurrent_state_is_moved_twice_and_stands_once() -> None:
+    """They miss caches by how much they stand, not by how much is moved."""
+    batch = (Slice(64, 1, 100),)
+    ops = Forward(MODELS["recurrent"], EXACT).operations(batch)
+    (core,) = [op for op in ops if op.kind == "state"]
+    state = 64 * 4 * (2 * 64 * 16 + 3 * (2 * 64 + 2 * 16))
+    assert core.state_bytes == 2 * state and held_bytes(core) == state
+    far = far_share(ops, RATES)
+    amounts = terms_of(facts_of(MODELS["recurrent"]), Counts.of(ops, batch), far)
+    assert amounts["Mamba2 state"] == 4 * state / 4
+    assert 0 < amounts["state from memory"] == amounts["Mamba2 state"] * far < amounts["Mamba2 state"]
 
 
 def test_every_figure_can_be_traced() -> None:

@@ -22,7 +22,7 @@ from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.rates import Curve, Passes, Rates
 
-FORMAT = 1  # of the files; another one where the meaning of what is in them changes
+FORMAT = 2  # of the files; another one where the meaning of what is in them changes
 GENERIC = "cpu-laptop"  # where nothing was measured
 LOCAL = "local"
 REMEDY = "ridgeline calibrate measures this machine in half a minute"

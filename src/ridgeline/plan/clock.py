@@ -119,12 +119,19 @@ def rates_of(op: Operation, rates: Rates) -> Passes:
 
 def far_share(operations: Sequence[Operation], rates: Rates) -> float:
     """The share of what a step reads that comes from memory: little, where all of it fits the caches."""
-    return far_at(sum(op.layers * (op.weight_bytes + op.state_bytes) for op in operations), rates)
+    return far_at(sum(op.layers * held_bytes(op) for op in operations), rates)
 
 
-def far_at(read_bytes: float, rates: Rates) -> float:
-    """The same of a step that reads so many bytes of weights and state."""
-    return min(rates.far.at(max(read_bytes, 1.0)), 1.0)
+def held_bytes(op: Operation) -> float:
+    """Of the weights and state of a layer that a step goes over. A recurrent state is read and written back: its bytes
+    are moved twice, and stand once."""
+    in_place = op.kind == "state" and not op.passes
+    return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
+
+
+def far_at(held_bytes: float, rates: Rates) -> float:
+    """The same of a step that goes over so many bytes of weights and state."""
+    return min(rates.far.at(max(held_bytes, 1.0)), 1.0)
 
 
 def clock_step(
