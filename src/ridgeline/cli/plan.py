@@ -112,6 +112,9 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
         activations=types["activations"],
     )  # fmt: skip
     scheme = Scheme(**options["scheme"])
+    if machine.rates is not None and machine.link is not None and scheme.devices > scheme.replicas:
+        note += f"; its {scheme.devices} devices are as many of this machine, joined by {machine.link.name} at "
+        note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
 
 

@@ -91,7 +91,8 @@ class Engine:
             num_drafts=config.num_speculative_tokens,
         )
         can_swap = any(config.num_host_pages)
-        self._swap_cost = PreemptCost(*self._runner.preemption_rates()) if can_swap else None
+        known = config.preempt
+        self._swap_cost = (known or PreemptCost(*self._runner.preemption_rates())) if can_swap else None
         self._start()
 
     def _start(self) -> None:

@@ -13,13 +13,13 @@ is not recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.plan.memory import RECORDED_SEQS
 from ridgeline.plan.operations import Operation, Slice
 from ridgeline.plan.precision import WIDER_STORAGE
-from ridgeline.plan.roofline import StepTime, Timed
+from ridgeline.plan.roofline import StepTime, Timed, link_seconds
 from ridgeline.spec import LatentAttention, ModelSpec, MoE, RecurrentMixer
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.rates import Passes, Rates
@@ -137,7 +137,7 @@ def far_at(held_bytes: float, rates: Rates) -> float:
 def clock_step(
     operations: Sequence[Operation], facts: Facts, batch: Sequence[Slice], hardware: HardwareSpec
 ) -> StepTime:
-    """A step on a machine that was measured, operation by operation."""
+    """A step on a machine that was measured, operation by operation. Raises RequestError as `time_step` does."""
     rates = hardware.rates
     assert rates is not None
     far = far_share(operations, rates)
@@ -152,7 +152,8 @@ def clock_step(
         extra = op.layers * (a_call if op.passes else 0.0)
         if op.kind == "state":
             extra += op.layers * a_layer if op.passes else _own(op, terms)
-        timed.append(_timed(op, rates, far, op.layers * op.activation_bytes * a_byte, extra))
+        one = _timed(op, rates, far, op.layers * op.activation_bytes * a_byte, extra)
+        timed.append(replace(one, link_s=link_seconds(op, hardware)))
     return StepTime(tuple(timed), sum(terms.values()))
 
 
