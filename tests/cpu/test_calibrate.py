@@ -69,7 +69,7 @@ def test_a_context_that_is_filled_is_as_long_as_one_that_is_computed(loaded: Loa
     steps = Steps(loaded, 2, 700, chunk=1400)
     timed = steps.decodes(2, 600, 5)
     assert len(timed) >= 5 and timed[0].batch == (Slice(2, 1, 601, 1),)
-    for pages in steps._engine._runner._arena._pages:
+    for pages in steps._engine._runner.arena.pages:
         assert np.asarray(pages).any(axis=1).sum() >= 2  # something lies in them
 
 
