@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from ridgeline.plan.resident import CODE_BYTES, HUGE, Run, matrix_sizes, pages_bytes, resident, unfilled
+from pathlib import Path
+
+from ridgeline.plan.resident import (
+    BLOCK,
+    CODE_BYTES,
+    HUGE,
+    L2_BYTES,
+    MAPPED_ALONE,
+    MAPPING,
+    Run,
+    matrix_sizes,
+    pages_bytes,
+    resident,
+    unfilled,
+)
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.groups import state_groups
-from ridgeline.spec.quant import FORMATS
+from ridgeline.spec.quant import FORMATS, PANEL
 
 MIB, NORM = 2**20, RMSNorm()
 ATTENTION = Attention(4, 2, 32, 0.2, Rope(32))
@@ -22,6 +36,16 @@ def test_the_ends_of_mappings() -> None:
     assert unfilled([8 * MIB] * 4) == 0
     assert unfilled([7 * MIB] * 5) == (28 + 8 - 35) * MIB  # the fifth does not fit beside four
     assert unfilled([100]) == HUGE - 100
+
+
+def test_the_kernels_lay_out_what_is_counted() -> None:
+    csrc = Path(__file__).parents[2] / "csrc"
+    for file, text in {
+        "threads.cpp": f"mapping = size_t({MAPPING >> 20}) << 20", "packing.h": f"BLOCK = {BLOCK};",
+        "kernels/products.cpp": f"L2_BYTES = {L2_BYTES >> 10} << 10", "matrix.h": f"PANEL = {PANEL};",
+    }.items():  # fmt: skip
+        assert text in (csrc / file).read_text(encoding="utf-8"), file
+    assert MAPPED_ALONE == MAPPING // 4 and "bytes > mapping / 4" in (csrc / "threads.cpp").read_text(encoding="utf-8")
 
 
 def test_matrices_are_all_that_kernels_pack() -> None:
