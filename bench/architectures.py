@@ -26,7 +26,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import architectures_report
 import numpy as np
@@ -207,14 +206,14 @@ class Filled:
 
     @contextmanager
     def _without_layers(self) -> Iterator[None]:
-        with patch.object(self._llm.loaded.model, "_blocks", []):
+        with self._llm.loaded.model.without_layers():
             yield
 
     def _fill(self, engine: Engine) -> None:
         """Random numbers in the pages that the sequence holds."""
         (choice,) = engine._choices.values()
         memory = self._llm.loaded.table.memory
-        for pages, table in zip(engine._runner._arena._pages, choice.sequence.tables, strict=True):
+        for pages, table in zip(engine._runner.arena.pages, choice.sequence.tables, strict=True):
             for page in sorted({page for page in table if page}):
                 noise = self._rng.normal(0.0, 0.5, (1, pages.shape[1] // 4)).astype(np.float32)
                 memory.pages_in(pages, [page], noise.view(np.uint8))

@@ -155,7 +155,7 @@ def run(case: Case) -> dict[str, Any]:
         "case": case.name, "model": case.model, "type": case.type, "kind": "TTFT" if case.prompt else "TPOT",
         "batch": case.batch, "context": case.context, "prompt": case.prompt, "measured_s": measured,
         "predicted_s": predicted, "others": round(others, 3), "peak_bytes": peak,
-        "memory_bytes": memory_of(planner, loaded, steps.config, case.batch, length) if case.prompt else None,
+        "memory_bytes": memory_of(loaded, steps.config, case.batch, case.prompt, 1).total if case.prompt else None,
     }  # fmt: skip
 
 

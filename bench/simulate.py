@@ -1,9 +1,9 @@
 """How fast the simulator is: python bench/simulate.py --trace CSV [--requests N] [--rate R] [--every-step]
 
-Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline,
-chunks of 2,048 tokens. Gate: every request is answered with as many tokens as it asked for, and the books of pages
-agree at the end. With --compare, the same requests are planned step by step too, and all figures and token times are
-the same.
+Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline
+(--hardware for another machine, local for this one as it was calibrated), chunks of 2,048 tokens. Gate: every request
+is answered with as many tokens as it asked for, and the books of pages agree at the end. With --compare, the same
+requests are planned step by step too, and all figures and token times are the same.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 
 from common import emit
 
-from ridgeline.plan.facts import hardware
+from ridgeline.plan.calibration import find_machine
 from ridgeline.plan.models import find_model
 from ridgeline.plan.planner import Deployment
-from ridgeline.sim import RooflineCost, Simulated, Workload, settings, simulate
+from ridgeline.sim import Simulated, Workload, cost_of, settings, simulate
 from ridgeline.sim.traces import read_trace
 from ridgeline.sim.workload import arrive, cut, poisson, repeated
 
@@ -30,11 +30,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second and replica")
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--hardware", default="h100", help="at its roofline; local: this machine as it was calibrated")
     parser.add_argument("--every-step", action="store_true")
     parser.add_argument("--compare", action="store_true")
     args = parser.parse_args()
-    deployment = Deployment(find_model(MODEL).spec, hardware("h100"), chunk=CHUNK)
-    chosen, cost = settings(deployment), RooflineCost(deployment)
+    deployment = Deployment(find_model(MODEL).spec, find_machine(args.hardware)[0], chunk=CHUNK)
+    chosen, cost = settings(deployment), cost_of(deployment)
     times = poisson(args.rate * args.replicas, seed=0)
     requests = arrive(repeated(read_trace(args.trace), args.requests), times)
     workload = cut(Workload(requests), chosen.max_model_len)

@@ -12,11 +12,30 @@ template <class T> Matrix2<T> rows(const Given<T>& a, const char* name, const Se
     return {r.data, r.stride};
 }
 
-// Of each of n sequences, `size` numbers, in one piece.
+// n times `size` numbers, in one piece.
 template <class T> T* each(const Given<T>& a, const char* name, int64_t n, int64_t size) {
     const Rows<T> r = rows_of(a, name, n, size);
     if (r.rows > 1 && r.stride != size) refuse(std::string(name) + " must be dense");
     return r.data;
+}
+
+// Of each of n sequences a state of `size` numbers; pages: where it lies among those that are given.
+using PageIds = std::optional<Ids>;
+template <class T>
+States<T> states_of(const Given<T>& a, const char* name, const PageIds& pages, int64_t n, int64_t size) {
+    if (!pages) {
+        const Rows<T> r = rows_of(a, name, n, size);
+        return {r.data, r.stride, nullptr};
+    }
+    const Rows<T> r = rows_of(a, name);
+    if (r.columns != size)
+        refuse(std::string(name) + " has pages of " + std::to_string(r.columns) + " numbers, not of " +
+               std::to_string(size));
+    const int64_t* found = vector_of(*pages, "pages", n);
+    for (int64_t i = 0; i < n; ++i)
+        if (found[i] < 0 || found[i] >= r.rows)
+            refuse("page " + std::to_string(found[i]) + " is not in 0.." + std::to_string(r.rows - 1));
+    return {r.data, r.stride, found};
 }
 
 Sequences sequences_of(const Ids& lengths, const Input& x) {
@@ -31,24 +50,25 @@ Sequences sequences_of(const Ids& lengths, const Input& x) {
 int64_t columns_of(const Input& x) { return x.ndim() == 2 ? int64_t(x.shape(1)) : 0; }
 
 void short_conv(Pool& pool, const Input& x, const Input& kept, const Input& weight, const std::optional<Input>& bias,
-                const Ids& lengths, const Output& y, const Output& left) {
+                const Ids& lengths, const Output& y, const Output& left, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t channels = columns_of(x), before = int64_t(weight.shape(0)) - 1;
     const ShortConv c{s,
                       channels,
                       before,
                       rows(x, "x", s, channels),
-                      each(kept, "before", s.n, before * channels),
+                      states_of(kept, "before", read, s.n, before * channels),
                       each(weight, "weight", before + 1, channels),
                       vector_of(bias, "bias", channels),
                       rows(y, "y", s, channels),
-                      each(left, "left", s.n, before * channels)};
+                      states_of(left, "left", write, s.n, before * channels)};
     Work work(pool);
     run(work.hold, c);
 }
 
 void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a, const Input& b, const Input& c,
-                    const Input& d, const Input& before, const Ids& lengths, const Output& y, const Output& h) {
+                    const Input& d, const Input& before, const Ids& lengths, const Output& y, const Output& h,
+                    const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t channels = columns_of(x), states = columns_of(b);
     const SelectiveScan scan{s,
@@ -60,8 +80,8 @@ void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a,
                              rows(c, "C", s, states),
                              each(a, "A", states, channels),
                              vector_of(d, "D", channels),
-                             each(before, "the state", s.n, states * channels),
-                             each(h, "h", s.n, states * channels),
+                             states_of(before, "the state", read, s.n, states * channels),
+                             states_of(h, "h", write, s.n, states * channels),
                              rows(y, "y", s, channels)};
     Work work(pool);
     run(work.hold, scan);
@@ -69,7 +89,7 @@ void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a,
 
 void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, const Input& dt_bias, const Input& a,
                  const Input& b, const Input& c, const Input& d, float least, float most, const Input& before,
-                 const Ids& lengths, const Output& y, const Output& h) {
+                 const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t heads = columns_of(dt);
     if (heads < 1 || groups < 1 || heads % groups || columns_of(x) % heads || columns_of(b) % groups)
@@ -86,8 +106,8 @@ void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, co
                           width,
                           states,
                           states,
-                          each(before, "the state", s.n, size),
-                          each(h, "h", s.n, size),
+                          states_of(before, "the state", read, s.n, size),
+                          states_of(h, "h", write, s.n, size),
                           rows(y, "y", s, heads * width),
                           nullptr,
                           rows(dt, "dt", s, heads),
@@ -100,8 +120,8 @@ void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, co
     run(work.hold, scan);
 }
 
-void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, const Input& decay,
-                    const Input& before, const Ids& lengths, const Output& y, const Output& h) {
+void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, const Input& decay, const Input& before,
+                    const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, q);
     if (q.ndim() != 3) refuse("q must have an axis of heads");
     const int64_t rows_of_all = s.n * s.m, heads = int64_t(q.shape(1)), dim = int64_t(q.shape(2));
@@ -111,7 +131,8 @@ void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, 
     scan.s = s, scan.heads = heads, scan.width = scan.states = dim, scan.group = 1;
     scan.x = {values.data, values.stride}, scan.b = {keys.data, keys.stride}, scan.c = {queries.data, queries.stride};
     scan.x_head = values.head, scan.b_head = keys.head, scan.c_head = queries.head;
-    scan.before = each(before, "the state", s.n, heads * dim * dim), scan.h = each(h, "h", s.n, heads * dim * dim);
+    scan.before = states_of(before, "the state", read, s.n, heads * dim * dim);
+    scan.h = states_of(h, "h", write, s.n, heads * dim * dim);
     scan.y = rows(y, "y", s, heads * dim);
     scan.decay = vector_of(decay, "decay", heads);
     Work work(pool);
@@ -120,7 +141,7 @@ void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, 
 
 void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, const Input& v, const Input& decay,
                 const Input& beta, const Input& rate, const Input& dt_bias, const Input& before, const Ids& lengths,
-                const Output& y, const Output& h) {
+                const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, q);
     const int64_t heads = columns_of(beta);
     if (heads < 1 || key_heads < 1 || heads % key_heads || columns_of(q) % key_heads || columns_of(v) % heads)
@@ -141,8 +162,8 @@ void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, c
                          rows(beta, "beta", s, heads),
                          vector_of(rate, "rate", heads),
                          vector_of(dt_bias, "dt_bias", decays),
-                         each(before, "the state", s.n, size),
-                         each(h, "h", s.n, size),
+                         states_of(before, "the state", read, s.n, size),
+                         states_of(h, "h", write, s.n, size),
                          rows(y, "y", s, heads * width)};
     Work work(pool);
     run(work.hold, scan);
@@ -165,7 +186,7 @@ void norm_gate(Pool& pool, bool silu, float eps, const Input& y, const Input& z,
 }
 
 void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Input& d, const Input& before,
-                      const Ids& lengths, const Output& y, const Output& h) {
+                      const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, u);
     if (terms.ndim() != 4 || (terms.shape(2) != 6 && terms.shape(2) != 14))
         refuse("terms are [blocks, modes, 6 or 14, 16]");
@@ -177,8 +198,8 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
                     rows(u, "u", s, channels),
                     nullptr,
                     vector_of(d, "D", channels),
-                    each(before, "the state", s.n, modes * 2 * channels),
-                    each(h, "h", s.n, modes * 2 * channels),
+                    states_of(before, "the state", read, s.n, modes * 2 * channels),
+                    states_of(h, "h", write, s.n, modes * 2 * channels),
                     rows(y, "y", s, channels)};
     scan.terms = each(terms, "terms", scan.blocks(), modes * scan.num_terms() * StateSpace::BLOCK);
     Work work(pool);
@@ -186,7 +207,7 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
 }
 
 void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, const Input& v, const Input& before,
-                 const Ids& lengths, const Output& y, const Output& h) {
+                 const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, q);
     if (heads < 1 || columns_of(q) % heads || columns_of(v) % heads) refuse("q or v do not divide into heads");
     const int64_t dim = columns_of(q) / heads, width = columns_of(v) / heads,
@@ -198,8 +219,8 @@ void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, cons
                           rows(q, "q", s, heads * dim),
                           rows(k, "k", s, heads * dim),
                           rows(v, "v", s, heads * width),
-                          each(before, "the state", s.n, size),
-                          each(h, "h", s.n, size),
+                          states_of(before, "the state", read, s.n, size),
+                          states_of(h, "h", write, s.n, size),
                           rows(y, "y", s, heads * width)};
     Work work(pool);
     run(work.hold, scan);
@@ -209,23 +230,24 @@ void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, cons
 
 void bind_recurrent(nb::module_& m) {
     m.def("short_conv", short_conv, nb::arg("pool"), array("x"), array("before"), array("weight"), array("bias").none(),
-          array("lengths"), array("y"), array("left"));
+          array("lengths"), array("y"), array("left"), array("read").none(), array("write").none());
     m.def("selective_scan", selective_scan, nb::arg("pool"), array("x"), array("dt"), array("a"), array("b"),
-          array("c"), array("d"), array("before"), array("lengths"), array("y"), array("h"));
+          array("c"), array("d"), array("before"), array("lengths"), array("y"), array("h"), array("read").none(),
+          array("write").none());
     m.def("linear_scan", linear_scan, nb::arg("pool"), nb::arg("groups"), array("x"), array("dt"), array("dt_bias"),
           array("a"), array("b"), array("c"), array("d"), nb::arg("least"), nb::arg("most"), array("before"),
-          array("lengths"), array("y"), array("h"));
+          array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
     m.def("lightning_scan", lightning_scan, nb::arg("pool"), array("q"), array("k"), array("v"), array("decay"),
-          array("before"), array("lengths"), array("y"), array("h"));
+          array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
     m.def("delta_scan", delta_scan, nb::arg("pool"), nb::arg("key_heads"), array("q"), array("k"), array("v"),
           array("decay"), array("beta"), array("rate"), array("dt_bias"), array("before"), array("lengths"), array("y"),
-          array("h"));
+          array("h"), array("read").none(), array("write").none());
     m.def("norm_gate", norm_gate, nb::arg("pool"), nb::arg("silu"), nb::arg("eps"), array("y"), array("z"),
           array("weight"), array("out"));
     m.def("state_space_scan", state_space_scan, nb::arg("pool"), array("u"), array("terms"), array("d"),
-          array("before"), array("lengths"), array("y"), array("h"));
+          array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
     m.def("taylor_scan", taylor_scan, nb::arg("pool"), nb::arg("heads"), array("q"), array("k"), array("v"),
-          array("before"), array("lengths"), array("y"), array("h"));
+          array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
 }
 
 }  // namespace ridgeline

@@ -13,8 +13,8 @@ struct DeltaScan {
     Matrix2<const float> q, k, v;          // rows [key_heads * dim], the same, [heads * width]
     Matrix2<const float> decay, beta;      // rows [heads] or [heads * dim], [heads]
     const float *rate, *dt_bias;           // [heads], negative; of the decay's size
-    const float* before;                   // [n, heads, dim, width]
-    float* h;                              // the same, after
+    States<const float> before;            // [heads, dim, width]
+    States<float> h;                       // the same, after
     Matrix2<float> y;                      // rows [heads * width]
 };
 

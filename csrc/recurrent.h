@@ -22,16 +22,25 @@ struct Sequences {
     const int64_t* lengths;  // [n], 1 .. m
 };
 
+// A state of each sequence, in one piece: one after the other, or where it lies in pages. It may stand in the same
+// place before and after: who works on a part of it has read that when he writes it.
+template <class T> struct States {
+    T* data;
+    int64_t stride;
+    const int64_t* pages;  // [n], or null
+    T* of(int64_t i) const { return data + (pages ? pages[i] : i) * stride; }
+};
+
 // Each channel's own filter over a token and the `before` ones before it.
 struct ShortConv {
     Sequences s;
     int64_t channels, before;
     Matrix2<const float> x;
-    const float* kept;    // [n, before, channels]
-    const float* weight;  // [before + 1, channels]
-    const float* bias;    // [channels] or null
+    States<const float> kept;  // [before, channels]
+    const float* weight;       // [before + 1, channels]
+    const float* bias;         // [channels] or null
     Matrix2<float> y;
-    float* left;  // [n, before, channels]
+    States<float> left;  // [before, channels]
 };
 
 // h = exp(dt A) h + dt x B; y = C h + D x: a decay for each channel and state; dt = softplus of what is given.
@@ -39,10 +48,10 @@ struct SelectiveScan {
     Sequences s;
     int64_t channels, states;
     Matrix2<const float> x, dt, b, c;
-    const float* a;       // [states, channels], negative
-    const float* d;       // [channels]
-    const float* before;  // [n, states, channels]
-    float* h;             // the same, after
+    const float* a;              // [states, channels], negative
+    const float* d;              // [channels]
+    States<const float> before;  // [states, channels]
+    States<float> h;             // the same, after
     Matrix2<float> y;
 };
 
@@ -52,8 +61,8 @@ struct LinearScan {
     int64_t heads, width, states, group;
     Matrix2<const float> x, b, c;  // rows of heads, [width], [states] and [states]
     int64_t x_head, b_head, c_head;  // from one to the next; of B and C, of a group
-    const float* before;             // [n, heads, states, width]
-    float* h;
+    States<const float> before;      // [heads, states, width]
+    States<float> h;
     Matrix2<float> y;    // rows [heads * width]
     const float* decay;  // [heads], the same for every token: lightning attention, which has nothing of what follows
     // Mamba-2: x is multiplied by dt = softplus(dt + bias), between least and most; the decay is exp(dt a); D x is
@@ -69,8 +78,8 @@ struct TaylorScan {
     Sequences s;
     int64_t heads, dim, width;  // of values, without the 1
     Matrix2<const float> q, k, v;
-    const float* before;  // [n, heads, features, width + 1]
-    float* h;
+    States<const float> before;  // [heads, features, width + 1]
+    States<float> h;
     Matrix2<float> y;
 };
 

@@ -14,9 +14,9 @@ struct StateSpace {
     bool low_rank;
     Matrix2<const float> u;
     const float* terms;
-    const float* d;       // [channels]
-    const float* before;  // [n, modes, 2, channels]
-    float* h;
+    const float* d;              // [channels]
+    States<const float> before;  // [modes, 2, channels]
+    States<float> h;
     Matrix2<float> y;
 
     static constexpr int64_t BLOCK = 16;

@@ -123,14 +123,15 @@ void block(const DeltaScan& s, const Ready& r, int64_t head, int64_t row, int64_
 
 void scan(const DeltaScan& s, int64_t i, int64_t head, float* room) {
     const Ready r = places(s.dim, room);
-    const int64_t state = (i * s.heads + head) * s.dim * s.width;
+    const int64_t state = head * s.dim * s.width;
+    float* h = s.h.of(i) + state;
     for (int64_t t = 0; t < s.s.lengths[i]; t += CHUNK) {
         const int64_t row = i * s.s.m + t, tokens = std::min(CHUNK, s.s.lengths[i] - t);
         make_ready(s, head, row, tokens, r);
         for (int64_t at = 0; at < s.width; at += LANES) {
             const int n = int(std::min(LANES, s.width - at));
-            const float* before = (t ? s.h : s.before) + state + at;
-            (n == LANES ? block<true> : block<false>)(s, r, head, row, tokens, before, s.h + state + at, at, n);
+            const float* before = (t ? h : s.before.of(i) + state) + at;
+            (n == LANES ? block<true> : block<false>)(s, r, head, row, tokens, before, h + at, at, n);
         }
     }
 }

@@ -19,7 +19,7 @@ RL_INLINE F decay(F x) { return select(x < set(-126.f), set(0.f), exp2_down(x));
 // ---- short convolution -----------------------------------------------------------------------------------------
 
 void conv(const ShortConv& c, int64_t i, int64_t first, int64_t last) {
-    const float* kept = c.kept + i * c.before * c.channels;
+    const float* kept = c.kept.of(i);
     for (int64_t t = first; t < last; ++t) {
         float* y = c.y.row(i * c.s.m + t);
         for (int64_t at = 0; at < c.channels; at += W) {
@@ -35,12 +35,14 @@ void conv(const ShortConv& c, int64_t i, int64_t first, int64_t last) {
     }
 }
 
+// Row j is made of row j + 1 or a later one, so that they may stand in the same place.
 void left(const ShortConv& c, int64_t i) {
+    const float* kept = c.kept.of(i);
+    float* left = c.left.of(i);
     for (int64_t j = 0; j < c.before; ++j) {
         const int64_t seen = c.s.lengths[i] + j - c.before;
-        const float* from =
-            seen < 0 ? c.kept + (i * c.before + seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
-        std::copy_n(from, c.channels, c.left + (i * c.before + j) * c.channels);
+        const float* from = seen < 0 ? kept + (seen + c.before) * c.channels : c.x.row(i * c.s.m + seen);
+        std::copy_n(from, c.channels, left + j * c.channels);
     }
 }
 
@@ -71,11 +73,12 @@ RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const f
 void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room) {
     constexpr int64_t PAIR = 2 * CHANNELS;
     const int n = int(std::min(CHANNELS, s.channels - at));
-    const int64_t state = i * s.states * s.channels + at;
+    const float* before = s.before.of(i) + at;
+    float* h = s.h.of(i) + at;
     for (int64_t j = 0; j < s.states; ++j)
         for (int v = 0; v < N; ++v) {
             const int64_t from = j * s.channels + v * W;
-            store(room + j * PAIR + v * W, load(s.before + state + from, n - v * W));
+            store(room + j * PAIR + v * W, load(before + from, n - v * W));
             store(room + j * PAIR + CHANNELS + v * W, load(s.a + at + from, n - v * W) * set(LOG2_E));
         }
     for (int64_t t = i * s.s.m; t < i * s.s.m + s.s.lengths[i]; ++t) {
@@ -96,7 +99,7 @@ void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room)
     }
     for (int64_t j = 0; j < s.states; ++j)
         for (int v = 0; v < N; ++v)
-            store(s.h + state + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
+            store(h + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
 }
 
 void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, float* room) {
@@ -170,7 +173,9 @@ void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float
 // Channels [first, last) of a head, CHANNELS at a time.
 void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, int channels, float* room) {
     float *x = room, *y = x + CHUNK * CHANNELS, *dt = y + CHUNK * CHANNELS, *decays = dt + CHUNK;
-    const int64_t state = (i * s.heads + head) * s.states * s.width + first;
+    const int64_t state = head * s.states * s.width + first;
+    const float* before = s.before.of(i) + state;
+    float* h = s.h.of(i) + state;
     const int64_t from = head * s.x_head + first, to = head * s.width + first, group = head / s.group;
     for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
         const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
@@ -180,7 +185,7 @@ void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, i
                 store(x + t * CHANNELS + v * W, load(s.x.row(row + t) + from + v * W, channels - v * W) * set(dt[t]));
         const float *b = s.b.row(row) + group * s.b_head, *c = s.c.row(row) + group * s.c_head;
         const Chunk k{tokens, x, decays, b, c, s.b.stride, s.c.stride, y};
-        scan_all<true>(k, s.states, (t0 ? s.h : s.before) + state, s.h + state, s.width, channels);
+        scan_all<true>(k, s.states, t0 ? h : before, h, s.width, channels);
         const F d = set(s.d ? s.d[head] : 0.f);
         for (int64_t t = 0; t < tokens; ++t)
             RL_FOR(v, N) {
@@ -210,7 +215,8 @@ void features(const float* x, int64_t dim, float factor, float* to) {
 void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
     const int64_t count = 1 + s.dim + s.dim * s.dim, all = s.width + 1;
     float *x = room, *y = x + CHUNK * CHANNELS, *sums = y + CHUNK * CHANNELS, *q = sums + CHUNK, *k = q + CHUNK * count;
-    const int64_t state = (i * s.heads + head) * count * all;
+    const float* before = s.before.of(i) + head * count * all;
+    float* h = s.h.of(i) + head * count * all;
     const float factor = 1.f / std::sqrt(std::sqrt(float(s.dim)));
     for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
         const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
@@ -228,7 +234,7 @@ void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
                 if (own < channels) to[own] = 1.f;
             }
             const Chunk chunk{tokens, x, nullptr, k, q, count, count, y};
-            scan_all<false>(chunk, count, (t0 ? s.h : s.before) + state + at, s.h + state + at, all, channels);
+            scan_all<false>(chunk, count, (t0 ? h : before) + at, h + at, all, channels);
             for (int64_t t = 0; t < tokens; ++t) {
                 if (own < channels) sums[t] = y[t * CHANNELS + own];
                 for (int v = 0; v < N; ++v)

@@ -76,7 +76,9 @@ RL_INLINE void tokens(const StateSpace& s, int64_t first, int64_t channel, int n
 }
 
 template <bool LOW_RANK> void scan_block(const StateSpace& s, int64_t i, int64_t block, float* state) {
-    const int64_t at = block * B, first = i * s.s.m, size = 2 * s.modes * s.channels;
+    const int64_t at = block * B, first = i * s.s.m;
+    const float* before = s.before.of(i);
+    float* h = s.h.of(i);
     const float* terms = s.terms + block * s.modes * s.num_terms() * B;
     for (int v = 0; v < V; ++v) {
         const int64_t channel = at + v * W;
@@ -85,7 +87,7 @@ template <bool LOW_RANK> void scan_block(const StateSpace& s, int64_t i, int64_t
         float* own = state + v * W;
         Real p{set(0.f), set(0.f)}, q = p;
         for (int64_t m = 0; m < 2 * s.modes; ++m)
-            store(own + m * B, load(s.before + i * size + m * s.channels + channel, n));
+            store(own + m * B, load(before + m * s.channels + channel, n));
         for (int64_t m = 0; LOW_RANK && m < s.modes; ++m) {
             const F re = load(own + 2 * m * B), im = load(own + (2 * m + 1) * B);
             add(p, terms + (m * 14 + P) * B + v * W, re, im), add(q, terms + (m * 14 + Q) * B + v * W, re, im);
@@ -97,7 +99,7 @@ template <bool LOW_RANK> void scan_block(const StateSpace& s, int64_t i, int64_t
                 tokens<false, TOGETHER>(s, t, channel, n, terms + v * W, own, p, q);
         for (; t < end; ++t) tokens<LOW_RANK, 1>(s, t, channel, n, terms + v * W, own, p, q);
         for (int64_t m = 0; m < 2 * s.modes; ++m)
-            store(s.h + i * size + m * s.channels + channel, load(own + m * B), n);
+            store(h + m * s.channels + channel, load(own + m * B), n);
     }
 }
 

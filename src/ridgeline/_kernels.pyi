@@ -265,7 +265,8 @@ def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Float
     """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
 
 # ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or
-# `left`; beyond a sequence's length y is not written ---------------------------------------------------------------
+# `left`; read, write [n]: in which pages of these, where they are pages, of which one may be the same before and after.
+# Beyond a sequence's length y is not written ---------------------------------------------------------------
 
 def short_conv(
     pool: Pool,
@@ -276,6 +277,8 @@ def short_conv(
     lengths: Ints,
     y: Floats,
     left: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """before, left [n, k - 1, C], weight [k, C]. y is written beyond lengths too."""
 
@@ -291,6 +294,8 @@ def selective_scan(
     lengths: Ints,
     y: Floats,
     h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """dt: before softplus. a [S, D], negative. before, h [n, S, D]."""
 
@@ -310,16 +315,38 @@ def linear_scan(
     lengths: Ints,
     y: Floats,
     h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """Mamba-2. a [H], negative. before, h [n, H, S, P]."""
 
 def taylor_scan(
-    pool: Pool, heads: int, q: Floats, k: Floats, v: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+    pool: Pool,
+    heads: int,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """BASED. before, h [n, H, features, P + 1]."""
 
 def lightning_scan(
-    pool: Pool, q: Floats, k: Floats, v: Floats, decay: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+    pool: Pool,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """Lightning attention. q, k, v [n * m, H, D], decay [H]. before, h [n, H, D, D], values last."""
 
@@ -337,6 +364,8 @@ def delta_scan(
     lengths: Ints,
     y: Floats,
     h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """The gated delta rule: see spec.GatedDelta. q, k as they are projected; decay [n * m, H] or [n * m, H * K], beta
     [n * m, H]; rate [H], negative. before, h [n, H, K, P]."""
@@ -345,7 +374,16 @@ def norm_gate(pool: Pool, silu: bool, eps: float, y: Floats, z: Floats, weight: 
     """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: of a head."""
 
 def state_space_scan(
-    pool: Pool, u: Floats, terms: Floats, d: Floats, before: Floats, lengths: Ints, y: Floats, h: Floats
+    pool: Pool,
+    u: Floats,
+    terms: Floats,
+    d: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    h: Floats,
+    read: Ints | None,
+    write: Ints | None,
 ) -> None:
     """S4 and S4D. terms [blocks, N / 2, 6 or 14, 16]: see state_space.h. before, h [n, N / 2, 2, C]."""
 

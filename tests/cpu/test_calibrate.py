@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
+from ridgeline.measure.calibrate import read_at_least
 from ridgeline.measure.predict import Asked, predict, run_steps
 from ridgeline.measure.probes import PROBES, Sample, fit_terms, nonnegative
 from ridgeline.measure.quiet import OthersLoad
@@ -19,6 +20,7 @@ from ridgeline.measure.steps import Steps, load_random
 from ridgeline.plan.operations import Slice
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba, ModelSpec, RMSNorm, Rope
+from ridgeline.spec.rates import Curve
 
 NORM = RMSNorm()
 TINY = ModelSpec(
@@ -67,7 +69,7 @@ def test_a_context_that_is_filled_is_as_long_as_one_that_is_computed(loaded: Loa
     steps = Steps(loaded, 2, 700, chunk=1400)
     timed = steps.decodes(2, 600, 5)
     assert len(timed) >= 5 and timed[0].batch == (Slice(2, 1, 601, 1),)
-    for pages in steps._engine._runner._arena._pages:
+    for pages in steps._engine._runner.arena.pages:
         assert np.asarray(pages).any(axis=1).sum() >= 2  # something lies in them
 
 
@@ -106,6 +108,11 @@ def test_a_prediction_has_every_figure(loaded: LoadedModel) -> None:
     assert len(found.ttft_s) == len(found.tpot_s) == 2 and found.tpot_s[1] is None
     assert found.elapsed_s >= max(found.ttft_s) > 0 and found.tpot_s[0] and found.tpot_s[0] > 0
     assert found.memory_bytes > loaded.weight_bytes and "calibrate" in found.note
+
+
+def test_nothing_comes_from_memory_faster_than_it_is_read() -> None:
+    far = read_at_least(Curve((1.0, 4.0, 64.0), (5e-11, 5e-11, 1e-11)), 1e-10)
+    assert far.values == (1e-10, 5e-11, 1e-11)
 
 
 def test_others_are_seen() -> None:

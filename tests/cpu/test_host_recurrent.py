@@ -129,7 +129,7 @@ def test_short_convolution(m: int, dtype: str) -> None:
 def test_states_are_read_and_written_in_place() -> None:
     pages = poisoned(np.full((4, 2, 3), np.nan, np.float32))
     pages[2] = 5.0
-    states = NUMPY.primitive(api.READ_STATE, None)(pages, np.array([0, 2, 3]), np.array([1, 0, 1]))
+    states = NUMPY.primitive(api.READ_STATE, None)(pages, np.array([0, 2, 3]), np.array([1, 0, 1]), np.array([1, 2, 3]))
     assert (states[0] == 0).all() and (states[1] == 5).all() and (states[2] == 0).all()
     states[1] = 7.0
     NUMPY.primitive(api.WRITE_STATE, None)(pages, np.array([1]), np.ones((1, 2, 3), np.float32))

@@ -295,7 +295,7 @@ class Driver:
         reset_peak()
         self.base = resident("VmRSS") + config.state_bytes + config.swap_bytes
         self.engine = Engine(loaded, config)
-        for pages in (*self.engine._runner._arena._pages, *self.engine._runner._arena._host):
+        for pages in (*self.engine._runner.arena._pages, *self.engine._runner.arena._host):
             pages[:] = 0
 
     def run(self, lengths: list[int], **params: Any) -> None:

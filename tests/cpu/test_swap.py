@@ -124,7 +124,7 @@ def test_nothing_is_measured_without_swap_space(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", [FULL, WINDOWS])
 def test_measuring_disturbs_no_page(name: str) -> None:
     engine = Engine(loaded(name).loaded, settings(name))
-    pages = engine._runner._arena._pages
+    pages = engine._runner.arena._pages
     for i, group in enumerate(pages):
         group[:] = float(i + 1)
     assert min(engine._runner.preemption_rates()) > 0

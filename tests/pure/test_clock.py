@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.plan import calibration
+from ridgeline.errors import RequestError
+from ridgeline.plan import EngineOptions, calibration, resolve
 from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.plan.calibration import Calibration, fingerprint, load, machine_of, save, this_machine
-from ridgeline.plan.clock import Counts, facts_of, terms_of
+from ridgeline.plan.clock import Counts, facts_of, far_share, held_bytes, terms_of
 from ridgeline.plan.explain import explain
 from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.precision import Precision
+from ridgeline.plan.shard import Scheme
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
+from ridgeline.spec.hardware import Link
 from ridgeline.spec.rates import Curve, Passes, Rates, least
 
 NORM = RMSNorm()
@@ -121,6 +124,19 @@ def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens:
     assert isclose(sum(step.by_cause().values()), step.seconds)
 
 
+def test_a_recurrent_state_is_moved_twice_and_stands_once() -> None:
+    """They miss caches by how much they stand, not by how much is moved."""
+    batch = (Slice(64, 1, 100),)
+    ops = Forward(MODELS["recurrent"], EXACT).operations(batch)
+    (core,) = [op for op in ops if op.kind == "state"]
+    state = 64 * 4 * (2 * 64 * 16 + 3 * (2 * 64 + 2 * 16))
+    assert core.state_bytes == 2 * state and held_bytes(core) == state
+    far = far_share(ops, RATES)
+    amounts = terms_of(facts_of(MODELS["recurrent"]), Counts.of(ops, batch), far)
+    assert amounts["Mamba2 state"] == 4 * state / 4
+    assert 0 < amounts["state from memory"] == amounts["Mamba2 state"] * far < amounts["Mamba2 state"]
+
+
 def test_every_figure_can_be_traced() -> None:
     """The lines of --explain sum up to the step."""
     p, shown = planner("dense"), planner("dense").decode(4, 1024)
@@ -185,7 +201,39 @@ def test_advice_has_a_reason_for_each_setting() -> None:
     found = advise(Deployment(MODELS["dense"], machine_of(KEPT), EXACT))
     assert found is not None
     assert found.max_num_seqs <= found.max_num_batched_tokens
-    assert set(found.reasons) == {"max_num_seqs", "max_num_batched_tokens", "threads", "num_speculative_tokens"}
+    assert set(found.reasons) == {
+        "max_num_seqs", "max_num_batched_tokens", "threads", "num_speculative_tokens", "preemption",
+    }  # fmt: skip
+    p = planner("dense").with_chunk(found.max_num_batched_tokens)
+    assert found.preempt.seconds_per_token == pytest.approx(p.ttft_s(1024) / 1024)
+    assert found.preempt.seconds_per_byte == 2 / 1e10  # copied twice
     assert set(found.drafts) == set(DRAFT_BATCHES) and set(found.drafts.values()) <= {0, *DEPTHS}
     assert found.max_num_seqs in BATCHES and found.max_num_batched_tokens in CHUNKS
     assert advise(Deployment(MODELS["dense"], replace(machine_of(KEPT), rates=None), EXACT)) is None
+
+
+def test_the_settings_show_how_room_is_made() -> None:
+    found = advise(Deployment(MODELS["dense"], machine_of(KEPT), EXACT))
+    assert found is not None
+
+    def shown(swap: int) -> dict[str, str]:
+        options = EngineOptions(swap_space_bytes=swap)
+        config = resolve(MODELS["dense"], 4096, options, free_bytes=4 << 30, fixed_len=True, advice=found)
+        assert config.preempt == found.preempt
+        return {s.name: s.value for s in config.settings()}
+
+    assert shown(1 << 28)["preemption"] in ("swap", "recompute")
+    assert "preemption" not in shown(0)
+
+
+def test_devices_of_this_machine_send_through_its_memory() -> None:
+    deployment = Deployment(MODELS["dense"], machine_of(KEPT), EXACT)
+    two = Planner(replace(deployment, scheme=Scheme(tp=2)))
+    step = two.decode(64, 100)
+    sent = sum(t.operation.link_bytes * t.operation.layers for t in step.operations)
+    assert sent > 0 and sum(t.link_s for t in step.operations) == pytest.approx(sent / 1e10)
+    slower = replace(machine_of(KEPT), link=Link("x", 1e9, 1e-3))
+    assert Planner(replace(two.deployment, hardware=slower)).decode(64, 100).seconds > step.seconds
+    lone = replace(machine_of(KEPT), link=None)
+    with pytest.raises(RequestError, match="no link"):
+        Planner(replace(two.deployment, hardware=lone)).decode(64, 100)

@@ -59,14 +59,14 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     from ridgeline.plan import EngineOptions, choose_storage, resolve
     from ridgeline.plan.advice import machine_advice
     from ridgeline.plan.calibration import this_machine
-    from ridgeline.plan.models import find_model
+    from ridgeline.plan.models import find_writer
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.quant import format_of
     from ridgeline.spec.text import num_bytes
 
     g = cast("dict[str, Any]", given)
-    known, format = find_model(g["model"]), format_of(g["weights"])
+    known, format = find_writer(g["model"]), format_of(g["weights"])
     dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(g["kv_cache_dtype"])
     size = footprint(known.spec, format, dtype, packs=True).total

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from ridgeline.plan.models import KnownModel
     from ridgeline.plan.planner import Deployment, Load
 
 _LOAD, _MACHINE, _ASK = "What runs at once", "On what", "Besides"
@@ -58,10 +59,16 @@ def plan(
         "hardware": hardware, "link": link, "weights": weights, "kv": kv, "activations": activations, "page": page,
         "scheme": {"replicas": replicas, "tp": tp, "ep": ep, "pp": pp},
     }  # fmt: skip
-    name, note, deployment = _deployment(model, options)
+    known, note, deployment = _deployment(model, options)
+    name, load = known.name, shape(batch, context, prompt, output, deployment.spec.max_position_embeddings)
+    if known.denoises:
+        from ridgeline.cli.plan_denoise import plan_denoiser
+
+        besides = {"changes": changes, "--slo": slo, "--explain": explain, "--plot": plot}
+        plan_denoiser(name, deployment, load, note, besides, json_output)
+        return
     if changes and not compare:
         deployment = change(deployment, ",".join(changes)).deployment
-    load = shape(batch, context, prompt, output, deployment.spec.max_position_embeddings)
     rows = ranked(deployment, load, changes or []) if compare else ()
     report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
     if plot:
@@ -69,7 +76,11 @@ def plan(
         from ridgeline.plan.planner import Planner
 
         draw(name, Planner(deployment), load, plot)
-    if json_output:
+    _print(report, json_output)
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
         import json
 
         print(json.dumps({k: v for k, v in report.items() if not k.startswith("_")}, indent=2))
@@ -79,8 +90,8 @@ def plan(
         show(report)
 
 
-def _deployment(model: str, options: dict[str, Any]) -> tuple[str, str, Deployment]:
-    """Its name, how far its times can be trusted, and what is planned."""
+def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, Deployment]:
+    """What is known of it, how far its times can be trusted, and what is planned."""
     from dataclasses import replace
 
     from ridgeline.plan.calibration import find_machine
@@ -101,7 +112,10 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[str, str, Deployme
         activations=types["activations"],
     )  # fmt: skip
     scheme = Scheme(**options["scheme"])
-    return known.name, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
+    if machine.rates is not None and machine.link is not None and scheme.devices > scheme.replicas:
+        note += f"; its {scheme.devices} devices are as many of this machine, joined by {machine.link.name} at "
+        note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
+    return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
 
 
 def shape(batch: int, context: int | None, prompt: int | None, output: int | None, limit: int) -> Load:

@@ -34,9 +34,11 @@ def show(report: dict[str, Any]) -> None:
     elif "_answer" in report:
         console.print(_promise(report["_answer"], report["_promise"]))
     else:
-        console.print(_figures("Memory of a device", _memory(report, planner, load)))
-        console.print(_figures("Time", _time(report, load)))
-        console.print(_operations("decode", report["decode"]), _operations("prefill, one chunk", report["prefill"]))
+        console.print(figures_table("Memory of a device", _memory(report, planner, load)))
+        console.print(figures_table("Time", _time(report, load)))
+        console.print(
+            operations_table("decode", report["decode"]), operations_table("prefill, one chunk", report["prefill"])
+        )
         console.print(f"[dim]{report['times']}.[/dim]")
     if "explain" in report:
         table = _table("Where the figures come from", ("figure", "left"), ("formula", "left"))
@@ -162,14 +164,16 @@ def _chunk(report: dict[str, Any]) -> int:
     return int(report["deployment"]["chunk"])
 
 
-def _figures(title: str, lines: Iterator[Line]) -> Table:
+def figures_table(title: str, lines: Iterator[Line]) -> Table:
+    """Each line a figure, its value with a unit, and its reason."""
     table = _table(title, ("", "left"), ("", "right"), ("why", "left"))
     for name, value, why in lines:
         table.add_row(name, value, f"[dim]{why}[/dim]")
     return table
 
 
-def _operations(title: str, step: dict[str, Any]) -> Table:
+def operations_table(title: str, step: dict[str, Any]) -> Table:
+    """Of a step as plan/report.py has it, the longest first."""
     columns = (
         ("operation", "left"), ("layers", "right"), ("work", "right"), ("moved", "right"), ("FLOP/B", "right"),
         ("ridge", "right"), ("time", "right"), ("share", "right"), ("bound by", "left"),

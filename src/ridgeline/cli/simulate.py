@@ -104,11 +104,11 @@ def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
     """The model's name, a line that says whose step times are taken, and the model on its machine."""
     from ridgeline.plan.calibration import find_machine
     from ridgeline.plan.changes import change
-    from ridgeline.plan.models import find_model
+    from ridgeline.plan.models import find_writer
     from ridgeline.plan.planner import Deployment
     from ridgeline.plan.precision import default_precision
 
-    known, (found, note) = find_model(given["model"]), find_machine(given["hardware"])
+    known, (found, note) = find_writer(given["model"]), find_machine(given["hardware"])
     times = f"step times are those of {given['step_times']}" if given["step_times"] else note
     precision = default_precision(found, known.weights, known.experts)
     sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}

@@ -13,6 +13,7 @@ import numpy as np
 from ridgeline.engine.beams import Beams
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, PreemptCost
+from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.grammar import Grammar
@@ -91,7 +92,8 @@ class Engine:
             num_drafts=config.num_speculative_tokens,
         )
         can_swap = any(config.num_host_pages)
-        self._swap_cost = PreemptCost(*self._runner.preemption_rates()) if can_swap else None
+        known = config.preempt
+        self._swap_cost = (known or PreemptCost(*self._runner.preemption_rates())) if can_swap else None
         self._start()
 
     def _start(self) -> None:
@@ -210,6 +212,12 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError if the books of pages and rows do not agree."""
         self._scheduler.check()
+
+    def overwrite(self, contents: Seq[Bytes]) -> None:
+        """For measuring: every page that a sequence holds is given the bytes of its state group, [page_bytes] each."""
+        tables = [choice.sequence.tables for choice in self._choices.values()]
+        for group, page in enumerate(contents):
+            self._runner.arena.overwrite(group, sorted({p for held in tables for p in held[group] if p}), page)
 
     def _submit(self, plan: StepPlan) -> _Flight:
         now = time.perf_counter()

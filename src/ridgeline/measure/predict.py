@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from ridgeline.plan import EngineConfig
 from ridgeline.plan.calibration import this_machine
-from ridgeline.plan.memory import LIBRARY_BYTES
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import FLOAT_BYTES, cpu_precision
+from ridgeline.plan.precision import cpu_precision
+from ridgeline.plan.resident import Resident, Run, resident
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -61,10 +61,10 @@ def predict(loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked]
     found, least = _run(planner, config, requests), _run(roof, config, requests)
     count = min(len(requests), config.max_num_seqs)
     context = sum(r.prompt + r.new // 2 for r in requests) // len(requests)
-    longest = max(r.prompt + r.new for r in requests)
+    longest = max(requests, key=lambda r: r.prompt + r.new)
     return Predicted(
         *found, planner.decode(count, max(context, 1)).seconds, *least,
-        memory_of(planner, loaded, config, count, longest), note,
+        memory_of(loaded, config, count, longest.prompt, longest.new).total, note,
     )  # fmt: skip
 
 
@@ -111,13 +111,13 @@ def run_steps(requests: Sequence[Asked], most: int, budget: int) -> Iterator[tup
         yield tuple(batch), given
 
 
-def memory_of(planner: Planner, loaded: LoadedModel, config: EngineConfig, sequences: int, length: int) -> float:
-    """Bytes that are expected to be resident: weights, the pages that so many sequences touch, what the kernels hold of
-    the largest step. `config.workspace_bytes` is no less than that: it is what the settings allow at most.
+def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int) -> Resident:
+    """What is expected to be resident while so many such requests run; `config.workspace_bytes` is no less than its
+    step: it is what the settings allow at most.
     """
-    pages = sum(g.page_bytes * (sequences * g.most_pages(length) + 1) for g in config.groups)
-    tokens = min(config.max_num_batched_tokens, sequences * length)
-    ops = planner.forward.operations([Slice(1, tokens, tokens)])
-    stream = 4 * FLOAT_BYTES * tokens * loaded.spec.hidden_size
-    step = LIBRARY_BYTES + stream + 2 * max(op.activation_bytes for op in ops)
-    return loaded.weight_bytes + pages + step
+    driver = loaded.table.driver
+    run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1)
+    found = resident(
+        loaded.spec, loaded.weight_bytes, loaded.model.format, loaded.dtype, config.groups, config.num_pages, run
+    )
+    return found if driver else found._replace(ends=0.0, scratch=0.0)  # those are the kernels'

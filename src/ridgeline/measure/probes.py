@@ -74,7 +74,8 @@ RECURRENT: Mapping[str, TokenMixer] = {
     "GatedDelta": GatedDelta(SMALL // 64, SMALL // 128, 64, 128, 4, NORM),
     "KimiDelta": KimiDelta(SMALL // 64, 64, 4, 64, NORM),
 }
-MANY, ONE_LONG = (64,) * 8, (512,)
+# In chunks of 512 tokens the many are uneven: parts of some stand beside others that are whole.
+MANY, ONE_LONG = (90,) * 8, (512,)
 PROBES: Mapping[str, Probe] = {
     "dense": Probe(_spec(_attention(8, 4), GatedMLP(3 * SMALL), WIDE, 8, 24_000), (1, 8, 32, 48), (ONE_LONG, MANY)),
     "few layers": Probe(_spec(_attention(8, 2), GatedMLP(3 * WIDE), WIDE, 2, 48_000), (1, 16, 48), (ONE_LONG, (32,))),
@@ -85,7 +86,10 @@ PROBES: Mapping[str, Probe] = {
         (1, 8), (ONE_LONG,),
     ),
     "large states": Probe(_spec(Mamba2(16, 64, 128, 1, 4, NORM), None, SMALL, 4, 4_000), (1, 12, 40), (MANY,)),
-    **{name: Probe(_spec(m, GatedMLP(SMALL), SMALL, 4, 8_000), (1, 8), (ONE_LONG, MANY))
+    # As the others of their kind, but for the layers: what is of a step, and what of each of them.
+    "deep": Probe(_spec(RECURRENT["Mamba2"], GatedMLP(SMALL), SMALL, 16, 4_000), (1, 8), ()),
+    "deep, gated": Probe(_spec(RECURRENT["GatedDelta"], GatedMLP(SMALL), SMALL, 12, 4_000), (1, 8), ()),
+    **{name: Probe(_spec(m, GatedMLP(SMALL), SMALL, 4, 8_000), (1, 8, 32), (ONE_LONG, MANY))
        for name, m in RECURRENT.items()},
 }  # fmt: skip
 

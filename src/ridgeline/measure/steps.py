@@ -6,8 +6,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +66,7 @@ class Steps:
         """Steps in which each of the sequences, which hold `context` tokens, is given one more. Their pages are filled
         with random numbers: the prompts are not computed."""
         self._add([context] * sequences, steps + 2)
-        with self._without_layers():
+        with self._loaded.model.without_layers():
             self._session.step()  # the last one before was of other sequences
             while not self._is_decoding(sequences):
                 self._session.step()
@@ -98,21 +97,8 @@ class Steps:
         batch = tuple(Slice(n, tokens, context, sampled) for (tokens, context, sampled), n in alike.items())
         return TimedStep(batch, seconds)
 
-    @contextmanager
-    def _without_layers(self) -> Iterator[None]:
-        model = self._loaded.model
-        blocks, model._blocks = model._blocks, []
-        try:
-            yield
-        finally:
-            model._blocks = blocks
-
     def _fill(self) -> None:
         """Random numbers in the pages that the sequences hold; other numbers would take as long."""
-        memory, rng = self._loaded.table.memory, np.random.default_rng(0)
-        held = [choice.sequence.tables for choice in self._engine._choices.values()]
-        for group, pages in enumerate(self._engine._runner._arena._pages):
-            used = sorted({page for tables in held for page in tables[group] if page})
-            noise = rng.normal(0.0, 0.5, (1, pages.shape[1] // 4)).astype(np.float32).view(np.uint8)
-            for page in used:
-                memory.pages_in(pages, [page], noise)
+        rng = np.random.default_rng(0)
+        sizes = [group.page_bytes // 4 for group in self.config.groups]
+        self._engine.overwrite([rng.normal(0.0, 0.5, n).astype(np.float32).view(np.uint8) for n in sizes])

@@ -71,6 +71,15 @@ class Model:
         """All arrays that a forward pass reads besides its step, but for those that kernels keep for themselves."""
         return [*self._held.alive(), *(inverse for inverse, _ in self._frequencies.values())]
 
+    @contextmanager
+    def without_layers(self) -> Iterator[None]:
+        """For measuring: meanwhile a pass is the embedding alone."""
+        blocks, self._blocks = self._blocks, ()
+        try:
+            yield
+        finally:
+            self._blocks = blocks
+
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
     ) -> Stream:

@@ -254,8 +254,9 @@ DEQUANTISE: Op[Callable[[Array, Array], Array]] = Op("dequantise", "primitive")
 # largest magnitude is 127, and a token that is not finite becomes NaN [Format]
 QUANTISED_LINEAR: Op[Callable[[Array, Array, Array, Array | None], Array]] = Op("quantised_linear", "primitive")
 
-# (pages [pages, *shape], read [N], fresh [N]) -> [N, *shape]: a copy, zeros where a sequence begins [no case]
-READ_STATE: Op[Callable[[Array, Array, Array], Array]] = Op("read_state", "primitive")
+# (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or what
+# stands for it until the states are written; `write` is where that will be [no case]
+READ_STATE: Op[Callable[[Array, Array, Array, Array], Array]] = Op("read_state", "primitive")
 # (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
 WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
 # (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [*order, *shape] [no case]

@@ -5,6 +5,7 @@ max_num_seqs             the smallest batch that gives as many tokens a second a
                          pay most: more of them would only wait longer
 threads                  why as many as there are
 drafts                   for each batch size, the number of drafts with the most tokens a second
+preemption               what it takes to compute a token again, and to copy a byte out or in
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ridgeline.plan.calibration import this_machine
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner, Speculation
 from ridgeline.plan.precision import cpu_precision
+from ridgeline.plan.preempt import PreemptCost
 from ridgeline.plan.units import seconds
 from ridgeline.spec import ModelSpec
 
@@ -23,18 +25,20 @@ CHUNKS = (64, 128, 256, 512, 1024, 2048)  # tokens
 BATCHES = (16, 32, 64, 128, 256)
 NEARLY, ALMOST_ALL = 0.95, 0.99  # of the best: of chunks, whose length others wait for; of batches
 CONTEXT, SHORT = 1024, 128  # tokens of a sequence, where the model has as many
+COPIES = 2  # of pages on their way out, or in
 ACCEPTANCE, DRAFT_COST, DEPTHS, DRAFT_BATCHES = 0.7, 0.05, (1, 2, 3, 4, 6, 8), (1, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Settings where memory allows them; drafts: their number by batch size, 0 where they do not pay. reasons: a line
-    for each, by its name.
+    """Settings where memory allows them; drafts: their number by batch size, 0 where they do not pay. preempt: what
+    making room costs. reasons: a line for each, by its name.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     drafts: Mapping[int, int]
+    preempt: PreemptCost
     reasons: Mapping[str, str]
 
 
@@ -58,14 +62,16 @@ def advise(deployment: Deployment) -> Advice | None:
     said = ", ".join(f"{n or 'none'} at {batch}" for batch, n in drafts.items())
     read = {int(n): curve.values[-1] / 1e9 for n, curve in rates.read.items()}
     rising = ", ".join(f"{n} {'reads' if n == 1 else 'read'} {gb:.0f} GB/s" for n, gb in sorted(read.items()))
+    preempt, why_preempt = _preempt(planner.with_chunk(chunk))
     return Advice(
-        seqs, chunk, drafts,
+        seqs, chunk, drafts, preempt,
         {
             "max_num_seqs": why_seqs,
             "max_num_batched_tokens": why_chunk,
             "threads": f"one on each physical core: {rising}, and products take a core each",
             "num_speculative_tokens": f"drafts that pay, by batch size, if {ACCEPTANCE:.0%} are accepted and one costs "
             f"{DRAFT_COST:.0%} of a step: {said}",
+            "preemption": why_preempt,
         },
     )  # fmt: skip
 
@@ -96,6 +102,17 @@ def _seqs(planner: Planner, chunk: int) -> tuple[int, str]:
     return chosen, (
         f"together they are given {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the most; a step takes "
         f"{seconds(chosen / rates[chosen])} at {context:,} tokens"
+    )
+
+
+def _preempt(planner: Planner) -> tuple[PreemptCost, str]:
+    """One way pages are copied twice: gathered, and put in their places on the other side."""
+    rates, context = planner.deployment.hardware.rates, _context(planner.deployment.spec)
+    assert rates is not None
+    found = PreemptCost(planner.ttft_s(context) / context, COPIES / rates.copy[str(rates.threads)].values[-1])
+    return found, (
+        f"of the longest sequence: a token is computed again in {seconds(found.seconds_per_token)}, pages go out at "
+        f"{1 / found.seconds_per_byte / 1e9:.1f} GB/s and come back as fast"
     )
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from ridgeline.plan.facts import GIGA, hardware
 from ridgeline.spec.folders import cache_folder, write_whole
-from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
 
-FORMAT = 1  # of the files; another one where the meaning of what is in them changes
+FORMAT = 2  # of the files; another one where the meaning of what is in them changes
 GENERIC = "cpu-laptop"  # where nothing was measured
 LOCAL = "local"
 REMEDY = "ridgeline calibrate measures this machine in half a minute"
@@ -102,7 +102,9 @@ def read_rates(value: Mapping[str, Any]) -> Rates:
 
 
 def machine_of(found: Calibration) -> HardwareSpec:
-    """A machine as it was measured. Its peaks are the best rates that its kernels reach."""
+    """A machine as it was measured. Its peaks are the best rates that its kernels reach. Several of it are joined by
+    shared memory: what one sends to another is copied; what a message takes besides was not measured, and is nothing.
+    """
     rates, said = found.rates, f"measured by ridgeline calibrate on {found.date}, {found.rates.threads} threads"
     return HardwareSpec(
         name=f"this machine ({found.machine['cpu']}, {found.machine['cores']} cores)",
@@ -110,7 +112,8 @@ def machine_of(found: Calibration) -> HardwareSpec:
         read_bytes_per_s=rates.read[str(rates.threads)].values[-1],
         flops_per_s={kind: 2 / min(p.near.values) for kind, p in rates.products.items()},
         kind="cpu",
-        sources={"memory": "as the system says", "bandwidth": said, "operations": said},
+        link=Link("shared memory", rates.copy[str(rates.threads)].values[-1], 0.0, f"copying, {said}"),
+        sources={"memory": "as the system says", "bandwidth": said, "operations": said, "link": f"copying, {said}"},
         rates=rates,
     )
 

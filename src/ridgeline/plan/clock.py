@@ -13,13 +13,13 @@ is not recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.plan.memory import RECORDED_SEQS
 from ridgeline.plan.operations import Operation, Slice
 from ridgeline.plan.precision import WIDER_STORAGE
-from ridgeline.plan.roofline import StepTime, Timed
+from ridgeline.plan.roofline import StepTime, Timed, link_seconds
 from ridgeline.spec import LatentAttention, ModelSpec, MoE, RecurrentMixer
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.rates import Passes, Rates
@@ -119,18 +119,25 @@ def rates_of(op: Operation, rates: Rates) -> Passes:
 
 def far_share(operations: Sequence[Operation], rates: Rates) -> float:
     """The share of what a step reads that comes from memory: little, where all of it fits the caches."""
-    return far_at(sum(op.layers * (op.weight_bytes + op.state_bytes) for op in operations), rates)
+    return far_at(sum(op.layers * held_bytes(op) for op in operations), rates)
 
 
-def far_at(read_bytes: float, rates: Rates) -> float:
-    """The same of a step that reads so many bytes of weights and state."""
-    return min(rates.far.at(max(read_bytes, 1.0)), 1.0)
+def held_bytes(op: Operation) -> float:
+    """Of the weights and state of a layer that a step goes over. A recurrent state is read and written back: its bytes
+    are moved twice, and stand once."""
+    in_place = op.kind == "state" and not op.passes
+    return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
+
+
+def far_at(held_bytes: float, rates: Rates) -> float:
+    """The same of a step that goes over so many bytes of weights and state."""
+    return min(rates.far.at(max(held_bytes, 1.0)), 1.0)
 
 
 def clock_step(
     operations: Sequence[Operation], facts: Facts, batch: Sequence[Slice], hardware: HardwareSpec
 ) -> StepTime:
-    """A step on a machine that was measured, operation by operation."""
+    """A step on a machine that was measured, operation by operation. Raises RequestError as `time_step` does."""
     rates = hardware.rates
     assert rates is not None
     far = far_share(operations, rates)
@@ -145,7 +152,8 @@ def clock_step(
         extra = op.layers * (a_call if op.passes else 0.0)
         if op.kind == "state":
             extra += op.layers * a_layer if op.passes else _own(op, terms)
-        timed.append(_timed(op, rates, far, op.layers * op.activation_bytes * a_byte, extra))
+        one = _timed(op, rates, far, op.layers * op.activation_bytes * a_byte, extra)
+        timed.append(replace(one, link_s=link_seconds(op, hardware)))
     return StepTime(tuple(timed), sum(terms.values()))
 
 

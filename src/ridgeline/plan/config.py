@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ridgeline.plan.preempt import PreemptCost
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
@@ -49,7 +50,8 @@ class EngineConfig:
     same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
     peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
     was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step. threads: of the
-    device's kernels, None where it has threads of its own.
+    device's kernels, None where it has threads of its own. preempt: what it costs to make room where there are host
+    pages, None if that is measured at the start.
     """
 
     max_model_len: int
@@ -67,6 +69,7 @@ class EngineConfig:
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
     threads: int | None = None
+    preempt: PreemptCost | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -107,6 +110,10 @@ class EngineConfig:
         found = [Setting(n, v, self.reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
         if why := self.reasons.get("num_speculative_tokens"):
             found.append(Setting("num_speculative_tokens", f"{self.num_speculative_tokens}", why, "engine.propose"))
+        if self.preempt and any(self.num_host_pages):
+            size = sum(g.most_pages(self.max_model_len) * g.page_bytes for g in self.groups)
+            how: str = self.preempt(self.max_model_len, size)
+            found.append(Setting("preemption", how, self.reasons["preemption"], "--swap-space-bytes 0: recompute"))
         pages = " + ".join(f"{n - 1:,}" for n in self.num_pages)
         why = (
             "by group, from kv_cache_memory_bytes: for max_num_seqs sequences of max_model_len, or fewer by one factor"

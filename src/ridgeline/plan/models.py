@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from ridgeline.archs import packing_of, spec_from_config
 from ridgeline.errors import RequestError
+from ridgeline.plan.diffusion import MODEL_TYPE, llama_of
 from ridgeline.plan.facts import nearest, read_data
 from ridgeline.spec import ModelSpec, from_json
 from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
@@ -22,12 +23,25 @@ BUILT_IN = ("pocket", "pocket-draft")
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to plan for. weights, experts: types that its matrices, and those of its experts, are published in."""
+    """A model to plan for. weights, experts: types that its matrices, and those of its experts, are published in.
+    denoises: it does not write token by token (plan/diffusion.py), and its spec is of a model that would.
+    """
 
     name: str
     spec: ModelSpec
     weights: str
     experts: str
+    denoises: bool = False
+
+
+def find_writer(name: str) -> KnownModel:
+    """As `find_model`, of what writes token by token. Raises RequestError for a diffusion model too."""
+    found = find_model(name)
+    if found.denoises:
+        raise RequestError(
+            f"{found.name} is a diffusion model, which only `ridgeline plan` knows: it has no decode steps"
+        )
+    return found
 
 
 def find_model(name: str) -> KnownModel:
@@ -52,12 +66,15 @@ def find_model(name: str) -> KnownModel:
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """The published models by hub id: "params", the count that is known of it, "source", of it and of "config"."""
-    return {entry["name"]: entry for entry in _entries()}
+    """The published models that the engine runs, by hub id: "params", the count that is known of it, "source", of that
+    and of "config"."""
+    return {entry["name"]: entry for entry in _entries() if entry["config"].get("model_type") != MODEL_TYPE}
 
 
 def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
     """A parsed config.json. Raises ConfigError."""
+    if config.get("model_type") == MODEL_TYPE:
+        return replace(from_config(name, llama_of(config)), denoises=True)
     plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
     packing = packing_of(config) or plain
     return KnownModel(name, spec_from_config(config), plain if packing == "mxfp4" else packing, packing)

@@ -11,8 +11,8 @@ class PreemptCost:
     """The scheduler's SwapCost, from two rates of a device.
 
     seconds_per_token: to compute a token of a prompt again, in a chunk. seconds_per_byte: to copy pages one way. Both
-    are measured with everything that is paid each time (launches, gathers), so a fixed latency is no term of its own:
-    a step takes far longer than to begin a copy.
+    are measured, or predicted where the machine was calibrated, with everything that is paid each time (launches,
+    gathers), so a fixed latency is no term of its own: a step takes far longer than to begin a copy.
     """
 
     seconds_per_token: float

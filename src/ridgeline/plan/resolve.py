@@ -49,9 +49,8 @@ def resolve(
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
     free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
-    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. advice: of the cost model, where the
-    machine was calibrated; otherwise what is common.
-    Raises RequestError where even the smallest settings that are open do not fit, with the numbers and what would.
+    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. advice: of the cost model on a calibrated
+    machine. Raises RequestError where even the smallest open settings do not fit, with the numbers and what would.
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
@@ -88,6 +87,7 @@ def resolve(
         | dict.fromkeys(given, "as given")
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=num_speculative_tokens,
+        preempt=advice.preempt if advice else None,
     )
 
 
@@ -159,6 +159,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
     if advice:
         seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
     return {
+        **({"preemption": advice.reasons["preemption"]} if advice else {}),
         "max_model_len": length,
         "max_num_seqs": seqs_why
         if found.seqs == seqs else lowered.format(seqs),

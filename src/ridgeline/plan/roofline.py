@@ -85,12 +85,17 @@ def time_step(operations: Sequence[Operation], hardware: HardwareSpec) -> StepTi
     return StepTime(tuple(_time(op, hardware) for op in operations), hardware.step_overhead_s)
 
 
+def link_seconds(op: Operation, hardware: HardwareSpec) -> float:
+    """Of what devices send to each other in all layers. Raises RequestError where there is no link."""
+    if not op.messages:
+        return 0.0
+    if hardware.link is None:
+        raise RequestError(f"{hardware.name} has no link between devices; name one: --link ethernet-100g")
+    return op.layers * (op.link_bytes / hardware.link.bytes_per_s + op.messages * hardware.link.latency_s)
+
+
 def _time(op: Operation, hardware: HardwareSpec) -> Timed:
-    layers, link_s = op.layers, 0.0
-    if op.messages:
-        if hardware.link is None:
-            raise RequestError(f"{hardware.name} has no link between devices; name one: --link ethernet-100g")
-        link_s = layers * (op.link_bytes / hardware.link.bytes_per_s + op.messages * hardware.link.latency_s)
+    layers, link_s = op.layers, link_seconds(op, hardware)
     compute_s = layers * op.flops / hardware.peak(op.compute)
     memory_s = layers * op.bytes / hardware.read_bytes_per_s
     return Timed(op, compute_s, memory_s, layers * hardware.op_overhead_s, link_s)

@@ -11,6 +11,7 @@ from ridgeline.ops.api import Array, Memory
 from ridgeline.runtime.ahead import Ahead
 from ridgeline.spec.groups import StateGroup
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
 
 
@@ -59,6 +60,11 @@ class Arena:
         """Copy pages onto others on the device."""
         for sources, targets in self._blocks(group, source, target):
             self._memory.copy_pages(self._pages[group], sources, targets)
+
+    def overwrite(self, group: int, pages: Sequence[int], contents: Bytes) -> None:
+        """Give each of the pages the same bytes."""
+        for page in pages:
+            self._memory.pages_in(self._pages[group], [page], contents[None])
 
     def swap_out(self, group: int, pages: Sequence[int], host: Sequence[int]) -> None:
         """Copy pages to host pages."""

@@ -70,13 +70,13 @@ class Runner:
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
-        self._arena = Arena(groups, num_pages, num_host_pages, self._memory)
+        self.arena = Arena(groups, num_pages, num_host_pages, self._memory)
         self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last = np.zeros(max_seqs, np.int64)
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
-        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self._arena, self._inputs, self._tables)
+        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables)
 
     def submit(self, plan: StepPlan) -> Forward | None:
         """Run a step; None if it only moves pages."""
@@ -119,8 +119,8 @@ class Runner:
         pages = [NULL_PAGE] * min(self._num_host_pages, -(-PROBE_BYTES // page_bytes))
 
         def move() -> None:
-            self._arena.swap_in(0, pages, pages)
-            self._arena.swap_out(0, pages, pages)  # waits for the other one too
+            self.arena.swap_in(0, pages, pages)
+            self.arena.swap_out(0, pages, pages)  # waits for the other one too
 
         computed = _seconds(lambda: self._memory.get(self._model(prompt, last)))
         moved = _seconds(move)
@@ -141,7 +141,7 @@ class Runner:
             self._memory.integers(slices.positions()),
             slices,
             [self._layout(slices, group, table) for group, table in zip(self._groups, self._tables, strict=True)],
-            self._arena,
+            self.arena,
             self._inputs,
             self._table,
         )
@@ -154,11 +154,11 @@ class Runner:
     def _move(self, plan: StepPlan) -> None:
         """Whole pages, in the order that plans promise: out to the host, in from it, copies on the device."""
         for group, source, target in _by_group(plan.swap_out):
-            self._arena.swap_out(group, source, target)
+            self.arena.swap_out(group, source, target)
         for group, source, target in _by_group(plan.swap_in):
-            self._arena.swap_in(group, source, target)
+            self.arena.swap_in(group, source, target)
         for group, source, target in _by_group(plan.copies):
-            self._arena.copy(group, source, target)
+            self.arena.copy(group, source, target)
 
 
 def _by_group(copies: Sequence[PageCopy]) -> list[tuple[int, list[int], list[int]]]:

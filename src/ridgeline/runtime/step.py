@@ -86,7 +86,7 @@ class PagedStep:
         assert isinstance(layout, SnapshotLayout)
         read = self.table.primitive(api.READ_STATE)
         kept = self.inputs.read(layer, self._replayed) if self._replayed is not None else ()
-        return [read(view, layout.read, layout.fresh) for view in views], kept
+        return [read(view, layout.read, layout.fresh, layout.write) for view in views], kept
 
     def remember(self, layer: int, states: States, keep: Kept) -> None:
         group, views = self.arena.layer(layer)

@@ -2,7 +2,7 @@
 
     of a step's tokens     passes over the weights, their bytes, activations          asked once for each number of them
     of its rows of logits  the head's
-    of its sequences       how many they are; bytes of state that they read, activations, passes over keys and values
+    of its sequences       how many they are; bytes of state that they go over, activations, passes over keys and values
 
 The share that comes from memory follows from all bytes of a step, so passes are summed apart for numbers in caches and
 from memory. What is in seconds is summed in femtoseconds, so that it is whole: a step of 9,000 s fits 64 bits.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.plan.clock import Counts, facts_of, far_at, passes_s, terms_of
+from ridgeline.plan.clock import Counts, facts_of, far_at, held_bytes, passes_s, terms_of
 from ridgeline.plan.operations import Forward, Operation, Slice
 from ridgeline.plan.planner import Deployment
 from ridgeline.sim.cost import RooflineCost, StepCost, Sums
@@ -44,7 +44,7 @@ class _Fixed:
 
     near_s: float
     slower_s: float
-    read_bytes: float
+    held_bytes: float
     moved_bytes: float
     calls: int
 
@@ -56,7 +56,7 @@ class _Fixed:
         return cls(
             sum(near),
             sum(max(b - a, 0.0) for a, b in zip(near, far, strict=True)),
-            sum(op.layers * op.weight_bytes for op in found),
+            sum(op.layers * held_bytes(op) for op in found),
             sum(op.layers * op.activation_bytes for op in found),
             sum(op.layers for op in found if op.passes),
         )
@@ -83,24 +83,24 @@ class ClockCost:
         self._heads: dict[int, _Fixed] = {}
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        """One sequence, bytes of state that it reads, bits of activations; for each operation that attends femtoseconds
-        of its passes, over numbers in caches and from memory.
+        """One sequence, bytes of state that it goes over, bits of activations; for each operation that attends
+        femtoseconds of its passes, over numbers in caches and from memory.
         """
-        read = moved = 0.0
+        held = moved = 0.0
         passes: list[int] = []
         for op in self._forward.state_operations((Slice(1, tokens, context),)):
-            read += op.layers * op.state_bytes
+            held += op.layers * held_bytes(op)
             moved += op.layers * op.activation_bytes
             if op.passes:
                 passes += (round(passes_s(op, self._rates, far) / FEMTO) for far in (0.0, 1.0))
-        return (1, round(read), round(moved * BITS), *passes)
+        return (1, round(held), round(moved * BITS), *passes)
 
     def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
         if tokens not in self._bodies or rows not in self._heads:
             self._ask(tokens, rows)
         body, head, rates = self._bodies[tokens], self._heads[rows], self._rates
-        sequences, read, moved, *passes = sums
-        far = self._far(body.read_bytes + head.read_bytes + read)
+        sequences, held, moved, *passes = sums
+        far = self._far(body.held_bytes + head.held_bytes + held)
         counts = Counts(
             tokens, _first(sequences), rows, self._attending + body.calls + head.calls, self._attending,
             body.moved_bytes + head.moved_bytes + moved / BITS,
@@ -113,11 +113,11 @@ class ClockCost:
             total = total + (near + far * _positive(slow - near)) * FEMTO
         return total
 
-    def _far(self, read_bytes: Any) -> Any:
+    def _far(self, held: Any) -> Any:
         """The share that comes from memory; an array by the same arithmetic, since logarithms of arrays may differ."""
-        if isinstance(read_bytes, np.ndarray):
-            return np.array([far_at(size, self._rates) for size in read_bytes.tolist()])
-        return far_at(read_bytes, self._rates)
+        if isinstance(held, np.ndarray):
+            return np.array([far_at(size, self._rates) for size in held.tolist()])
+        return far_at(held, self._rates)
 
     def _ask(self, tokens: int, rows: int) -> None:
         found = self._forward.operations((Slice(1, tokens, tokens, rows),))

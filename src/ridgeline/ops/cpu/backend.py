@@ -14,7 +14,7 @@ from ridgeline.ops.cpu.stages import FUSED
 
 STAGES = {**FUSED, **BLOCKS}
 _MOVES = (
-    api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.READ_STATE, api.WRITE_STATE, api.GATHER, api.SPLIT,
+    api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.GATHER, api.SPLIT,
 )  # fmt: skip
 
 

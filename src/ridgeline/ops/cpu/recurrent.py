@@ -17,6 +17,7 @@ from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
+from ridgeline.ops.cpu.state import State, places_of
 from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
 
@@ -25,80 +26,88 @@ def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
     return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
 
 
-def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     by_token = once(lambda weight: weight[:, 0].T)  # [k, C]
 
-    def run(x: Floats, before: Floats, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, Floats]:
-        y, left = np.empty(x.shape, np.float32), np.empty(before.shape, np.float32)
-        _kernels.short_conv(pool, rows_of(x), before, by_token(weight), bias, lengths, rows_of(y), left)
+    def run(x: Floats, before: State, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, State]:
+        y, (left, at) = np.empty(x.shape, np.float32), places_of(before)
+        _kernels.short_conv(
+            pool, rows_of(x), at.before, by_token(weight), bias, lengths, rows_of(y), at.after, at.read, at.write
+        )
         return y, left
 
     return run
 
 
-def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     negative = once(lambda a_log: -np.exp(a_log.T.astype(np.float32)))  # [S, D]
 
     def run(
-        x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: Floats, lengths: Ndarray
-    ) -> tuple[Floats, Floats]:
-        y, after = np.empty(x.shape, np.float32), np.empty(h.shape, np.float32)
+        x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State, lengths: Ndarray
+    ) -> tuple[Floats, State]:
+        y, (left, at) = np.empty(x.shape, np.float32), places_of(h)
         inputs = rows_of(x), rows_of(dt), negative(a_log), rows_of(b), rows_of(c)
-        _kernels.selective_scan(pool, *inputs, d, h, lengths, rows_of(y), after)
-        return y, after
+        _kernels.selective_scan(pool, *inputs, d, at.before, lengths, rows_of(y), at.after, at.read, at.write)
+        return y, left
 
     return run
 
 
-def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     negative = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
     limits = case.dt_least, float("inf") if case.dt_most is None else case.dt_most
 
     def run(
-        x: Floats, dt: Floats, dt_bias: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: Floats,
+        x: Floats, dt: Floats, dt_bias: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State,
         lengths: Ndarray,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
-        y, after = np.empty(x.shape, np.float32), np.empty(h.shape, np.float32)
+    ) -> tuple[Floats, State]:  # fmt: skip
+        y, (left, at) = np.empty(x.shape, np.float32), places_of(h)
         inputs = rows_of(x), rows_of(dt), dt_bias, negative(a_log), rows_of(b), rows_of(c), d
-        _kernels.linear_scan(pool, case.num_groups, *inputs, *limits, h, lengths, rows_of(y), after)
-        return y, after
+        _kernels.linear_scan(
+            pool, case.num_groups, *inputs, *limits, at.before, lengths, rows_of(y), at.after, at.read, at.write
+        )
+        return y, left
 
     return run
 
 
-def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
-    def run(q: Floats, k: Floats, v: Floats, h: Floats, lengths: Ndarray) -> tuple[Floats, Floats]:
-        y, after = np.empty(v.shape, np.float32), np.empty(h.shape, np.float32)
+def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[Floats, State]]:
+    def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
+        y, (left, at) = np.empty(v.shape, np.float32), places_of(h)
         inputs = rows_of(q), rows_of(k), rows_of(v)
-        _kernels.taylor_scan(pool, case.num_heads, *inputs, h, lengths, rows_of(y), after)
-        return y, after
+        _kernels.taylor_scan(pool, case.num_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
+        return y, left
 
     return run
 
 
-def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     decay = np.exp(-np.array(case.slopes)).astype(np.float32)
 
-    def run(q: Floats, k: Floats, v: Floats, h: Floats, lengths: Ndarray) -> tuple[Floats, Floats]:
-        y, after = np.empty((*v.shape[:2], case.inner_size), np.float32), np.empty(h.shape, np.float32)
+    def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
+        y, (left, at) = np.empty((*v.shape[:2], case.inner_size), np.float32), places_of(h)
         heads = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-        _kernels.lightning_scan(pool, heads[0], heads[1], heads[2], decay, h, lengths, rows_of(y), after)
-        return y, after
+        _kernels.lightning_scan(
+            pool, heads[0], heads[1], heads[2], decay, at.before, lengths, rows_of(y), at.after, at.read, at.write
+        )
+        return y, left
 
     return run
 
 
-def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     rate = once(lambda a_log: -np.exp(a_log.astype(np.float32)))
 
     def run(
-        q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: Floats,
+        q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: State,
         lengths: Ndarray,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
-        y, after = np.empty(v.shape, np.float32), np.empty(h.shape, np.float32)
+    ) -> tuple[Floats, State]:  # fmt: skip
+        y, (left, at) = np.empty(v.shape, np.float32), places_of(h)
         inputs = rows_of(q), rows_of(k), rows_of(v), rows_of(decay), rows_of(beta), rate(a_log), dt_bias
-        _kernels.delta_scan(pool, case.num_key_heads, *inputs, h, lengths, rows_of(y), after)
-        return y, after
+        _kernels.delta_scan(
+            pool, case.num_key_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write
+        )
+        return y, left
 
     return run
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
+from ridgeline.ops.cpu.state import State, places_of
 from ridgeline.spec import S4, S4D
 
 BLOCK = 16  # channels that the kernel takes together
 
 
-def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, Floats]]:
+def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     found: dict[int, Floats] = {}
 
     def terms(system: tuple[Ndarray, ...]) -> Floats:
@@ -32,11 +34,12 @@ def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, Float
             weakref.finalize(system[0], found.pop, key, None)
         return found[key]
 
-    def run(u: Floats, *others: Ndarray) -> tuple[Floats, Floats]:
+    def run(u: Floats, *others: Any) -> tuple[Floats, State]:
         *system, d, h, lengths = others
-        y, after = np.empty(u.shape, np.float32), np.empty(h.shape, np.float32)
-        _kernels.state_space_scan(pool, rows_of(u), terms(tuple(system)), d, h, lengths, rows_of(y), after)
-        return y, after
+        y, (left, at) = np.empty(u.shape, np.float32), places_of(h)
+        inputs = rows_of(u), terms(tuple(system)), d
+        _kernels.state_space_scan(pool, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
+        return y, left
 
     return run
 

@@ -21,7 +21,7 @@ SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 Scan = Callable[..., tuple[Ndarray, Ndarray]]
 
 
-def read_state(pages: Ndarray, read: Ndarray, fresh: Ndarray) -> Ndarray:
+def read_state(pages: Ndarray, read: Ndarray, fresh: Ndarray, write: Ndarray) -> Ndarray:
     kept: Ndarray = pages[read]
     kept[fresh != 0] = 0.0  # what a page holds that nobody wrote may be anything, NaN included
     return kept

@@ -19,7 +19,7 @@ SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: mor
 SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 
 
-def read_state(pages: Tensor, read: Tensor, fresh: Tensor) -> Tensor:
+def read_state(pages: Tensor, read: Tensor, fresh: Tensor, write: Tensor) -> Tensor:
     kept = pages[read]
     # What a page holds that nobody wrote may be anything, NaN included.
     return kept.masked_fill(fresh.view(-1, *[1] * (kept.dim() - 1)).bool(), 0.0)

@@ -1,0 +1,89 @@
+"""Diffusion language models: LLaDA's parameters, a pass by hand, what is refused, what the command says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.errors import ConfigError, RequestError
+from ridgeline.plan.diffusion import UNKNOWN, denoise
+from ridgeline.plan.facts import hardware, read_data
+from ridgeline.plan.models import find_model, find_writer, from_config, published
+from ridgeline.plan.planner import Deployment, Load, Planner
+from ridgeline.plan.shard import Scheme
+
+H100 = hardware("h100")
+LLADA = "GSAI-ML/LLaDA-8B-Instruct"
+
+
+def planner(**changes: Any) -> Planner:
+    return Planner(Deployment(find_model("llada-8b").spec, H100, **changes))
+
+
+def entry() -> dict[str, Any]:
+    (found,) = [e for e in read_data("models.json") if e["name"] == LLADA]
+    return dict(found)
+
+
+def test_its_parameters_are_the_papers() -> None:
+    """8.02 B, of them 6.98 B outside the two embeddings (arXiv:2502.09992)."""
+    spec = find_model("llada-8b").spec
+    assert spec.num_params() == entry()["params"]
+    assert round(spec.num_params() / 1e9, 2) == 8.02
+    assert round((spec.num_params() - 2 * 126464 * 4096) / 1e9, 2) == 6.98
+
+
+def test_a_pass_by_hand() -> None:
+    """Twice the matrices' numbers for each token; of each pair of tokens two products of 4,096, in 32 layers."""
+    tokens, batch = 512, 3
+    found = denoise(planner(), Load(batch, 384, 128))
+    spec = planner().deployment.spec
+    matrices = spec.num_params() - 126464 * 4096 - 65 * 4096
+    pairs = 32 * 2 * 2 * tokens * tokens * 4096
+    assert found.step.flops == pytest.approx(batch * (2 * matrices * tokens + pairs))
+    assert found.logits_bytes == 4 * batch * tokens * 126464
+    assert found.passes == 128 and found.latency_s == 128 * found.step.seconds
+    assert found.tokens_per_s == pytest.approx(batch * 128 / found.latency_s)
+    assert found.fits and not denoise(planner(), Load(64, 3000, 1000)).fits
+
+
+def test_half_the_devices_half_the_arithmetic() -> None:
+    one, two = denoise(planner(), Load(1, 600, 400)), denoise(planner(scheme=Scheme(tp=2)), Load(1, 600, 400))
+    assert two.step.flops < 0.51 * one.step.flops and two.weight_bytes < 0.51 * one.weight_bytes
+    assert two.step.by_cause()["link"] > 0
+
+
+def test_what_is_refused() -> None:
+    assert LLADA not in published()
+    with pytest.raises(RequestError, match="no decode steps"):
+        find_writer("llada-8b")
+    assert find_writer("mistral-7b") == find_model("mistral-7b")
+    with pytest.raises(RequestError, match="4,096 that the model has"):
+        denoise(planner(), Load(1, 4096, 1))
+    with pytest.raises(RequestError, match="pp 2"):
+        denoise(planner(scheme=Scheme(pp=2)), Load(1, 100, 100))
+    config = entry()["config"]
+    with pytest.raises(ConfigError, match="block_type is 'sequential'"):
+        from_config("x", {**config, "block_type": "sequential"})
+    with pytest.raises(ConfigError, match="d_model is missing"):
+        from_config("x", {k: v for k, v in config.items() if k != "d_model"})
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*args: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["ridgeline", "plan", "llada-8b", "--hardware", "h100", *args])
+        with pytest.raises(SystemExit):
+            main()
+        found = capsys.readouterr()
+        return found.out, found.err
+
+    out, _ = run("--context", "1024", "--json")
+    report = json.loads(out)
+    assert report["time"]["passes"] == 256 and report["memory"]["fits"] and report["unknown"] == UNKNOWN
+    shown, _ = run("--context", "1024", "--weights", "int4")
+    assert "a diffusion model" in shown and "does not run them" in " ".join(shown.split())
+    assert "changes, --slo is of models that write" in run("--compare", "kv=fp8", "--slo", "tpot=1s")[1]

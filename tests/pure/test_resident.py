@@ -1,0 +1,86 @@
+"""What a process is expected to have resident: how matrices fill mappings, which pages are written, what is held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.plan.resident import (
+    BLOCK,
+    CODE_BYTES,
+    HUGE,
+    L2_BYTES,
+    MAPPED_ALONE,
+    MAPPING,
+    Run,
+    matrix_sizes,
+    pages_bytes,
+    resident,
+    unfilled,
+)
+from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
+from ridgeline.spec.footprint import footprint
+from ridgeline.spec.groups import state_groups
+from ridgeline.spec.quant import FORMATS, PANEL
+
+MIB, NORM = 2**20, RMSNorm()
+ATTENTION = Attention(4, 2, 32, 0.2, Rope(32))
+MIXED = ModelSpec(
+    "x", 1000, 128, 4096,
+    (Layer(ATTENTION, GatedMLP(256), NORM), Layer(Mamba2(4, 64, 64, 1, 4, NORM), MoE(4, 2, 96), NORM)), NORM,
+)  # fmt: skip
+
+
+def test_the_ends_of_mappings() -> None:
+    assert unfilled([]) == 0
+    assert unfilled([9 * MIB]) == MIB  # alone, in whole huge pages
+    assert unfilled([8 * MIB] * 4) == 0
+    assert unfilled([7 * MIB] * 5) == (28 + 8 - 35) * MIB  # the fifth does not fit beside four
+    assert unfilled([100]) == HUGE - 100
+
+
+def test_the_kernels_lay_out_what_is_counted() -> None:
+    csrc = Path(__file__).parents[2] / "csrc"
+    for file, text in {
+        "threads.cpp": f"mapping = size_t({MAPPING >> 20}) << 20", "packing.h": f"BLOCK = {BLOCK};",
+        "kernels/products.cpp": f"L2_BYTES = {L2_BYTES >> 10} << 10", "matrix.h": f"PANEL = {PANEL};",
+    }.items():  # fmt: skip
+        assert text in (csrc / file).read_text(encoding="utf-8"), file
+    assert MAPPED_ALONE == MAPPING // 4 and "bytes > mapping / 4" in (csrc / "threads.cpp").read_text(encoding="utf-8")
+
+
+def test_matrices_are_all_that_kernels_pack() -> None:
+    for format in FORMATS.values():
+        assert sum(matrix_sizes(MIXED, format, "float32")) == footprint(MIXED, format, "float32", packs=True).products
+
+
+def test_pages_that_are_written() -> None:
+    rows, states = sorted(state_groups(MIXED, page_tokens=16), key=lambda g: g.snapshot)
+    many = 10_000
+    one = Run(1, 100, 1, 512, 2)
+    assert one.length == 100 and one.alive(1) == 1
+    assert pages_bytes(rows, 50, one, 1) == (7 + 1) * rows.page_bytes  # and the null page
+    assert pages_bytes(rows, 5, one, 1) == 5 * rows.page_bytes
+    whole = pages_bytes(rows, many, one, 1)
+    assert whole % HUGE == 0 and 0 <= whole - 8 * rows.page_bytes < HUGE
+    # States at the ends of the chunks before are kept.
+    chunked = Run(1, 2048, 1, 512, 2)
+    each = states.most_pages(2048)
+    assert pages_bytes(states, 10, chunked, 1) == (each + 3 + 1) * states.page_bytes
+
+
+def test_who_is_alive() -> None:
+    assert Run(16, 100, 9, 512, 2).alive(1) == 16
+    assert Run(16, 100, 1, 512, 2).alive(1) == 6  # five end in a step, another has begun
+    assert Run(16, 100, 1, 512, 2).alive(64) == 11  # eight stop at 64; their rest leaves room for three
+    assert Run(4, 2048, 1, 512, 2).alive(64) == 1
+
+
+def test_the_sum_grows_with_what_runs() -> None:
+    groups = state_groups(MIXED, page_tokens=16)
+    sizes = [
+        resident(MIXED, 10 * MIB, FORMATS["auto"], "float32", groups, [1000] * len(groups), Run(n, prompt, 8, 512, 2))
+        for n, prompt in ((1, 64), (1, 600), (8, 600))
+    ]
+    totals = [found.total for found in sizes]
+    assert totals == sorted(totals) and totals[0] > 10 * MIB + CODE_BYTES
+    assert sum(sizes[0]) == totals[0]
