@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -17,14 +18,14 @@ from ridgeline.frontend import Frontend, Prompt
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve import reasoning, tools
-from ridgeline.serve.client import Answers, EngineClient
+from ridgeline.serve.client import Answers, Batch, EngineClient
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
 from ridgeline.serve.meters import DELIVERY, Histogram
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.traces import RequestTrace, Traces
-from ridgeline.spec.request import OutputChunk, SamplingParams
+from ridgeline.spec.request import SamplingParams
 
 T = TypeVar("T")
 LONGEST_WAIT_SECONDS = 60
@@ -70,27 +71,38 @@ class Turn:
 
     def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None) -> None:
         self.requests, self._answers, self._trace = requests, answers, trace
-        self._first: list[tuple[int, OutputChunk]] | None = None
+        self.listen = answers.listen
         self._closed = False
 
-    async def batch(self) -> list[tuple[int, OutputChunk]]:
-        """As Answers.batch."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await self._next()
+    async def batch(self) -> Batch:
+        """The next that comes, as Answers.take."""
+        with self._watched():
+            await self._answers.come()
+        return self.take()
 
-    async def _next(self) -> list[tuple[int, OutputChunk]]:
+    @property
+    def waiting(self) -> bool:
+        """As Answers.waiting."""
+        return self._answers.waiting
+
+    def take(self) -> Batch:
+        """As Answers.take."""
         if self._trace is None:
-            return await self._answers.batch()
-        try:
-            batch = await self._answers.batch()
-        except Exception as e:
-            self._trace.end(type(e).__name__)
-            raise
+            return self._answers.take()
+        with self._watched():
+            batch = self._answers.take()
         for _, chunk in batch:
             self._trace.take(chunk)
         return batch
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:
+            if self._trace is not None:
+                self._trace.end(type(e).__name__)
+            raise
 
     @property
     def committed(self) -> float:
@@ -100,7 +112,8 @@ class Turn:
     async def begin(self) -> None:
         """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
         try:
-            self._first = await self._next()
+            with self._watched():
+                await self._answers.come()
         except BaseException:
             self.close()
             raise

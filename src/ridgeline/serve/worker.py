@@ -38,6 +38,7 @@ from ridgeline.serve.messages import (
     frame,
 )
 from ridgeline.serve.meters import EngineMeters
+from ridgeline.serve.settle import settle
 from ridgeline.spec.request import OutputChunk
 
 IDLE_SECONDS = 1.0  # without a step, after which the books are checked
@@ -241,7 +242,9 @@ def main() -> None:
     try:
         known = ready(llm)
         sock.sendall(frame(known))
-        Worker(llm, inbox, StepLedger(known.deployment)).run()
+        worker = Worker(llm, inbox, StepLedger(known.deployment))
+        settle()
+        worker.run()
     except (BrokenPipeError, ConnectionResetError):  # the server is gone
         return
     finally:  # the supervisor need not wait for threads that still compile
