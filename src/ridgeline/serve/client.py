@@ -84,13 +84,16 @@ class Answers:
         return not self._items and self._error is None and bool(self._places)
 
     async def come(self) -> None:
-        """Wait until there is something to take. Raises what `take` would raise."""
+        """Wait until there is something to take."""
         if self.waiting:
             come = asyncio.Event()
             self.listen(come.set)
             while self.waiting:
                 come.clear()
                 await come.wait()
+
+    def check(self) -> None:
+        """Raises what `take` would raise."""
         if not self._items and self._error is not None:
             raise self._error
 
@@ -100,10 +103,9 @@ class Answers:
 
         Raises RequestError, or EngineDown: the other requests are ended then.
         """
+        self.check()
         items, self._items = self._items, []
         self.committed = self._committed
-        if not items and self._error is not None:
-            raise self._error
         return items
 
     def close(self) -> None:

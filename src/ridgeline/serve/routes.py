@@ -52,14 +52,11 @@ def _json(value: Any) -> Response:
 
 async def respond(request: Request, work: Answering, stream: bool) -> Response:
     """Answer, as long as the client is there."""
-
-    async def answer() -> Response:
-        if not stream:
-            return _json(await work.answer())
-        turn = await work.open(stream=True)
-        return EventStream(turn, work.events(turn), _service(request).delivery.observe)
-
-    return await while_connected(request, answer())
+    if not stream:
+        whole = await while_connected(request, work.answer())
+        return whole if isinstance(whole, Response) else _json(whole)
+    turn = await work.open(stream=True)
+    return EventStream(turn, work.events(turn), _service(request).delivery.observe)
 
 
 @router.post("/v1/completions", tags=["OpenAI"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -76,8 +75,7 @@ class Turn:
 
     async def batch(self) -> Batch:
         """The next that comes, as Answers.take."""
-        with self._watched():
-            await self._answers.come()
+        await self._answers.come()
         return self.take()
 
     @property
@@ -85,38 +83,28 @@ class Turn:
         """As Answers.waiting."""
         return self._answers.waiting
 
-    def take(self) -> Batch:
-        """As Answers.take."""
-        if self._trace is None:
-            return self._answers.take()
-        with self._watched():
-            batch = self._answers.take()
-        for _, chunk in batch:
-            self._trace.take(chunk)
-        return batch
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def check(self) -> None:
+        """As Answers.check: what is refused is refused before a stream begins."""
         try:
-            yield
+            self._answers.check()
         except Exception as e:
             if self._trace is not None:
                 self._trace.end(type(e).__name__)
             raise
 
+    def take(self) -> Batch:
+        """As Answers.take."""
+        self.check()
+        batch = self._answers.take()
+        if self._trace is not None:
+            for _, chunk in batch:
+                self._trace.take(chunk)
+        return batch
+
     @property
     def committed(self) -> float:
         """When the engine had the first chunk of the last batch (time.perf_counter)."""
         return self._answers.committed
-
-    async def begin(self) -> None:
-        """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
-        try:
-            with self._watched():
-                await self._answers.come()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """End what is open. May be called again."""
@@ -207,10 +195,7 @@ class Service:
         if self.traces is not None:
             tokens = sum(len(r.prompt_token_ids) for r in requests)
             trace = self.traces.begin(operation, params, num_prompts, tokens)
-        turn = Turn(requests, answers, trace)
-        if stream:
-            await turn.begin()
-        return turn
+        return Turn(requests, answers, trace)
 
     def is_special(self, token: int) -> bool:
         """Is the token none of the text?"""

@@ -68,6 +68,8 @@ class Source(Protocol):
     @property
     def waiting(self) -> bool: ...
 
+    def check(self) -> None: ...
+
     def take(self) -> Batch: ...
 
     def listen(self, news: Callable[[], None]) -> None: ...
@@ -92,8 +94,8 @@ class Events(Protocol):
 
 
 class EventStream(Response):
-    """Writes what comes of a turn as soon as it comes, each time in one write. written: called with the seconds since
-    the engine had it, after each write with tokens.
+    """Writes what comes of a turn as soon as it comes, each time in one write. What the engine refuses is raised before
+    the response starts. written: called with the seconds since the engine had it, after each write with tokens.
 
     A reader that is slow holds up its own events only: what it has not read waits in its own queue. One that takes
     nothing for `patience_s` counts as gone.
@@ -109,25 +111,38 @@ class EventStream(Response):
         self.headers["transfer-encoding"] = "chunked"  # as Wire.write_chunk writes
         self._turn, self._events, self._written, self._patience_s = turn, events, written, patience_s
         self._patience: asyncio.TimerHandle | None = None
+        self._over = asyncio.get_running_loop().create_future()  # is all written? False: the reader is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._wire: Wire = scope["extensions"][WIRE]
-        self._over = asyncio.get_running_loop().create_future()
         gone = asyncio.create_task(_gone(receive))
+        gone.add_done_callback(lambda _: self._end(False))
         try:
+            await self._first(gone)
+            self._turn.check()
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._begin()
-            await asyncio.wait((self._over, gone), return_when=asyncio.FIRST_COMPLETED)
-            if self._over.done():
-                self._over.result()
+            if await self._over:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._over.cancel()
+            self._end(False)
             self._wire.listen(None)
             self._be_patient(False)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
             self._turn.close()
+
+    async def _first(self, gone: asyncio.Task[None]) -> None:
+        """Wait until there is something to tell, or nobody to tell it to."""
+        come = asyncio.Event()
+        gone.add_done_callback(lambda _: come.set())
+        self._turn.listen(come.set)
+        if self._turn.waiting:
+            await come.wait()
+
+    def _end(self, written: bool) -> None:
+        if not self._over.done():
+            self._over.set_result(written)
 
     def _begin(self) -> None:
         if data := self._events.begin():
@@ -140,7 +155,7 @@ class EventStream(Response):
         """Write what has come."""
         if self._wire.paused or self._over.done():
             return
-        data, tokens, fault = b"", False, None
+        data, tokens = b"", False
         try:
             while not self._turn.waiting and not self._over.done():
                 if batch := self._turn.take():
@@ -148,12 +163,11 @@ class EventStream(Response):
                     tokens = tokens or any(chunk.token_ids for _, chunk in batch)
                 else:
                     data += self._events.end()
-                    self._over.set_result(None)
+                    self._end(True)
         except Exception as e:
             told = as_api_error(e)
             data += self._events.failed(told or internal())
-            fault = e if told is None else None
-            self._over.set_result(None) if fault is None else self._over.set_exception(fault)
+            self._end(True) if told is not None else self._over.set_exception(e)
         if data:
             self._wire.write_chunk(data)
             if tokens:
