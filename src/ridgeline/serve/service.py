@@ -16,12 +16,13 @@ from ridgeline.errors import RequestError
 from ridgeline.frontend import Frontend, Prompt
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.sched.counts import Histogram
 from ridgeline.serve import reasoning, tools
 from ridgeline.serve.client import Answers, Batch, EngineClient
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
-from ridgeline.serve.meters import DELIVERY, Histogram
+from ridgeline.serve.meters import DELIVERY
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.traces import RequestTrace, Traces
 from ridgeline.spec.request import SamplingParams

@@ -184,6 +184,8 @@ class Worker:
     def _count_cost(self, seconds: float) -> None:
         if shape := self._session.last_step():
             self._meters.last_step_s = seconds
+            self._meters.forwards += 1
+            self._meters.sequences += len(shape)
             cost = self._ledger.cost(shape)
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
