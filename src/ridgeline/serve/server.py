@@ -60,7 +60,7 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._open_bytes, self._header_bytes = 0, 0
         super().on_message_begin()
-        self.scope["extensions"] = {WIRE: self._wire}
+        self.scope["extensions"] = {WIRE: self._wire}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)

@@ -63,7 +63,8 @@ class Wire(Protocol):
 class Source(Protocol):
     """Where chunks come from, as service.Turn."""
 
-    committed: float
+    @property
+    def committed(self) -> float: ...
 
     @property
     def waiting(self) -> bool: ...
