@@ -21,6 +21,8 @@ from common import emit
 
 from ridgeline import LLM, SamplingParams
 
+LAST_CHUNK = b"0\r\n\r\n"  # of a body in chunks; an event ends otherwise
+
 
 def main() -> None:
     options = arguments()
@@ -31,9 +33,9 @@ def main() -> None:
         assert server.stderr is not None
         url = next(found[1] for line in server.stderr if (found := re.search(r" at http://127.0.0.1:(\d+)", line)))
         try:
-            cpu = -cpu_seconds(server.pid)
+            cpu, own = -cpu_seconds(server.pid), -time.process_time()
             answers, seconds, before, after = asyncio.run(load(int(url), prompts, options))
-            cpu += cpu_seconds(server.pid)
+            cpu, own = cpu + cpu_seconds(server.pid), own + time.process_time()
             rss = memory(server.pid)
         finally:
             server.terminate()
@@ -55,6 +57,7 @@ def main() -> None:
         engine_busy=round(busy / seconds, 3),
         step_ms=round(1e3 * busy / steps, 3),
         http_us_per_token=round(1e6 * cpu / tokens, 1),
+        client_us_per_token=round(1e6 * own / tokens, 1),
         **delivery,
         rss_mb=rss,
         pages_used=after["ridgeline:pages_used"],
@@ -94,17 +97,32 @@ async def ask(port: int, prompt: list[int], length: int) -> list[int]:
         "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True,
         "return_token_ids": True, "repetition_penalty": 1.0,
     })  # fmt: skip
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    writer.write(f"{head}\r\n\r\n{body}".encode())
-    data = b""
-    while b"[DONE]" not in data[-40:]:
-        piece = await reader.read(1 << 16)
-        if not piece:
-            raise RuntimeError(data[-400:])
-        data += piece
-    writer.close()
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    transport, _ = await loop.create_connection(lambda: Reader(over), "127.0.0.1", port)
+    transport.write(f"{head}\r\n\r\n{body}".encode())
+    data = await over
+    transport.close()
     return [int(token) for found in re.findall(rb'"token_ids":\[([\d,]*)\]', data) for token in found.split(b",")]
+
+
+class Reader(asyncio.Protocol):
+    """Takes an answer as it comes, each piece once, and looks into it when it is over: what a client does with events
+    is no part of what is measured, and it shares the cores.
+    """
+
+    def __init__(self, over: asyncio.Future[bytes]) -> None:
+        self._over, self._pieces = over, list[bytes]()
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append(data)
+        if data.endswith(LAST_CHUNK) and not self._over.done():
+            self._over.set_result(b"".join(self._pieces))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._over.done():
+            self._over.set_exception(RuntimeError(b"".join(self._pieces)[-400:]))
 
 
 async def metrics(port: int) -> dict[str, float]:

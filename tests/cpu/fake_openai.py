@@ -22,6 +22,8 @@ class FakeServer:
     plan: Plan
     owner: str = "somebody"
     usage: bool = True
+    reason: str | None = "stop"
+    mute: bool = False  # every second text is held back
     url: str = ""
     came: list[float] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -34,7 +36,7 @@ class FakeServer:
                 body = await reader.readexactly(size)
                 if head.startswith("get /v1/models"):
                     whole(writer, 200, {"data": [{"id": "fake", "owned_by": self.owner, "max_model_len": 512}]})
-                elif head.startswith("post /v1/completions"):
+                elif head.startswith(("post /v1/completions", "post /v1/chat/completions")):
                     await self.complete(writer, json.loads(body))
                 else:
                     whole(writer, 404, {"error": {"message": "no"}})
@@ -49,13 +51,20 @@ class FakeServer:
             whole(writer, plan, {"error": {"message": f"refused with {plan}"}})
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        due = time.perf_counter()
-        for pause in plan:
+        due, chat = time.perf_counter(), "messages" in body
+        if chat:
+            event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+        for i, pause in enumerate(plan):
             due += pause
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            event(writer, {"choices": [{"index": 0, "text": "x", "finish_reason": None}]})
+            if self.mute and i % 2:
+                continue
+            text = {"delta": {"content": "x"}} if chat else {"text": "x"}
+            event(writer, {"choices": [{"index": 0, **text, "finish_reason": None}]})
+        end = {"delta": {}} if chat else {"text": ""}
+        event(writer, {"choices": [{"index": 0, **end, "finish_reason": self.reason}]})
         if self.usage:
-            event(writer, {"choices": [], "usage": {"completion_tokens": len(plan)}})
+            event(writer, {"choices": [], "usage": {"prompt_tokens": 77, "completion_tokens": len(plan)}})
         piece(writer, b"data: [DONE]\n\n")
         piece(writer, b"")
 

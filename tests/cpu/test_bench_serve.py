@@ -111,6 +111,40 @@ def test_known_times_are_found(usage: bool) -> None:
     assert sent["ignore_eos"] and sent["stream"] and len(sent["prompt"]) == 128 and "return_token_ids" not in sent
 
 
+@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize("backend", ["openai-chat", pytest.param("openai-text", marks=pytest.mark.slow)])
+def test_texts_instead_of_ids(backend: str, usage: bool) -> None:
+    """As servers take them that know no ids; what they count is believed, and that they do not is said."""
+    with fake_server(lambda i, body: [0.01] * (body["max_tokens"] - 1), usage=usage) as fake:
+        found = bench(fake.url, "--backend", backend, "--concurrency", "2", "--num-requests", "4", "--input-len", "9",
+                      "--output-len", "6", "--warmup", "0")  # fmt: skip
+    r = found["measured"]
+    assert r["output_tokens"] == 4 * 5 and r["prompt_tokens"] == 4 * (77 if usage else 9)  # one stopped early
+    assert found["without_usage"] == (0 if usage else 4) and not found["failures"]
+    sent = fake.bodies[0]
+    text = sent["prompt"] if backend == "openai-text" else sent["messages"][0]["content"]
+    assert len(text.split()) == 9 and ("prompt" in sent) == (backend == "openai-text")
+
+
+@pytest.mark.parametrize(("reason", "tokens"), [("length", 6), ("stop", 3)])
+def test_tokens_that_nobody_counts(reason: str, tokens: int) -> None:
+    """As llama-cpp-python streams: no usage, and no event for a text that is half a character."""
+    with fake_server(lambda i, body: [0.02] * 6, usage=False, mute=True, reason=reason) as fake:
+        found = bench(fake.url, "--backend", "openai-chat", "--concurrency", "2", "--num-requests", "2",
+                      "--output-len", "6", "--warmup", "0")  # fmt: skip
+    r = found["measured"]
+    assert r["output_tokens"] == 2 * tokens and found["without_usage"] == 2 and not found["failures"]
+    assert r["e2e_s"]["p50"] >= (0.12 if reason == "length" else 0.1) - 0.01
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_broken_off_is_none() -> None:
+    """As llama-cpp-python ends a stream when the next request comes: [DONE], and no reason."""
+    with fake_server(lambda i, body: [0.0] * 6, usage=False, reason=None) as fake:
+        done = run(fake.url, "--backend", "openai-chat", "--concurrency", "2", "--num-requests", "2", "--warmup", "0")
+    assert done.returncode == 2 and "broke the answer off" in done.stderr
+
+
 @pytest.mark.slow
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """A server that takes half a second for anything: requests go out at their times all the same."""
@@ -167,6 +201,7 @@ def test_what_fails_is_counted_and_named(tmp_path: Path) -> None:
         (["--concurrency", "2", "--model", "other"], "does not serve other; it serves fake"),
         (["--concurrency", "2", "--slo", "ttfb=1s"], "with ttft, tpot, e2e"),
         (["--concurrency", "2", "--extra-body", "[]"], "must be an object"),
+        (["--concurrency", "2", "--backend", "vllm"], "choose one of openai, openai-text, openai-chat"),
         (["--concurrency", "2", "--plot", "out.gif"], "must end in .png or .svg"),
     ],
 )

@@ -245,11 +245,16 @@ def test_penalties_survive_preemption() -> None:
     for i, prompt in enumerate(PROMPTS):
         engine.add(i, request(prompt, replace(params, seed=i), i))
     out: dict[int, list[int]] = {}
+    preempted: dict[int, int] = {}
     while len(engine):
         for event in engine.step():
             out.setdefault(event.request, []).extend(event.tokens)
+            preempted[event.request] = event.num_preempted
     assert [out[i] for i in range(len(PROMPTS))] == wanted
-    assert engine.stats().preempted_recompute > 0
+    stats = engine.stats()
+    assert stats.preempted_recompute == sum(preempted.values()) > 0
+    times = stats.page_times
+    assert times is not None and sum(times.lifetime.counts) == sum(times.idle.counts) > 0
 
 
 def test_a_stuck_scheduler_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,16 @@ import pytest
 import ridgeline
 from ridgeline.archs import spec_from_config
 from ridgeline.plan import EngineOptions, resolve
+from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.client import Answers, EngineClient, EngineDown, pinned
 from ridgeline.serve.errors import APIError
-from ridgeline.serve.messages import Abort, Embed, Ready, Start, frame
-from ridgeline.serve.service import Gate
-from ridgeline.serve.sse import DONE, Envelope, EventStream, event
+from ridgeline.serve.messages import Abort, Chunks, Embed, Ready, Start, frame
+from ridgeline.serve.service import Gate, Turn
+from ridgeline.serve.sse import DONE, WIRE, EventStream
+from ridgeline.serve.tally import Tally
+from ridgeline.serve.types import StreamOptions
 from ridgeline.spec.recurrent import Mamba
-from ridgeline.spec.request import OutputChunk
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
 POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
 READY = Ready(*[None] * 9)  # type: ignore[arg-type]
@@ -90,6 +93,11 @@ def chunk(output: Any = None) -> OutputChunk:
     return OutputChunk(0, "a", (1,), (), None, None, None, output)
 
 
+def result(tokens: int) -> RequestOutput:
+    answer = CompletionOutput(0, list(range(tokens)))
+    return RequestOutput("", [1], [answer], Timing(0.0, None, 0.0, 0.0))
+
+
 def test_places_are_free_when_the_engine_is_done() -> None:
     """Though nobody has read a thing; and once, whatever comes after."""
 
@@ -102,7 +110,7 @@ def test_places_are_free_when_the_engine_is_done() -> None:
         answers.put(6, chunk("done"), 2.0)
         assert left == ["over"]
         answers.close()
-        assert left == ["over"] and len(await answers.batch()) == 4 and await answers.batch() == []
+        assert left == ["over"] and len(answers.take()) == 4 and not answers.waiting and answers.take() == []
 
     asyncio.run(run())
 
@@ -114,9 +122,12 @@ def test_what_ends_one_request_ends_all_and_frees_their_places() -> None:
         answers = Answers([5, 6], ended.extend, lambda: left.append("over"))
         answers.put(6, chunk(), 1.0)
         answers.fail(EngineDown("gone"))
-        assert left == ["over"] and ended == [5, 6] and len(await answers.batch()) == 1
-        with pytest.raises(EngineDown):
-            await answers.batch()
+        answers.check()
+        assert left == ["over"] and ended == [5, 6] and len(answers.take()) == 1
+        await answers.come()
+        for what in (answers.check, answers.take):
+            with pytest.raises(EngineDown):
+                what()
 
     asyncio.run(run())
 
@@ -136,55 +147,119 @@ def test_idle_time_is_nobodys_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.value.retry_after == 1
 
 
-def test_only_events_with_tokens_are_timed() -> None:
-    written: list[bytes] = []
+class FakeWire:
+    """Writes down what is written; full after so many writes."""
 
-    async def run() -> None:
-        envelope = Envelope({"id": "x"})
+    def __init__(self, room: int = 1000) -> None:
+        self.written: list[bytes] = []
+        self.room, self.gone = room, asyncio.Event()
+        self.changed: Any = None
 
-        async def events() -> Any:
-            yield envelope.event([{"index": 0}]) + envelope.event([{"index": 1}])
-            yield envelope.event([], {"total_tokens": 2})
-            yield event({"error": {}})
-            yield DONE
+    @property
+    def paused(self) -> bool:
+        return len(self.written) >= self.room
 
-        async def receive() -> Any:
-            await asyncio.sleep(60)
+    def write_chunk(self, data: bytes) -> None:
+        self.written.append(data)
+        if self.paused:
+            self.changed()
+
+    def abort(self) -> None:
+        self.gone.set()
+
+    def listen(self, changed: Any) -> None:
+        self.changed = changed
+
+    async def receive(self) -> Any:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def stream(self, answers: Answers, timed: list[float], patience_s: float = 60.0) -> list[Any]:
+        """The stream of a request to its end; the messages that went past the wire."""
+        sent: list[Any] = []
 
         async def send(message: Any) -> None:
-            written.append(message.get("body", b""))
+            sent.append(message)
 
-        timed: list[int] = []
-        await EventStream(events(), lambda: timed.append(len(written)), lambda: None)({}, receive, send)
-        assert timed == [2] and len(written) == 6
+        turn = Turn([], answers, None)
+        tally = Tally([])
+        events = ChoiceEvents(
+            {"id": "x"}, StreamOptions(include_usage=True), tally, Tally.usage,
+            lambda _, chunk: [{"text": chunk.text}] if chunk.text else [],
+        )  # fmt: skip
+        response = EventStream(turn, events, timed.append, patience_s)
+        await asyncio.wait_for(response({"extensions": {WIRE: self}}, self.receive, send), 10)
+        return sent
+
+
+def test_a_stream_is_written_as_it_comes_and_only_tokens_are_timed() -> None:
+    async def run() -> None:
+        client, wire, timed = client_without_engine([]), FakeWire(), list[float]()
+        answers = client.submit([None], 0.0, stream=True, over=lambda: None)  # type: ignore[list-item]
+        task = asyncio.create_task(wire.stream(answers, timed))
+        await asyncio.sleep(0.01)
+        for text, ids, output in (("a", (1,), None), ("", (2,), None), ("b", (), None), ("c", (3,), result(3))):
+            client._take(Chunks(1.0, [(0, (0, text, ids, (), None, None, None, output))], True))
+            await asyncio.sleep(0.001)
+        sent = await task
+        assert [data.count(b"data: ") for data in wire.written] == [1, 1, 3]  # the last with usage and [DONE]
+        assert wire.written[-1].endswith(DONE) and len(timed) == 2
+        assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+        assert (b"transfer-encoding", b"chunked") in sent[0]["headers"] and wire.changed is None
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_catches_up_gets_all_at_once() -> None:
+    async def run() -> None:
+        wire, timed, answers = FakeWire(room=1), list[float](), Answers([5], lambda ids: None)
+        task = asyncio.create_task(wire.stream(answers, timed))
+        await asyncio.sleep(0.01)
+        for i in range(4):
+            answers.put(5, chunk(result(4) if i == 3 else None), 1.0)
+            answers.tell()
+            await asyncio.sleep(0.001)  # the first one starts the response
+        assert len(wire.written) == 1
+        wire.room = 1000
+        wire.changed()
+        await task
+        assert [data.count(b'"text"') for data in wire.written] == [1, 3]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("error", "raised"), [(EngineDown("gone"), None), (KeyError("?"), KeyError)])
+def test_what_ends_a_stream_early_is_its_last_event(error: Exception, raised: type[Exception] | None) -> None:
+    async def run() -> None:
+        wire, answers = FakeWire(), Answers([5], lambda ids: None)
+        answers.put(5, chunk(), 1.0)
+        answers.fail(error)
+        if raised is None:
+            await wire.stream(answers, [])
+        else:  # a fault of ours: the guard writes it into the log
+            with pytest.raises(raised):
+                await wire.stream(answers, [])
+        (data,) = wire.written
+        assert data.count(b"data: ") == 2 and b"error" in data and b"[DONE]" not in data
 
     asyncio.run(run())
 
 
 def test_a_reader_that_takes_nothing_counts_as_gone(caplog: pytest.LogCaptureFixture) -> None:
-    closed: list[bool] = []
+    ended: list[int] = []
 
     async def run() -> None:
-        async def events() -> Any:
-            while True:
-                yield Envelope({"id": "x"}).event([{"index": 0}])
-
-        async def receive() -> Any:
-            await asyncio.sleep(60)
-
-        taken = 0
-
-        async def send(message: Any) -> None:
-            nonlocal taken
-            taken += 1
-            if taken > 3:
-                await asyncio.sleep(60)
-
-        stream = EventStream(events(), lambda: None, lambda: closed.append(True), patience_s=0.05)
-        await asyncio.wait_for(stream({}, receive, send), 10)
+        wire, answers = FakeWire(room=2), Answers([5], ended.extend)
+        task = asyncio.create_task(wire.stream(answers, [], patience_s=0.05))
+        for _ in range(9):
+            answers.put(5, chunk(), 1.0)
+            answers.tell()
+            await asyncio.sleep(0.001)
+        await task
+        assert len(wire.written) == 2
 
     asyncio.run(run())
-    assert closed == [True] and "took nothing" in caplog.text
+    assert ended == [5] and "took nothing" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])

@@ -88,6 +88,20 @@ def resident(server: Server) -> list[int]:
     return [int(kilobytes) // 1024 for kilobytes in out.split()]
 
 
+def arena(server: Server) -> tuple[int, int]:
+    """Resident megabytes of the engine's pages, its largest mapping without a file, and of all else."""
+    sizes, found = list[int](), list[int]()
+    for line in Path(f"/proc/{server.engine_pid()}/smaps").read_text().splitlines():
+        if (head := re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *$", line)) is not None:
+            sizes.append(int(head[2], 16) - int(head[1], 16))
+        elif re.match(r"[0-9a-f]+-", line) is not None:
+            sizes.append(0)
+        elif line.startswith("Rss:"):
+            found.append(int(line.split()[1]))
+    pages = found[sizes.index(max(sizes))]
+    return pages // 1024, (sum(found) - pages) // 1024
+
+
 def test_two_hundred_streams_at_once(server: Server) -> None:
     answers = wanted(400, 32)
     found = load(server.port, range(400), 200, 32)
@@ -103,6 +117,18 @@ def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
     print("resident MB of server and engine after 2,000 and 10,000 requests:", before, after)
     assert all(b - a <= 8 for a, b in zip(before, after, strict=True)), (before, after)
     idle(server)
+
+
+def test_what_grows_with_plenty_of_pages_is_the_cache() -> None:
+    """A page is resident once it was used, and is not used again for something else while there are others."""
+    with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(1 << 30)) as server:
+        load(server.port, range(500), 64, 4)
+        before = arena(server)
+        load(server.port, range(500, 3500), 64, 4)
+        after = arena(server)
+        print("resident MB of the pages and of all else after 500 and 3,500 requests:", before, after)
+        assert after[0] > before[0] + 16 and after[1] - before[1] <= 4, (before, after)
+        idle(server)
 
 
 def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -> None:

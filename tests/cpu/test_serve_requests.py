@@ -231,7 +231,9 @@ def test_an_echo_alone_has_no_tokens_of_its_own(stream: bool, monkeypatch: pytes
         monkeypatch.setattr(work, "open", opened)
         if not stream:
             return [await work.answer()]
-        return [json.loads(e[6:]) async for data in work.events(one) for e in data.split(b"\n\n") if e[6:7] == b"{"]
+        events = work.events(one)
+        data = events.begin() + events.tell(await one.batch()) + events.end()
+        return [json.loads(e[6:]) for e in data.split(b"\n\n") if e[6:7] == b"{"]
 
     told = asyncio.run(ask())
     (choice,) = told[0]["choices"]

@@ -34,6 +34,11 @@ def _option(panel: str, *names: str, help: str, **more: Any) -> Any:
 BaseUrl = Annotated[str, _option(_SERVER, "--base-url", help="With or without /v1.")]
 Model = Annotated[str | None, _option(_SERVER, "--model", "-m", help="Default: the first that it serves.")]
 ApiKey = Annotated[str | None, _option(_SERVER, "--api-key", help=f"Default: the environment's {' or '.join(KEYS)}.")]
+BackendName = Annotated[
+    str,
+    _option(_SERVER, "--backend", help="openai: /v1/completions, token ids; openai-text: words instead; openai-chat."),
+]
+Endpoint = Annotated[str | None, _option(_SERVER, "--endpoint", help="Where, if not where the backend says.")]
 Timeout = Annotated[float, _option(_SERVER, "--timeout", help="Seconds without a byte: then it failed.")]
 ExtraBody = Annotated[str, _option(_SERVER, "--extra-body", help="JSON: more fields of every request.")]
 VocabSize = Annotated[int, _option(_SERVER, "--vocab-size", min=1, help="Prompts are random token ids below it.")]
@@ -73,7 +78,8 @@ BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Tokens of a page
 
 
 def bench_serve(
-    base_url: BaseUrl = "http://127.0.0.1:8000", model: Model = None, api_key: ApiKey = None, timeout: Timeout = 600,
+    base_url: BaseUrl = "http://127.0.0.1:8000", model: Model = None, backend: BackendName = "openai",
+    endpoint: Endpoint = None, api_key: ApiKey = None, timeout: Timeout = 600,
     extra_body: ExtraBody = "{}", vocab_size: VocabSize = 1000, trace: Trace = None, arrivals: Arrivals = None,
     concurrency: Concurrency = None, num_requests: NumRequests = None, scale: Scale = 1.0, input_len: InputLen = 128,
     output_len: OutputLen = 128, length_cv: LengthCv = 0.0, truncate: Truncate = False, warmup: Warmup = 3,
@@ -101,6 +107,7 @@ def bench_serve(
 
         line = {"benchmark": "serve", "model": server.model, "server": server.owner, "workload": title,
                 "arguments": given | {"api_key": None}, "failures": dict(found.failures), "at_once": found.at_once,
+                "without_usage": found.without_usage,
                 "lateness_s": found.lateness_s, "measured": columns(found.report),
                 "predicted": predicted and columns(predicted), "predicted_times": times}  # fmt: skip
         print(json.dumps(line, allow_nan=False))
@@ -118,12 +125,14 @@ def columns(report: Report) -> dict[str, Any]:
 async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured, Any]:
     """described: what a server of ours says of itself."""
     from ridgeline.cli.progress import prompts_bar
+    from ridgeline.measure.backends import backend_of
     from ridgeline.measure.client import Client
     from ridgeline.measure.load import Loop
     from ridgeline.measure.served import PATH
 
     key = given["api_key"] or next(filter(None, map(os.environ.get, KEYS)), None)
-    client, extra = Client(given["base_url"], key, given["timeout"]), _extra(given["extra_body"])
+    backend, extra = backend_of(given["backend"]), _extra(given["extra_body"])
+    client = Client(given["base_url"], key, given["timeout"], backend, given["endpoint"])
     async with client.http:
         server = await client.server(given["model"])
         workload = _workload(given, server.max_model_len)
@@ -214,6 +223,11 @@ def _print(title: str, found: Measured, predicted: Report | None, times: str | N
     )
     for reason, count in found.failures.items():
         console.print(f"{count:,} failed: {reason}")
+    if found.without_usage:
+        console.print(
+            f"{found.without_usage:,} answers came without usage: their tokens are those asked for where the reason to "
+            "stop is length, else events with text"
+        )
     if times:
         console.print(f"predicted: {times}")
     for table in (_latencies(r, predicted), _rates(r, predicted)):

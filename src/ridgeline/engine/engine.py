@@ -106,6 +106,7 @@ class Engine:
             num_host_pages=config.num_host_pages,
             policy=Priority(),
             swap_cost=self._swap_cost,
+            clock=time.perf_counter,
         )
         self._beams = Beams(self._scheduler, self._ids, self._eos)
         self._choices: dict[int, _Choice] = {}
@@ -309,9 +310,11 @@ class Engine:
                 return False
             found[work.sequence] = result
             entries = self._requests[choice.request].take_entries()
-            self._failed.append(
-                Event(choice.request, choice.index, finish_reason="error", error=result, prompt_logprobs=entries)
-            )
+            error = Event(
+                choice.request, choice.index, finish_reason="error", error=result, prompt_logprobs=entries,
+                num_preempted=choice.sequence.num_preempted,
+            )  # fmt: skip
+            self._failed.append(error)
             self._drop(work.sequence)
             return False
         before = found.setdefault(work.sequence, [])
@@ -345,7 +348,7 @@ class Engine:
         event = Event(
             choice.request, choice.index, tuple(s.token for s in sampled),
             tuple(s.logprobs for s in sampled if s.logprobs is not None), reason, stop,
-            num_cached_tokens=choice.sequence.num_cached,
+            num_cached_tokens=choice.sequence.num_cached, num_preempted=choice.sequence.num_preempted,
             prompt_logprobs=self._requests[choice.request].take_entries(), scheduled=choice.scheduled,
         )  # fmt: skip
         if finished:

@@ -114,6 +114,7 @@ class _Open:
         self._first: float | None = None
         self._scheduled: float | None = None
         self._num_cached = 0
+        self._num_preempted = [0] * n
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def take(self, event: Event) -> tuple[OutputChunk | None, bool]:
@@ -124,6 +125,7 @@ class _Open:
         self._last = time.perf_counter()
         self._first = self._first or self._last
         self._scheduled = self._scheduled or event.scheduled
+        self._num_preempted[event.choice] = event.num_preempted
         if event.choice == 0:  # the others share the first one's prompt
             self._num_cached = event.num_cached_tokens
         if event.prompt_logprobs is not None:
@@ -169,7 +171,7 @@ class _Open:
         request = self.request
         return RequestOutput(
             request.prompt, list(request.prompt_token_ids), self._outputs, self._timing(), self._num_cached,
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs, num_preempted=sum(self._num_preempted),
         )  # fmt: skip
 
     def _timing(self) -> Timing:

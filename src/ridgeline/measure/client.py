@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from ridgeline.errors import RequestError
+from ridgeline.measure.backends import BACKENDS, Backend
 
 KNOWS_TOKEN_IDS = ("ridgeline", "vllm")  # owners of models whose servers say which tokens are in an event
 LONGEST_ERROR = 200  # characters
@@ -22,7 +23,9 @@ class Answer:
 
     arrival_ns: when it was due; sent_ns: when it went out. times_ns: of its tokens, several of one event with one time;
     where a server does not say how many an event has, one for each event with text, or the end's where none has any.
-    tokens: as the server counts them. error: why it is not complete.
+    tokens: as the server counts them (usage); else as many as were asked for, where it says that it stopped for their
+    number (length); else events with text. prompt_tokens: as it counts them, else as they were asked for. error: why it
+    is not complete.
     """
 
     arrival_ns: int
@@ -30,6 +33,9 @@ class Answer:
     sent_ns: int = 0
     times_ns: list[int] = field(default_factory=list)
     tokens: int = 0
+    counted_by: Literal["usage", "length", "events"] = "events"
+    finish_reason: str | None = None
+    finished_ns: int = 0
     error: str | None = None
 
 
@@ -43,9 +49,15 @@ class Server:
 
 
 class Client:
-    """Requests to one server. base_url: without /v1. seconds: that a request may take."""
+    """Requests to one server. base_url: without /v1. seconds: that a request may take. endpoint: where, if not where
+    the backend says.
+    """
 
-    def __init__(self, base_url: str, api_key: str | None, seconds: float) -> None:
+    def __init__(
+        self, base_url: str, api_key: str | None, seconds: float, backend: Backend = BACKENDS["openai"],
+        endpoint: str | None = None,
+    ) -> None:  # fmt: skip
+        self.backend, self._path = backend, endpoint or backend.path
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.url = base_url.rstrip("/").removesuffix("/v1")
@@ -81,22 +93,32 @@ class Client:
         except ValueError:
             raise RequestError(f"{self.url}{path} is no JSON; is this an OpenAI server?") from None
 
+    def body(self, server: Server, ids: Sequence[int], max_tokens: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a request: greedy, to the full length."""
+        told = {"return_token_ids": True} if server.owner in KNOWS_TOKEN_IDS else {}
+        fixed = {"model": server.model, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True,
+                 "stream_options": {"include_usage": True}}  # fmt: skip
+        return {**fixed, **self.backend.prompt(ids), **told, **extra}
+
     async def complete(self, body: Mapping[str, Any], answer: Answer) -> None:
         """Ask for a completion, and write down what comes. Never raises for what the server does."""
         answer.sent_ns = time.perf_counter_ns()
         try:
-            async with self.http.stream("POST", "/v1/completions", json=body) as response:
+            async with self.http.stream("POST", self._path, json=body) as response:
                 if response.status_code != 200:
                     answer.error = _reason(response.status_code, await response.aread())
                     return
-                await _listen(response, answer)
+                await _listen(response, answer, self.backend.has_text, int(body.get("max_tokens", 0)))
         except httpx.HTTPError as e:
             answer.error = f"{type(e).__name__} {e}".strip()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             answer.error = f"an event that is none: {e}"
 
 
-async def _listen(response: httpx.Response, answer: Answer) -> None:
+HasText = Callable[[Mapping[str, Any]], bool]
+
+
+async def _listen(response: httpx.Response, answer: Answer, has_text: HasText, max_tokens: int) -> None:
     rest = b""
     async for data in response.aiter_raw():
         now = time.perf_counter_ns()
@@ -104,27 +126,42 @@ async def _listen(response: httpx.Response, answer: Answer) -> None:
         for line in lines:
             if line.startswith(b"data:"):
                 if line[5:].strip() == b"[DONE]":
-                    answer.tokens = answer.tokens or len(answer.times_ns)
-                    answer.error = None if answer.tokens else "an answer without a token"
-                    if answer.tokens and not answer.times_ns:  # none of them had a text: they came by now
-                        answer.times_ns = [now]
+                    _close(answer, now, max_tokens)
                     return
-                _take(json.loads(line[5:]), now, answer)
+                _take(json.loads(line[5:]), now, answer, has_text)
             if answer.error is not None:
                 return
     answer.error = "the stream ended before its answer did"
 
 
-def _take(event: Mapping[str, Any], now: int, answer: Answer) -> None:
+def _close(answer: Answer, now: int, max_tokens: int) -> None:
+    """All of it has come."""
+    if answer.counted_by == "events" and answer.finish_reason == "length":
+        answer.tokens, answer.counted_by = max_tokens, "length"
+        if max_tokens > len(answer.times_ns):  # texts that the server held back, or left out
+            answer.times_ns.append(answer.finished_ns)
+    answer.tokens = answer.tokens or len(answer.times_ns)
+    if answer.counted_by == "events" and answer.finish_reason is None:
+        answer.error = "the server broke the answer off: it has no finish_reason"
+    elif not answer.tokens:
+        answer.error = "an answer without a token; a server that knows no ignore_eos may want an --extra-body"
+    elif not answer.times_ns:  # none of them had a text: they came by now
+        answer.times_ns = [now]
+
+
+def _take(event: Mapping[str, Any], now: int, answer: Answer, has_text: HasText) -> None:
     if (error := event.get("error")) is not None:
         answer.error = str(error.get("message", error) if isinstance(error, dict) else error)[:LONGEST_ERROR]
         return
     for choice in event.get("choices") or ():
         ids = choice.get("token_ids")
-        count = len(ids) if ids is not None else int(bool(choice.get("text")))
+        count = len(ids) if ids is not None else int(has_text(choice))
         answer.times_ns += [now] * count
+        if (reason := choice.get("finish_reason")) is not None:
+            answer.finish_reason, answer.finished_ns = str(reason), now
     if (usage := event.get("usage")) is not None:
-        answer.tokens = int(usage["completion_tokens"])
+        answer.tokens, answer.counted_by = int(usage["completion_tokens"]), "usage"
+        answer.prompt_tokens = int(usage.get("prompt_tokens", answer.prompt_tokens))
 
 
 def _reason(status: int, content: bytes) -> str:
@@ -134,10 +171,3 @@ def _reason(status: int, content: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         text = content.decode(errors="replace")
     return f"status {status}: {' '.join(text.split())[:LONGEST_ERROR]}"
-
-
-def body(server: Server, prompt: Sequence[int], max_tokens: int, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a request: token ids, greedy, to the full length."""
-    ids = {"return_token_ids": True} if server.owner in KNOWS_TOKEN_IDS else {}
-    fixed = {"model": server.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    return {**fixed, "ignore_eos": True, "stream_options": {"include_usage": True}, **ids, **extra}

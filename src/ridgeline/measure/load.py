@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.measure.client import Answer, Client, Server, body
+from ridgeline.measure.client import Answer, Client, Server
 from ridgeline.measure.replay import prompt_ids
 from ridgeline.plan.limits import Slo
 from ridgeline.sim.metrics import Answered, Report, Usage, report
@@ -31,6 +31,7 @@ class Measured:
 
     failures: why requests were not answered, and how many. lateness_s: most of the time between when a request was due
     and when it went out. at_once: most requests that were open at one time. answers: one for each request.
+    without_usage: answers whose tokens the server did not count.
     """
 
     report: Report
@@ -42,6 +43,10 @@ class Measured:
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
+
+    @property
+    def without_usage(self) -> int:
+        return sum(answer.error is None and answer.counted_by != "usage" for answer in self.answers)
 
 
 class Loop:
@@ -62,7 +67,10 @@ class Loop:
             answer = Answer(time.perf_counter_ns(), request.prompt_tokens)
             await self._client.complete(self._body(request, index, self._seed + 1), answer)
             if answer.error is not None:
-                raise RequestError(f"the first request, to warm up, failed: {answer.error}")
+                raise RequestError(
+                    f"the first request, to warm up, failed: {answer.error} (a server that takes no token ids wants "
+                    "--backend openai-text or openai-chat)"
+                )
 
     async def run(self, workload: Workload, slo: Slo | None) -> Measured:
         """The workload to its end. Raises RequestError where nothing was answered."""
@@ -75,7 +83,7 @@ class Loop:
 
     def _body(self, request: Request, index: int, seed: int) -> dict[str, Any]:
         ids = prompt_ids(request, index, self._vocab_size, seed)
-        return body(self._server, ids, request.output_tokens, self._extra)
+        return self._client.body(self._server, ids, request.output_tokens, self._extra)
 
     async def _by_time(self, requests: Sequence[Request], bodies: Sequence[dict[str, Any]]) -> None:
         start = time.perf_counter_ns()

@@ -46,6 +46,7 @@ class Event:
     finish_reason: set on the answer's last event. num_cached_tokens: of the prompt, found in the prefix cache.
     prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first. score: of an
     answer that was searched for, which comes whole. scheduled: when its first step began (time.perf_counter).
+    num_preempted: how often it had to make room so far; 0 of one that was searched for.
     """
 
     request: int
@@ -59,6 +60,7 @@ class Event:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     score: float | None = None
     scheduled: float | None = None
+    num_preempted: int = 0
 
 
 class Generator(Protocol):

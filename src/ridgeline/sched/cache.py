@@ -15,6 +15,7 @@ from itertools import chain
 from math import gcd, lcm
 
 from ridgeline.sched.pages import PagePool
+from ridgeline.sched.residency import Clock, PageTimes, Residency
 from ridgeline.sched.sequence import PageKey, Sequence
 from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta
@@ -43,6 +44,13 @@ class StateCache:
         self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
         self.swap_out: list[PageCopy] = []
         self.swap_in: list[PageCopy] = []
+
+    def watch(self, clock: Clock) -> PageTimes:
+        """Count the times of the device's pages from now on."""
+        times = PageTimes()
+        for pool in self.pools:
+            pool.residency = Residency(pool.num_pages, clock, times)
+        return times
 
     # ---- before a step: room and pages ---------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
+from ridgeline.sched.residency import Residency
 from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 
@@ -26,16 +27,17 @@ class PagePool:
     """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
 
     num_free: pages that can be taken now. num_limbo: that nobody holds and that a step in flight may still touch. peak:
-    of num_used, since the start.
+    of num_used, since the start. residency: where its pages' times are counted; None: nowhere.
     """
 
     __slots__ = (
         "_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free",
-        "num_limbo", "num_pages", "peak",
+        "num_limbo", "num_pages", "peak", "residency",
     )  # fmt: skip
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
+        self.residency: Residency | None = None
         self._refs = [0] * num_pages
         self._keys: list[PageKey | None] = [None] * num_pages
         self._by_key: dict[PageKey, int] = {}
@@ -77,12 +79,16 @@ class PagePool:
         del bare[start:]
         if len(taken) < count:
             evicted = self._oldest(count - len(taken))
+            if self.residency is not None:
+                self.residency.evict(evicted)
             for page in evicted:
                 key = keys[page]
                 if key is not None:
                     del by_key[key]
                     keys[page] = None
             taken += evicted
+        if self.residency is not None:
+            self.residency.take(taken)
         for page in taken:
             refs[page] = 1
         self.num_free -= count
@@ -101,6 +107,8 @@ class PagePool:
                 if len(self._keyed) > 2 * self.num_pages:
                     self._tidy()
             self._note_peak()
+        if self.residency is not None:
+            self.residency.use(page)
         self._refs[page] += 1
 
     def drop(self, page: int, until: int) -> None:
@@ -117,6 +125,8 @@ class PagePool:
             if left <= 0:
                 assert not left, f"{self.name}: page {page} dropped twice"
                 gone.append(page)
+        if self.residency is not None:
+            self.residency.leave(gone)
         self._wait(gone, until)
 
     def settle(self, step: int) -> None:

@@ -30,6 +30,7 @@ from typing import Literal
 from ridgeline.errors import RequestError
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.policy import Policy, fcfs
+from ridgeline.sched.residency import Clock
 from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
@@ -49,7 +50,8 @@ class Scheduler:
     """Continuous batching over any mix of state groups; see the top of the file.
 
     num_pages: per group, page 0 (never handed out) included; num_host_pages likewise, for swapping. max_batch_tokens,
-    max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute.
+    max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute. clock: by which pages'
+    times are counted; None: they are not.
     """
 
     _cache_type: type[StateCache] = StateCache
@@ -64,10 +66,12 @@ class Scheduler:
         num_host_pages: Seq[int] | None = None,
         policy: Policy = fcfs,
         swap_cost: SwapCost | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
         self._cache = self._cache_type(groups, num_pages, num_host_pages or [0] * len(groups))
+        self._page_times = None if clock is None else self._cache.watch(clock)
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
@@ -469,19 +473,14 @@ class Scheduler:
     def stats(self) -> Stats:
         """Where things stand. Costs a look at every running sequence."""
         return Stats(
-            running=len(self._running),
-            waiting=len(self._live) - len(self._running),
+            running=len(self._running), waiting=len(self._live) - len(self._running),
             groups=self._cache.group_stats(self._running),
-            queried_tokens=self._queried_tokens,
-            hit_tokens=self._hit_tokens,
-            preempted_recompute=self._num_recompute,
-            preempted_swap=self._num_swap,
-            checkpoints=self._cache.num_checkpoints(),
-            restored=self._num_restored,
+            queried_tokens=self._queried_tokens, hit_tokens=self._hit_tokens,
+            preempted_recompute=self._num_recompute, preempted_swap=self._num_swap,
+            checkpoints=self._cache.num_checkpoints(), restored=self._num_restored,
             recomputed_tokens=self._recomputed_tokens,
-            draft_tokens=self._num_drafts,
-            accepted_tokens=self._num_accepted,
-        )
+            draft_tokens=self._num_drafts, accepted_tokens=self._num_accepted, page_times=self._page_times,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raises AssertionError if the books do not agree. Costs a look at every page: for tests and idle moments."""

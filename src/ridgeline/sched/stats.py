@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.sched.residency import PageTimes
+
 # Of each sequence in a step: its new tokens, its context with them, and its rows of logits.
 StepShape = tuple[tuple[int, int, int], ...]
 
@@ -35,7 +37,7 @@ class Stats:
     checkpoints: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
     an earlier prompt began with too, but past the nearest checkpoint. draft_tokens, accepted_tokens: that were run, and
     of those. unrecorded: why decode steps are not run from a recording, None where they are.
-    last_step: what the last step that computed was made of.
+    last_step: what the last step that computed was made of. page_times: still counting; None where nobody counts them.
     """
 
     running: int
@@ -52,6 +54,7 @@ class Stats:
     accepted_tokens: int
     unrecorded: str | None = None
     last_step: StepShape = ()
+    page_times: PageTimes | None = None
 
     @property
     def hit_rate(self) -> float:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ridgeline.errors import RequestError
 from ridgeline.serve import logprobs
 from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
+from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.completions import collect
-from ridgeline.serve.errors import as_api_error, internal
 from ridgeline.serve.params import chat_params
 from ridgeline.serve.prompt import encode, render
 from ridgeline.serve.reasoning import OPEN
 from ridgeline.serve.service import Service, Turn
-from ridgeline.serve.sse import DONE, Envelope, event
+from ridgeline.serve.sse import Events
 from ridgeline.serve.tally import Tally, head
 from ridgeline.serve.tools import SPECIAL_MARKS, required_schema
 from ridgeline.serve.types import ChatBody, NamedTool
@@ -99,29 +99,14 @@ class Chat:
     def _reason(self, reason: str | None, called: bool) -> str | None:
         return "tool_calls" if reason == "stop" and called and self.reading.mode != "named" else reason
 
-    async def events(self, turn: Turn) -> AsyncIterator[bytes]:
+    def events(self, turn: Turn) -> Events:
         """The answer as events. What ends it early is told in the last one."""
-        options, tally = self._body.stream_options, Tally(turn.requests)
-        envelope = Envelope({**self._head, "object": "chat.completion.chunk"})
-        always = bool(options and options.continuous_usage_stats)
         readers: dict[int, AnswerReader] = {}
-        try:
-            while batch := await turn.batch():
-                data = b""
-                for _, chunk in batch:
-                    tally.take(chunk)
-                    usage = tally.usage() if always else None
-                    for choice in self._deltas(chunk, readers):
-                        data += envelope.event([choice], usage)
-                if data:
-                    yield data
-            if options and options.include_usage:
-                yield envelope.event([], tally.usage())
-            yield DONE
-        except Exception as e:
-            yield event((as_api_error(e) or internal()).body())
-            if as_api_error(e) is None:
-                raise
+        head = {**self._head, "object": "chat.completion.chunk"}
+        return ChoiceEvents(
+            head, self._body.stream_options, Tally(turn.requests), Tally.usage,
+            lambda _, chunk: self._deltas(chunk, readers),
+        )  # fmt: skip
 
     def _deltas(self, chunk: OutputChunk, readers: dict[int, AnswerReader]) -> list[dict[str, Any]]:
         """The choices of the events that a chunk becomes."""

@@ -41,7 +41,13 @@ State = Literal["starting", "ready", "restarting", "closed"]
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # an engine that lived so long is started again at once
 
+Batch = list[tuple[int, OutputChunk]]  # which of the requests, and what came of it
+
 log = logging.getLogger(__name__)
+
+
+def _nobody() -> None:
+    """Listens to no answers."""
 
 
 class EngineDown(Exception):
@@ -62,24 +68,44 @@ class Answers:
         self._over: Callable[[], None] | None = over
         self._places = {number: place for place, number in enumerate(ids)}  # those that are open
         self._end = end
-        self._items: list[tuple[int, OutputChunk]] = []
+        self._items: Batch = []
         self._committed = 0.0
         self.committed = 0.0  # when the engine had the first chunk of the last batch
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._news: Callable[[], None] = _nobody
 
-    async def batch(self) -> list[tuple[int, OutputChunk]]:
-        """All that has come since the last call, at least one: which of the requests, and a chunk; [] once all is over.
+    def listen(self, news: Callable[[], None]) -> None:
+        """From now on `news` is called after each message of the engine that has something for these."""
+        self._news = news
+
+    @property
+    def waiting(self) -> bool:
+        """Is there nothing to take yet?"""
+        return not self._items and self._error is None and bool(self._places)
+
+    async def come(self) -> None:
+        """Wait until there is something to take."""
+        if self.waiting:
+            come = asyncio.Event()
+            self.listen(come.set)
+            while self.waiting:
+                come.clear()
+                await come.wait()
+
+    def check(self) -> None:
+        """Raises what `take` would raise."""
+        if not self._items and self._error is not None:
+            raise self._error
+
+    def take(self) -> Batch:
+        """All that has come since the last call, unless `waiting` at least one: which of the requests, and a chunk; []
+        once all is over.
 
         Raises RequestError, or EngineDown: the other requests are ended then.
         """
-        while not self._items and self._error is None and self._places:
-            self._news.clear()
-            await self._news.wait()
+        self.check()
         items, self._items = self._items, []
         self.committed = self._committed
-        if not items and self._error is not None:
-            raise self._error
         return items
 
     def close(self) -> None:
@@ -104,14 +130,17 @@ class Answers:
             del self._places[number]
             if not self._places:  # a reader who has not read it all holds up nobody who waits for a place
                 self._leave()
-        self._news.set()
         return chunk.output is not None
+
+    def tell(self) -> None:
+        """Whoever listens learns that something came."""
+        self._news()
 
     def fail(self, error: Exception) -> None:
         """What ended a request ends them all."""
         self._error = error
         self.close()
-        self._news.set()
+        self.tell()
 
 
 class EngineClient:
@@ -262,12 +291,9 @@ class EngineClient:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Chunks):
-            for number, values in message.items:
-                answers = self._answers.get(number)
-                if answers is not None and answers.put(number, OutputChunk(*values), message.committed):
-                    self._answers.pop(number, None)
-            if message.last:  # after the streams that were woken above, whose turn comes first
-                asyncio.get_running_loop().call_soon(self._delivered)
+            self._hand_out(message)
+            if message.last:
+                self._delivered()
         elif isinstance(message, Refused):
             self._fail(message.id, RequestError(message.message))
         elif isinstance(message, Lost):
@@ -275,6 +301,18 @@ class EngineClient:
                 self._fail(number, EngineDown(message.message))
         elif (reply := self._replies.pop(message.id, None)) is not None and not reply.done():
             reply.set_result(message)
+
+    def _hand_out(self, message: Chunks) -> None:
+        """Whoever listens writes at once: to wake a task for each stream cost as much as the write."""
+        told: dict[Answers, None] = {}
+        for number, values in message.items:
+            answers = self._answers.get(number)
+            if answers is not None:
+                told[answers] = None
+                if answers.put(number, OutputChunk(*values), message.committed):
+                    del self._answers[number]
+        for answers in told:
+            answers.tell()
 
     def _fail(self, number: int, error: Exception) -> None:
         if (answers := self._answers.pop(number, None)) is not None:

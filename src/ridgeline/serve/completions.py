@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from ridgeline.frontend import Prompt
+from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve import logprobs
-from ridgeline.serve.errors import as_api_error, internal
+from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.params import completion_params
 from ridgeline.serve.service import Service, Turn, as_prompts
-from ridgeline.serve.sse import DONE, Envelope, event
+from ridgeline.serve.sse import Events
 from ridgeline.serve.tally import Tally, head
 from ridgeline.serve.types import CompletionBody
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
@@ -91,32 +91,21 @@ class Completion:
             return prompt or ""
         return self._service.tokenizer.decode(ids)
 
-    async def events(self, turn: Turn) -> AsyncIterator[bytes]:
+    def events(self, turn: Turn) -> Events:
         """The answer as events. What ends it early is told in the last one."""
-        options, tally = self._body.stream_options, Tally(turn.requests)
-        always = bool(options and options.continuous_usage_stats)
         offsets: dict[int, int] = {}
-        envelope = Envelope(self._head)
-        try:
-            while batch := await turn.batch():
-                data = b""
-                for place, chunk in batch:
-                    tally.take(chunk)
-                    if (choice := self._delta(turn, place, chunk, offsets)) is not None:
-                        data += envelope.event([choice], self._usage(tally) if always else None)
-                if data:
-                    yield data
-            if options and options.include_usage:
-                yield envelope.event([], self._usage(tally))
-            yield DONE
-        except Exception as e:
-            yield event((as_api_error(e) or internal()).body())
-            if as_api_error(e) is None:
-                raise
 
-    def _delta(self, turn: Turn, place: int, chunk: OutputChunk, offsets: dict[int, int]) -> dict[str, Any] | None:
+        def deltas(place: int, chunk: OutputChunk) -> list[dict[str, Any]]:
+            choice = self._delta(turn.requests[place], place, chunk, offsets)
+            return [] if choice is None else [choice]
+
+        return ChoiceEvents(self._head, self._body.stream_options, Tally(turn.requests), self._usage, deltas)
+
+    def _delta(
+        self, prompt: GenerationRequest, place: int, chunk: OutputChunk, offsets: dict[int, int]
+    ) -> dict[str, Any] | None:
         index, body = place * self._params.n + chunk.index, self._body
-        text, prompt = "" if self._silent else chunk.text, turn.requests[place]
+        text = "" if self._silent else chunk.text
         begun = index in offsets
         offset = offsets.setdefault(index, 0)
         if body.echo and not begun:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ridgeline.sched.counts import Histogram
 from ridgeline.spec.request import RequestOutput
 
 # Upper bounds of the histograms' buckets: vLLM's, so that its dashboards draw them.
@@ -22,24 +22,11 @@ DELIVERY = (
     0.015, 0.02, 0.05, 0.1, 0.5,
 )  # fmt: skip
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+PREEMPTIONS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 STEP_TOKENS = tuple(float(2**e) for e in range(14))
 
 RECENT_SECONDS = 60
 RECENT_VALUES = 1024  # what a busy server sees of a minute, at most these
-
-
-class Histogram:
-    """Counts of values up to each bound. Observing costs a search among the bounds."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,8 @@ class RecentHistogram(Histogram):
 class EngineMeters:
     """Since the engine process started. Seconds, tokens.
 
-    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one that computed; step_bytes,
+    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one that computed; forwards,
+    sequences: steps that computed, and the sequences in them; step_bytes,
     step_flops, predicted_s, roof_s: what they moved and computed, should have taken, would have at the roof; alive_s:
     since it began.
     finished: answers by reason.
@@ -87,6 +75,8 @@ class EngineMeters:
     alive_s: float = 0.0
     failed_steps: int = 0
     last_step_s: float = 0.0
+    forwards: int = 0
+    sequences: int = 0
     step_bytes: float = 0.0
     step_flops: float = 0.0
     predicted_s: float = 0.0
@@ -104,6 +94,7 @@ class EngineMeters:
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
     request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    request_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
 
     def finish(self, output: RequestOutput) -> None:
         """A request is complete."""
@@ -120,3 +111,4 @@ class EngineMeters:
             self.per_token.observe(timing.tpot_s)
         self.request_prompt_tokens.observe(len(output.prompt_token_ids))
         self.request_generation_tokens.observe(tokens)
+        self.request_preemptions.observe(output.num_preempted)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from ridgeline.sched.counts import Histogram
 from ridgeline.serve.client import EngineDown
 from ridgeline.serve.messages import Report
-from ridgeline.serve.meters import Histogram
 from ridgeline.serve.service import Service
 
 PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
@@ -109,6 +109,11 @@ def _histograms(report: Report) -> Iterator[tuple[str, str, Histogram]]:
     yield "vllm:request_decode_time_seconds", "From the first token to the last.", m.decode
     yield "vllm:request_prompt_tokens", "Of a request.", m.request_prompt_tokens
     yield "vllm:request_generation_tokens", "Of a request.", m.request_generation_tokens
+    yield "vllm:request_num_preemptions", "Times that a request's answers had to make room.", m.request_preemptions
+    if report.stats is not None and (times := report.stats.page_times) is not None:
+        yield "vllm:kv_block_lifetime_seconds", "Of a page in the prefix index, until it was lost.", times.lifetime
+        yield "vllm:kv_block_idle_before_evict_seconds", "Of the same page, since nobody held it.", times.idle
+        yield "vllm:kv_block_reuse_gap_seconds", "Between two uses of a page.", times.reuse_gap
     yield "vllm:iteration_tokens_total", "New tokens of a step.", m.step_tokens
     yield "ridgeline:step_seconds", "Of a step of the engine, measured.", m.step_s
 
@@ -125,6 +130,9 @@ def _engine(page: Page, report: Report) -> None:
                m.predicted_s)  # fmt: skip
     page.value("gauge", "ridgeline:roof_fraction", "Time of all steps at the roof, of their measured time.",
                m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip
+    page.value("counter", "llamacpp:n_decode_total", "Steps that computed.", m.forwards)
+    page.value("gauge", "llamacpp:n_busy_slots_per_decode", "Sequences in a step that computed, on average.",
+               m.sequences / m.forwards if m.forwards else 0.0)  # fmt: skip
     if stats is None:
         return
     pages, used = sum(g.num_pages for g in stats.groups), sum(g.used_pages for g in stats.groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from ridgeline.errors import RequestError
 from ridgeline.serve.answer import AnswerReader, Piece
 from ridgeline.serve.chat import Chat
+from ridgeline.serve.client import Batch
 from ridgeline.serve.completions import collect
-from ridgeline.serve.errors import as_api_error, internal, invalid
+from ridgeline.serve.errors import APIError, invalid
 from ridgeline.serve.response_items import Items
 from ridgeline.serve.service import Service, Turn
-from ridgeline.serve.sse import event
+from ridgeline.serve.sse import Events, event
 from ridgeline.serve.tally import Tally
 from ridgeline.serve.types import ChatBody
 from ridgeline.serve.types_responses import ResponseBody
@@ -67,40 +68,51 @@ class Response:
             "usage": _usage(tally),
         }
 
-    async def events(self, turn: Turn) -> AsyncIterator[bytes]:
+    def events(self, turn: Turn) -> Events:
         """The answer as named events, numbered."""
-        numbers, tally = count(), Tally(turn.requests)
-        reader, items = AnswerReader(self._chat.reading), Items()
-
-        def told(kind: str, **fields: Any) -> bytes:
-            return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
-
-        def all_of(pieces: list[Piece]) -> bytes:
-            return b"".join(told(kind, **fields) for piece in pieces for kind, fields in items.add(piece))
-
         begun = {**self._frame, "status": "in_progress", "output": [], "usage": None}
-        try:
-            yield told("response.created", response=begun)
-            yield told("response.in_progress", response=begun)
-            reason = None
-            while batch := await turn.batch():
-                for _, chunk in batch:
-                    tally.take(chunk)
-                    reason = chunk.finish_reason or reason
-                    if data := all_of(reader.push(chunk.text)):
-                        yield data
-            data = all_of(reader.flush())
-            data += b"".join(told(kind, **fields) for kind, fields in items.close())
-            if data:
-                yield data
-            kind = "response.incomplete" if reason == "length" else "response.completed"
-            yield told(kind, response=self._over(items, reason, tally))
-        except Exception as e:
-            error = (as_api_error(e) or internal()).body()["error"]
-            failed = {**begun, "status": "failed", "error": {"code": "server_error", "message": error["message"]}}
-            yield told("response.failed", response=failed)
-            if as_api_error(e) is None:
-                raise
+        return _Events(begun, AnswerReader(self._chat.reading), Tally(turn.requests), self._over)
+
+
+class _Events:
+    """Of one answer. begun: the response as it stands at first. over: as it stands in the end."""
+
+    def __init__(
+        self, begun: Mapping[str, Any], reader: AnswerReader, tally: Tally,
+        over: Callable[[Items, str | None, Tally], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        self._begun, self._reader, self._tally, self._over = begun, reader, tally, over
+        self._items, self._numbers = Items(), count()
+        self._reason: str | None = None
+
+    def begin(self) -> bytes:
+        """As sse.Events says, and so below."""
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._told(name, response=self._begun) for name in names)
+
+    def tell(self, batch: Batch) -> bytes:
+        data = b""
+        for _, chunk in batch:
+            self._tally.take(chunk)
+            self._reason = chunk.finish_reason or self._reason
+            data += self._all_of(self._reader.push(chunk.text))
+        return data
+
+    def end(self) -> bytes:
+        data = self._all_of(self._reader.flush())
+        data += b"".join(self._told(kind, **fields) for kind, fields in self._items.close())
+        kind = "response.incomplete" if self._reason == "length" else "response.completed"
+        return data + self._told(kind, response=self._over(self._items, self._reason, self._tally))
+
+    def failed(self, error: APIError) -> bytes:
+        fault = {"code": "server_error", "message": error.message}
+        return self._told("response.failed", response={**self._begun, "status": "failed", "error": fault})
+
+    def _told(self, kind: str, **fields: Any) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+
+    def _all_of(self, pieces: list[Piece]) -> bytes:
+        return b"".join(self._told(kind, **fields) for piece in pieces for kind, fields in self._items.add(piece))
 
 
 def as_chat(body: ResponseBody) -> ChatBody:

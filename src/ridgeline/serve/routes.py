@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -19,7 +17,7 @@ from ridgeline.serve.errors import APIError, dumps
 from ridgeline.serve.logprobs import TokenTexts
 from ridgeline.serve.prometheus import exposition
 from ridgeline.serve.service import Service, Turn
-from ridgeline.serve.sse import EventStream, while_connected
+from ridgeline.serve.sse import Events, EventStream, while_connected
 from ridgeline.serve.types import (
     ChatBody,
     CompletionBody,
@@ -40,7 +38,7 @@ class Answering(Protocol):
 
     async def answer(self) -> dict[str, Any]: ...
 
-    def events(self, turn: Turn) -> AsyncIterator[bytes]: ...
+    def events(self, turn: Turn) -> Events: ...
 
 
 def _service(request: Request) -> Service:
@@ -54,17 +52,11 @@ def _json(value: Any) -> Response:
 
 async def respond(request: Request, work: Answering, stream: bool) -> Response:
     """Answer, as long as the client is there."""
-
-    async def answer() -> Response:
-        if not stream:
-            return _json(await work.answer())
-        turn = await work.open(stream=True)
-        delivery = _service(request).delivery
-        return EventStream(
-            work.events(turn), lambda: delivery.observe(time.perf_counter() - turn.committed), turn.close
-        )
-
-    return await while_connected(request, answer())
+    if not stream:
+        whole = await while_connected(request, work.answer())
+        return whole if isinstance(whole, Response) else _json(whole)
+    turn = await work.open(stream=True)
+    return EventStream(turn, work.events(turn), _service(request).delivery.observe)
 
 
 @router.post("/v1/completions", tags=["OpenAI"])

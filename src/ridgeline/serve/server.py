@@ -20,6 +20,9 @@ from ridgeline.serve.errors import APIError, dumps
 from ridgeline.serve.messages import Loading
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
+from ridgeline.serve.settle import settle
+from ridgeline.serve.sse import WIRE
+from ridgeline.serve.wire import TransportWire
 
 BACKLOG = 2048
 MAX_HEAD_BYTES = 1 << 16
@@ -27,10 +30,25 @@ TOO_LONG = f"the headers are longer than {MAX_HEAD_BYTES} bytes"
 
 
 class _Protocol(HttpToolsProtocol):
-    """What is no HTTP is told so in the shape of all other errors; headers have an end."""
+    """What is no HTTP is told so in the shape of all other errors; headers have an end; streams are written straight to
+    the connection.
+    """
 
     _open_bytes: int | None = 0  # of a request whose headers are not complete; None: they are
     _header_bytes = 0  # names and values of headers that are complete
+    _wire: TransportWire
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wire = TransportWire(transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wire.pause(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._wire.pause(False)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -42,6 +60,7 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._open_bytes, self._header_bytes = 0, 0
         super().on_message_begin()
+        self.scope["extensions"] = {WIRE: self._wire}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -112,6 +131,7 @@ async def serve(
             service.draining = True
 
         server = _Server(config, drain)
+        settle()
         listener.listen(BACKLOG)  # who comes after `on_ready` is not refused, though a moment early
         scheme = "https" if options.ssl_certfile else "http"
         host = f"[{options.host}]" if ":" in options.host else options.host

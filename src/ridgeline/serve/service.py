@@ -16,15 +16,16 @@ from ridgeline.errors import RequestError
 from ridgeline.frontend import Frontend, Prompt
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.sched.counts import Histogram
 from ridgeline.serve import reasoning, tools
-from ridgeline.serve.client import Answers, EngineClient
+from ridgeline.serve.client import Answers, Batch, EngineClient
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
-from ridgeline.serve.meters import DELIVERY, Histogram
+from ridgeline.serve.meters import DELIVERY
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.traces import RequestTrace, Traces
-from ridgeline.spec.request import OutputChunk, SamplingParams
+from ridgeline.spec.request import SamplingParams
 
 T = TypeVar("T")
 LONGEST_WAIT_SECONDS = 60
@@ -70,40 +71,41 @@ class Turn:
 
     def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None) -> None:
         self.requests, self._answers, self._trace = requests, answers, trace
-        self._first: list[tuple[int, OutputChunk]] | None = None
+        self.listen = answers.listen
         self._closed = False
 
-    async def batch(self) -> list[tuple[int, OutputChunk]]:
-        """As Answers.batch."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await self._next()
+    async def batch(self) -> Batch:
+        """The next that comes, as Answers.take."""
+        await self._answers.come()
+        return self.take()
 
-    async def _next(self) -> list[tuple[int, OutputChunk]]:
-        if self._trace is None:
-            return await self._answers.batch()
+    @property
+    def waiting(self) -> bool:
+        """As Answers.waiting."""
+        return self._answers.waiting
+
+    def check(self) -> None:
+        """As Answers.check: what is refused is refused before a stream begins."""
         try:
-            batch = await self._answers.batch()
+            self._answers.check()
         except Exception as e:
-            self._trace.end(type(e).__name__)
+            if self._trace is not None:
+                self._trace.end(type(e).__name__)
             raise
-        for _, chunk in batch:
-            self._trace.take(chunk)
+
+    def take(self) -> Batch:
+        """As Answers.take."""
+        self.check()
+        batch = self._answers.take()
+        if self._trace is not None:
+            for _, chunk in batch:
+                self._trace.take(chunk)
         return batch
 
     @property
     def committed(self) -> float:
         """When the engine had the first chunk of the last batch (time.perf_counter)."""
         return self._answers.committed
-
-    async def begin(self) -> None:
-        """Wait until there is something to tell, so that what is refused is refused before a stream begins."""
-        try:
-            self._first = await self._next()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """End what is open. May be called again."""
@@ -194,10 +196,7 @@ class Service:
         if self.traces is not None:
             tokens = sum(len(r.prompt_token_ids) for r in requests)
             trace = self.traces.begin(operation, params, num_prompts, tokens)
-        turn = Turn(requests, answers, trace)
-        if stream:
-            await turn.begin()
-        return turn
+        return Turn(requests, answers, trace)
 
     def is_special(self, token: int) -> bool:
         """Is the token none of the text?"""

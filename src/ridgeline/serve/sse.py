@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.serve.errors import dumps
+from ridgeline.serve.client import Batch
+from ridgeline.serve.errors import APIError, as_api_error, dumps, internal
 
 T = TypeVar("T")
 # A reader that takes nothing for so long holds a whole answer in memory that no limit counts any more.
 PATIENCE_SECONDS = 60.0
+WIRE = "ridgeline.wire"  # among the extensions of a request's scope
 
 
-class Notice(bytes):
-    """An event without tokens; joined to others, it is bytes like them."""
-
-
-DONE = Notice(b"data: [DONE]\n\n")
+DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499  # nginx's; nobody reads it
 
 
 def event(value: Any, name: str | None = None) -> bytes:
     """One event that holds an object."""
     kind = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return Notice(kind + b"data: " + dumps(value) + b"\n\n")
+    return kind + b"data: " + dumps(value) + b"\n\n"
 
 
 class Envelope:
@@ -41,13 +40,63 @@ class Envelope:
     def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
         """One event."""
         used = b"" if usage is None else b',"usage":' + dumps(usage)
-        data = b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
-        return data if choices else Notice(data)
+        return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
+
+
+class Wire(Protocol):
+    """A request's connection, below HTTP's machinery: that is made for messages, each of which passes eight layers."""
+
+    @property
+    def paused(self) -> bool:
+        """So much waits for the reader that nothing more should be written."""
+
+    def write_chunk(self, data: bytes) -> None:
+        """A piece of the body, to the socket before this returns, unless the reader is behind."""
+
+    def abort(self) -> None:
+        """End the connection, and forget what waits."""
+
+    def listen(self, changed: Callable[[], None] | None) -> None:
+        """`changed` is called when `paused` has changed."""
+
+
+class Source(Protocol):
+    """Where chunks come from, as service.Turn."""
+
+    @property
+    def committed(self) -> float: ...
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def take(self) -> Batch: ...
+
+    def listen(self, news: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Events(Protocol):
+    """An answer as events, all of it bytes; b"" where there is nothing to tell."""
+
+    def begin(self) -> bytes:
+        """What comes before all else."""
+
+    def tell(self, batch: Batch) -> bytes:
+        """What came. Raises APIError for an answer that failed."""
+
+    def end(self) -> bytes:
+        """The rest of an answer that is complete."""
+
+    def failed(self, error: APIError) -> bytes:
+        """The rest of one that is not."""
 
 
 class EventStream(Response):
-    """Writes what `events` yields, one write each. written: called after each that has tokens. close: called when
-    all is written, or nobody reads any more.
+    """Writes what comes of a turn as soon as it comes, each time in one write. What the engine refuses is raised before
+    the response starts. written: called with the seconds since the engine had it, after each write with tokens.
 
     A reader that is slow holds up its own events only: what it has not read waits in its own queue. One that takes
     nothing for `patience_s` counts as gone.
@@ -56,38 +105,88 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[bytes], written: Callable[[], None], close: Callable[[], None],
-        patience_s: float = PATIENCE_SECONDS,
-    ) -> None:  # fmt: skip
+        self, turn: Source, events: Events, written: Callable[[float], None], patience_s: float = PATIENCE_SECONDS
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._written, self._close, self._patience_s = events, written, close, patience_s
+        self.headers["transfer-encoding"] = "chunked"  # as Wire.write_chunk writes
+        self._turn, self._events, self._written, self._patience_s = turn, events, written, patience_s
+        self._patience: asyncio.TimerHandle | None = None
+        self._over = asyncio.get_running_loop().create_future()  # is all written? False: the reader is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        write = asyncio.create_task(self._write(send))
+        self._wire: Wire = scope["extensions"][WIRE]
         gone = asyncio.create_task(_gone(receive))
+        gone.add_done_callback(lambda _: self._end(False))
         try:
-            await asyncio.wait((write, gone), return_when=asyncio.FIRST_COMPLETED)
-            if write.done():
-                write.result()
+            await self._first(gone)
+            self._turn.check()
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._begin()
+            if await self._over:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            write.cancel()
+            self._end(False)
+            self._wire.listen(None)
+            self._be_patient(False)
             gone.cancel()
-            await asyncio.gather(write, gone, return_exceptions=True)
-            self._close()
+            await asyncio.gather(gone, return_exceptions=True)
+            self._turn.close()
 
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in self._events:
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except TimeoutError:
-                logging.getLogger(__name__).warning("a reader took nothing for %g s: its answer ends", self._patience_s)
-                return
-            if not isinstance(data, Notice):
-                self._written()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _first(self, gone: asyncio.Task[None]) -> None:
+        """Wait until there is something to tell, or nobody to tell it to."""
+        come = asyncio.Event()
+        gone.add_done_callback(lambda _: come.set())
+        self._turn.listen(come.set)
+        if self._turn.waiting:
+            await come.wait()
+
+    def _end(self, written: bool) -> None:
+        if not self._over.done():
+            self._over.set_result(written)
+
+    def _begin(self) -> None:
+        if data := self._events.begin():
+            self._wire.write_chunk(data)
+        self._wire.listen(self._changed)
+        self._turn.listen(self._advance)
+        self._changed()
+
+    def _advance(self) -> None:
+        """Write what has come."""
+        if self._wire.paused or self._over.done():
+            return
+        data, tokens = b"", False
+        try:
+            while not self._turn.waiting and not self._over.done():
+                if batch := self._turn.take():
+                    data += self._events.tell(batch)
+                    tokens = tokens or any(chunk.token_ids for _, chunk in batch)
+                else:
+                    data += self._events.end()
+                    self._end(True)
+        except Exception as e:
+            told = as_api_error(e)
+            data += self._events.failed(told or internal())
+            self._end(True) if told is not None else self._over.set_exception(e)
+        if data:
+            self._wire.write_chunk(data)
+            if tokens:
+                self._written(time.perf_counter() - self._turn.committed)
+
+    def _changed(self) -> None:
+        """The reader fell behind, or caught up."""
+        self._be_patient(self._wire.paused)
+        self._advance()
+
+    def _be_patient(self, now: bool) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = asyncio.get_running_loop().call_later(self._patience_s, self._give_up) if now else None
+
+    def _give_up(self) -> None:
+        logging.getLogger(__name__).warning("a reader took nothing for %g s: its answer ends", self._patience_s)
+        self._wire.abort()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:

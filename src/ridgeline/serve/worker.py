@@ -38,6 +38,7 @@ from ridgeline.serve.messages import (
     frame,
 )
 from ridgeline.serve.meters import EngineMeters
+from ridgeline.serve.settle import settle
 from ridgeline.spec.request import OutputChunk
 
 IDLE_SECONDS = 1.0  # without a step, after which the books are checked
@@ -159,15 +160,15 @@ class Worker:
             self._failures = 0
         self._stepped = time.perf_counter()
         seconds = self._stepped - start
-        meters.steps += 1
-        self._count_cost(seconds)
+        if self._undelivered:
+            self._flush(last=True)
+        meters.steps += 1  # while the other process writes
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
-        if self._undelivered:
-            self._flush(last=True)
-            if self._llm.loaded.table.memory.on_host:
-                self._hand_over()
+        self._count_cost(seconds)
+        if self._undelivered and self._llm.loaded.table.memory.on_host:
+            self._hand_over()
 
     def _fail(self, error: Exception) -> None:
         """After a step that failed. A device may be lost for good, which the supervisor mends with a new process."""
@@ -183,6 +184,8 @@ class Worker:
     def _count_cost(self, seconds: float) -> None:
         if shape := self._session.last_step():
             self._meters.last_step_s = seconds
+            self._meters.forwards += 1
+            self._meters.sequences += len(shape)
             cost = self._ledger.cost(shape)
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
@@ -194,7 +197,7 @@ class Worker:
         a rule. Kernels on all cores wait for the slowest one, so who takes one core from them holds them all up anyway;
         they, which run for longer than a writer needs, would hold it up for whole slices of the system's time.
         """
-        end = time.perf_counter() + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
+        end = self._stepped + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
         while self._undelivered and (left := end - time.perf_counter()) > 0:
             for message in self._inbox.read(left):
                 self._take(message)
@@ -241,7 +244,9 @@ def main() -> None:
     try:
         known = ready(llm)
         sock.sendall(frame(known))
-        Worker(llm, inbox, StepLedger(known.deployment)).run()
+        worker = Worker(llm, inbox, StepLedger(known.deployment))
+        settle()
+        worker.run()
     except (BrokenPipeError, ConnectionResetError):  # the server is gone
         return
     finally:  # the supervisor need not wait for threads that still compile

@@ -321,7 +321,8 @@ class Timing:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. prompt is None where token ids were given.
+    """A prompt and its answers. prompt is None where token ids were given. num_preempted: how often an answer's pages
+    were taken for others, and given back later.
 
     prompt_logprobs: None unless asked for; else an entry for each prompt token, None for the first, which nothing
     predicts.
@@ -333,6 +334,7 @@ class RequestOutput:
     timing: Timing
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_preempted: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""

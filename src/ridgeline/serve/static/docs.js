@@ -2,8 +2,10 @@
 
 import { ask } from './api.js';
 import { byId, make, table } from './dom.js';
+import { apply, stored } from './theme.js';
 
 const COLUMNS = ['Field', 'Type', 'Required', 'Limits'];
+const LARGEST = 2 ** 53; // a limit beyond is that of the number's 64 bits, and no number here
 const LIMITS = { minimum: 'from', maximum: 'to', exclusiveMaximum: 'below', minLength: 'at least', maxLength: 'at most', maxItems: 'at most' };
 
 async function begin() {
@@ -42,7 +44,9 @@ function fields(title, given, schemas, told) {
   const schema = resolved(given, schemas), names = references(schema.properties ?? {}).filter((name) => !told.has(name));
   names.forEach((name) => told.add(name));
   const required = new Set(schema.required ?? []);
-  const rows = Object.entries(schema.properties ?? {}).map(([name, one]) =>
+  const properties = Object.entries(schema.properties ?? {}), isRequired = ([name]) => required.has(name);
+  const inOrder = [...properties.filter(isRequired), ...properties.filter((one) => !isRequired(one))];
+  const rows = inOrder.map(([name, one]) =>
     [make('code', {}, name), type(one), required.has(name) ? 'yes' : '', limits(one)]);
   const more = names.filter((name) => schemas[name]?.properties).flatMap((name) =>
     [make('h4', {}, name), make('p', {}, schemas[name].description ?? ''), ...fields(name, schemas[name], schemas, told)]);
@@ -68,8 +72,9 @@ function type(schema) {
 }
 
 function limits(schema) {
-  const own = Object.entries(LIMITS).filter(([key]) => schema[key] !== undefined).map(([key, word]) => `${word} ${schema[key]}`);
+  const own = Object.entries(LIMITS).filter(([key]) => Math.abs(schema[key]) < LARGEST).map(([key, word]) => `${word} ${schema[key]}`);
   return [...new Set([...own, ...parts(schema).map(limits)])].filter(Boolean).join(', ');
 }
 
+apply(stored());
 begin();

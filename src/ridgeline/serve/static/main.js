@@ -5,8 +5,8 @@ import { byId } from './dom.js';
 import { Live } from './live.js';
 import { Playground } from './playground.js';
 import { hide } from './tokens.js';
+import * as theme from './theme.js';
 
-const STORED_THEME = 'ridgeline-theme';
 const VIEWS = ['playground', 'live'];
 
 function fail(error) {
@@ -47,16 +47,7 @@ function show() {
   live.run(view === 'live');
 }
 
-function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-  byId('theme').value = theme;
-}
-
-byId('theme').addEventListener('change', (event) => {
-  localStorage.setItem(STORED_THEME, event.target.value);
-  setTheme(event.target.value);
-});
+byId('theme').addEventListener('change', (event) => theme.choose(event.target.value));
 byId('key-form').addEventListener('submit', (event) => {
   event.preventDefault();
   setKey(byId('key').value);
@@ -64,5 +55,6 @@ byId('key-form').addEventListener('submit', (event) => {
 });
 addEventListener('hashchange', show);
 addEventListener('scroll', hide, { passive: true });
-setTheme(localStorage.getItem(STORED_THEME) ?? '');
+theme.apply(theme.stored());
+byId('theme').value = theme.stored();
 begin();
