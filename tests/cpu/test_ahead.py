@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ridgeline.ops.host.memory import aligned
-from ridgeline.runtime.ahead import AHEAD_BYTES, Ahead
+from ridgeline.runtime.ahead import AHEAD_BYTES, STEP_BYTES, Ahead
 
 SYSTEM = tuple(int(x) for x in platform.release().split("-")[0].split(".")[:2]) if sys.platform == "linux" else (0, 0)
-PAGE = 1 << 16
+PAGE, HUGE = 1 << 16, 2 << 20
 
 
 def resident(pages: np.ndarray[Any, Any]) -> int:
@@ -38,19 +38,21 @@ def wait() -> None:
 def test_pages_are_there_before_they_are_used() -> None:
     pages = aligned((4 * AHEAD_BYTES // PAGE, PAGE))
     ahead = Ahead(pages)
+    slack = 2 * HUGE
     wait()
-    assert 0.9 < resident(pages) / AHEAD_BYTES < 1.1
+    assert abs(resident(pages) - AHEAD_BYTES) < slack
+    each = STEP_BYTES // PAGE
+    for last in (0, each // 2, each - 1):  # the same step
+        ahead.handed_out([0, last])
+        wait()
+        assert abs(resident(pages) - AHEAD_BYTES - STEP_BYTES) < slack
     pages[:100] = 7
-    ahead.handed_out(range(100))  # there is enough beyond them
+    ahead.handed_out([3, 2 * each])
     wait()
-    assert resident(pages) / AHEAD_BYTES < 1.1
-    half = AHEAD_BYTES // PAGE // 2
-    ahead.handed_out([3, half + 1])
+    assert abs(resident(pages) - AHEAD_BYTES - 3 * STEP_BYTES) < slack
+    ahead.handed_out([len(pages) - 1])  # what the step itself is about to write is left to it
     wait()
-    assert 1.4 < resident(pages) / AHEAD_BYTES < 1.6
-    ahead.handed_out([len(pages) - 1])  # only to the end
-    wait()
-    assert resident(pages) / AHEAD_BYTES < 2
+    assert abs(resident(pages) - AHEAD_BYTES - 3 * STEP_BYTES) < slack
     assert (pages[:100] == 7).all()
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.plan.resident import (
+    AHEAD_BYTES,
     BLOCK,
     CODE_BYTES,
     HUGE,
     L2_BYTES,
     MAPPED_ALONE,
     MAPPING,
+    STEP_BYTES,
     Run,
     matrix_sizes,
-    pages_bytes,
     resident,
+    touched_bytes,
     unfilled,
+    written_pages,
 )
+from ridgeline.runtime import ahead
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.groups import state_groups
@@ -55,17 +59,21 @@ def test_matrices_are_all_that_kernels_pack() -> None:
 
 def test_pages_that_are_written() -> None:
     rows, states = sorted(state_groups(MIXED, page_tokens=16), key=lambda g: g.snapshot)
-    many = 10_000
     one = Run(1, 100, 1, 512, 2)
     assert one.length == 100 and one.alive(1) == 1
-    assert pages_bytes(rows, 50, one, 1) == (7 + 1) * rows.page_bytes  # and the null page
-    assert pages_bytes(rows, 5, one, 1) == 5 * rows.page_bytes
-    whole = pages_bytes(rows, many, one, 1)
-    assert whole % HUGE == 0 and 0 <= whole - 8 * rows.page_bytes < HUGE
+    assert written_pages(rows, 50, one, 1) == 7 + 1  # and the null page
+    assert written_pages(rows, 5, one, 1) == 5
     # States at the ends of the chunks before are kept.
     chunked = Run(1, 2048, 1, 512, 2)
     each = states.most_pages(2048)
-    assert pages_bytes(states, 10, chunked, 1) == (each + 3 + 1) * states.page_bytes
+    assert written_pages(states, 10, chunked, 1) == each + 3 + 1
+
+
+def test_pages_that_are_touched() -> None:
+    assert (AHEAD_BYTES, STEP_BYTES) == (ahead.AHEAD_BYTES, ahead.STEP_BYTES)
+    assert touched_bytes(0, 100 * MIB) == 24 * MIB and touched_bytes(0, 5 * MIB) == 5 * MIB
+    assert touched_bytes(1, 100 * MIB) == touched_bytes(8 * MIB, 100 * MIB) == 32 * MIB
+    assert touched_bytes(90 * MIB, 100 * MIB) == 100 * MIB
 
 
 def test_who_is_alive() -> None:

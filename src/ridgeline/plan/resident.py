@@ -4,7 +4,8 @@ Not a bound, as what a step may take is (memory.py), but the figure itself, as k
 
     weights   packed, and the ends of the mappings in which they lie: 32 MiB each, filled by matrices in their order,
               one larger than 8 MiB in its own; huge pages are touched whole
-    pages     that were written, the null page, and the states that recurrent layers leave where chunks of prompts end
+    pages     that were written, the null page, the states that recurrent layers leave where chunks of prompts end, and
+              what is touched ahead
     scratch   of the kernels: activations packed, what an MLP holds between its matrices, sums of tiles of each thread
     step      the residual stream and the largest layer's arrays, logits
     code      of libraries and modules that come in when they are first used
@@ -27,7 +28,7 @@ FLOAT = 4
 HUGE, MAPPING, MAPPED_ALONE = 2 << 20, 32 << 20, 8 << 20  # csrc/threads.cpp
 # csrc/packing.h, csrc/kernels: tokens at once, of which so many are packed together; weights of a block.
 BLOCK, UNIT, L2_BYTES = 516, 12, 256 << 10
-ADVISED = 4 << 20  # bytes of an array for which numpy asks for huge pages
+AHEAD_BYTES, STEP_BYTES = 24 << 20, 8 << 20  # runtime/ahead.py
 CODE_BYTES = 15 << 19  # measured: 7 to 8 MB
 
 
@@ -83,7 +84,10 @@ def resident(
 ) -> Resident:  # fmt: skip
     """num_pages: of each group, at most."""
     alive = run.alive(max((g.page_tokens for g in groups if g.snapshot), default=1))
-    pages = sum(pages_bytes(g, most, run, alive) for g, most in zip(groups, num_pages, strict=True))
+    pages = sum(
+        touched_bytes(written_pages(g, most, run, alive) * g.page_bytes, most * g.page_bytes)
+        for g, most in zip(groups, num_pages, strict=True)
+    )
     return Resident(
         weight_bytes, unfilled(matrix_sizes(spec, format, dtype)), pages,
         scratch_bytes(spec, format, run), step_bytes(spec, run, alive),
@@ -134,8 +138,8 @@ def unfilled(sizes: Iterable[int]) -> int:
     return touched + whole(used) - asked
 
 
-def pages_bytes(group: StateGroup, most: int, run: Run, alive: int) -> int:
-    """Of the pages of a group that a run writes, and the null page. Whole ones are kept for others that begin alike."""
+def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
+    """Of a group, by a run, and the null page. Whole ones are kept for others that begin alike."""
     each = group.most_pages(run.length)
     if group.snapshot:
         whole_ones = -(-run.length // run.chunk)  # at the ends of chunks
@@ -143,8 +147,12 @@ def pages_bytes(group: StateGroup, most: int, run: Run, alive: int) -> int:
     else:
         whole_ones = min(run.length // group.page_tokens, each)
     count = alive * each + (run.sequences - alive) * min(whole_ones, each)
-    size = min(count + 1, most) * group.page_bytes
-    return whole(size) if most * group.page_bytes >= ADVISED else size
+    return min(count + 1, most)
+
+
+def touched_bytes(written: int, there: int) -> int:
+    """Of pages of `there` bytes of which so many are written."""
+    return min(whole(written + AHEAD_BYTES, STEP_BYTES), there)
 
 
 def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-AHEAD_BYTES = 1 << 25  # that are there beyond the last page that was ever handed out
+AHEAD_BYTES = 24 << 20  # at least, that are there beyond the last page that was ever handed out
+STEP_BYTES = 8 << 20  # what is there ends on a multiple of it
 POPULATE_WRITE = 23  # of madvise, Linux 5.14 on: memory is given, and what it holds stays
 PIECE_BYTES = 1 << 21  # at once: between pieces the thread can be put aside
 
@@ -27,22 +28,19 @@ class Ahead:
     """
 
     def __init__(self, pages: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        self._pages, self._page_bytes = pages, pages.shape[1]
+        self._pages = pages
         self._end = 0  # bytes from the beginning that are touched, or soon will be
-        if sys.platform == "linux":
-            self._go_on(0)
-        else:
-            self._end = pages.nbytes
+        self._reached(0)
 
     def handed_out(self, pages: Sequence[int]) -> None:
-        reached = (max(pages) + 1) * self._page_bytes
-        if reached + AHEAD_BYTES // 2 > self._end < self._pages.nbytes:
-            self._go_on(reached)
+        self._reached((max(pages) + 1) * self._pages.shape[1])
 
-    def _go_on(self, reached: int) -> None:
-        begin, self._end = max(self._end, reached), min(reached + AHEAD_BYTES, self._pages.nbytes)
-        if begin < self._end:
-            threading.Thread(target=_touch, args=(self._pages, begin, self._end), daemon=True).start()
+    def _reached(self, end: int) -> None:
+        begin, wanted = max(self._end, end), end + AHEAD_BYTES
+        if self._end < min(wanted, self._pages.nbytes):
+            self._end = min(-(-wanted // STEP_BYTES) * STEP_BYTES, self._pages.nbytes)
+            if sys.platform == "linux" and begin < self._end:
+                threading.Thread(target=_touch, args=(self._pages, begin, self._end), daemon=True).start()
 
 
 def _touch(pages: np.ndarray[Any, Any], begin: int, end: int) -> None:

@@ -85,7 +85,7 @@ class Runner:
         for work in plan.works:
             for group, row, first, pages in work.deltas:
                 self._tables[group][row, first : first + len(pages)] = pages
-                self._arena.handed_out(group, pages)
+                self.arena.handed_out(group, pages)
         if not plan.works:
             return None
         decoded = self._decode(plan.works)
