@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ridgeline.ops.host.memory import aligned
-from ridgeline.runtime.ahead import AHEAD_BYTES, STEP_BYTES, Ahead
+from ridgeline.runtime.ahead import AHEAD_TOKENS, STEP_TOKENS, Ahead
 
 SYSTEM = tuple(int(x) for x in platform.release().split("-")[0].split(".")[:2]) if sys.platform == "linux" else (0, 0)
-PAGE, HUGE = 1 << 16, 2 << 20
+PAGE, HUGE = 1 << 20, 2 << 20
 
 
 def resident(pages: np.ndarray[Any, Any]) -> int:
@@ -36,29 +36,28 @@ def wait() -> None:
 
 @pytest.mark.skipif(SYSTEM < (5, 14), reason="MADV_POPULATE_WRITE is of Linux 5.14")
 def test_pages_are_there_before_they_are_used() -> None:
-    pages = aligned((4 * AHEAD_BYTES // PAGE, PAGE))
-    ahead = Ahead(pages)
+    pages, ahead_of, each = aligned((160, PAGE)), AHEAD_TOKENS // 16, STEP_TOKENS // 16
+    ahead = Ahead(pages, 16)
     slack = 2 * HUGE
     wait()
-    assert abs(resident(pages) - AHEAD_BYTES) < slack
-    each = STEP_BYTES // PAGE
+    assert abs(resident(pages) - ahead_of * PAGE) < slack
     for last in (0, each // 2, each - 1):  # the same step
         ahead.handed_out([0, last])
         wait()
-        assert abs(resident(pages) - AHEAD_BYTES - STEP_BYTES) < slack
-    pages[:100] = 7
+        assert abs(resident(pages) - (ahead_of + each) * PAGE) < slack
+    pages[:20] = 7
     ahead.handed_out([3, 2 * each])
     wait()
-    assert abs(resident(pages) - AHEAD_BYTES - 3 * STEP_BYTES) < slack
+    assert abs(resident(pages) - (ahead_of + 3 * each) * PAGE) < slack
     ahead.handed_out([len(pages) - 1])  # what the step itself is about to write is left to it
     wait()
-    assert abs(resident(pages) - AHEAD_BYTES - 3 * STEP_BYTES) < slack
-    assert (pages[:100] == 7).all()
+    assert abs(resident(pages) - (ahead_of + 3 * each) * PAGE) < slack
+    assert (pages[:20] == 7).all()
 
 
 def test_a_small_arena() -> None:
     pages = np.full((3, 100), 9, np.uint8)
-    ahead = Ahead(pages)
+    ahead = Ahead(pages, 16)
     ahead.handed_out([2])
     wait()
     assert (pages == 9).all()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.plan.resident import (
-    AHEAD_BYTES,
+    AHEAD_TOKENS,
     BLOCK,
     CODE_BYTES,
     HUGE,
     L2_BYTES,
     MAPPED_ALONE,
     MAPPING,
-    STEP_BYTES,
+    STEP_TOKENS,
     Run,
     matrix_sizes,
     resident,
-    touched_bytes,
+    touched_pages,
     unfilled,
     written_pages,
 )
@@ -70,10 +70,10 @@ def test_pages_that_are_written() -> None:
 
 
 def test_pages_that_are_touched() -> None:
-    assert (AHEAD_BYTES, STEP_BYTES) == (ahead.AHEAD_BYTES, ahead.STEP_BYTES)
-    assert touched_bytes(0, 100 * MIB) == 24 * MIB and touched_bytes(0, 5 * MIB) == 5 * MIB
-    assert touched_bytes(1, 100 * MIB) == touched_bytes(8 * MIB, 100 * MIB) == 32 * MIB
-    assert touched_bytes(90 * MIB, 100 * MIB) == 100 * MIB
+    assert (AHEAD_TOKENS, STEP_TOKENS) == (ahead.AHEAD_TOKENS, ahead.STEP_TOKENS)
+    rows = next(g for g in state_groups(MIXED, page_tokens=16) if not g.snapshot)
+    assert touched_pages(rows, 0) == 32
+    assert touched_pages(rows, 1) == touched_pages(rows, 8) == 40
 
 
 def test_who_is_alive() -> None:

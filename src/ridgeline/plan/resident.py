@@ -28,7 +28,7 @@ FLOAT = 4
 HUGE, MAPPING, MAPPED_ALONE = 2 << 20, 32 << 20, 8 << 20  # csrc/threads.cpp
 # csrc/packing.h, csrc/kernels: tokens at once, of which so many are packed together; weights of a block.
 BLOCK, UNIT, L2_BYTES = 516, 12, 256 << 10
-AHEAD_BYTES, STEP_BYTES = 24 << 20, 8 << 20  # runtime/ahead.py
+AHEAD_TOKENS, STEP_TOKENS = 512, 128  # runtime/ahead.py
 CODE_BYTES = 15 << 19  # measured: 7 to 8 MB
 
 
@@ -85,7 +85,7 @@ def resident(
     """num_pages: of each group, at most."""
     alive = run.alive(max((g.page_tokens for g in groups if g.snapshot), default=1))
     pages = sum(
-        touched_bytes(written_pages(g, most, run, alive) * g.page_bytes, most * g.page_bytes)
+        min(touched_pages(g, written_pages(g, most, run, alive)), most) * g.page_bytes
         for g, most in zip(groups, num_pages, strict=True)
     )
     return Resident(
@@ -150,9 +150,9 @@ def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
     return min(count + 1, most)
 
 
-def touched_bytes(written: int, there: int) -> int:
-    """Of pages of `there` bytes of which so many are written."""
-    return min(whole(written + AHEAD_BYTES, STEP_BYTES), there)
+def touched_pages(group: StateGroup, written: int) -> int:
+    """Of a group of which so many pages are written, if there are as many."""
+    return whole(written + -(-AHEAD_TOKENS // group.page_tokens), -(-STEP_TOKENS // group.page_tokens))
 
 
 def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:

@@ -33,7 +33,11 @@ class Arena:
         self._memory = memory
         sizes = [group.page_bytes for group in groups]
         self._pages = [memory.pages(n, size) for n, size in zip(num_pages, sizes, strict=True)]
-        self._ahead = [Ahead(np.asarray(pages)) for pages in self._pages] if memory.on_host else []
+        self._ahead = [
+            Ahead(np.asarray(pages), group.page_tokens)
+            for group, pages in zip(groups, self._pages, strict=True)
+            if memory.on_host
+        ]
         self._host = [np.empty((n, size), np.uint8) for n, size in zip(num_host_pages, sizes, strict=True)]
         self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
         for g, group in enumerate(groups):
