@@ -88,7 +88,7 @@ class Turn:
         """As Answers.check: what is refused is refused before a stream begins."""
         try:
             self._answers.check()
-        except Exception as e:
+        except Exception as e:  # given on: the trace only ends with its name
             if self._trace is not None:
                 self._trace.end(type(e).__name__)
             raise

@@ -165,7 +165,7 @@ class EventStream(Response):
                 else:
                     data += self._events.end()
                     self._end(True)
-        except Exception as e:
+        except Exception as e:  # the reader hears of it in a last event; a fault of ours is raised too
             told = as_api_error(e)
             data += self._events.failed(told or internal())
             self._end(True) if told is not None else self._over.set_exception(e)
