@@ -2,9 +2,8 @@
 //
 // The arithmetic of a query and head, whatever shares its step, its batch and its pages:
 //   score    a chain over the key's numbers, ascending
-//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far), sums
-//   of
-//            every 16th weight, and a chain over the keys, ascending, for the values
+//   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far),
+//            sums of every 16th weight, and a chain over the keys, ascending, for the values
 //   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile, each rescaling what went before
 //   all      segment after segment, in the same way
 // Segments may be computed by different threads; what follows from each other stays the same, so bits do.
@@ -39,15 +38,16 @@ struct AttentionCase {
     }
 };
 
-// Keys and values of one layer, in pages; strides are in bytes. The number d of a key of head h in slot s of page p
-// stands at
+// Keys and values of one layer, in pages; strides are in bytes. Number d of a key of head h in slot s of page p is at
 //   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighbouring keys are neighbours
 //   keys + p * key_page + h * key_head + s * key_row + d * size          if not
-// and that of its value at values + p * value_page + h * value_head + s * value_row + d * size. Integers (int8) are
-// multiples of a float32 for each head and token, at keys + p * key_page + h * key_head + key_scale + s *
-// key_scale_row, of any alignment, and at the like of values.
+// and number d of its value is at
+//   values + p * value_page + h * value_head + s * value_row + d * size
+// Integers (int8) are multiples of a float32 scale for each head and token. The scale may have any alignment; it is at
+//   keys + p * key_page + h * key_head + key_scale + s * key_scale_row
+// and, for values, at the same expression of the value strides.
 struct KeyValues {
-    Stored stored;
+    StateType stored;
     const char *keys, *values;
     int64_t pages, page_tokens;
     int64_t key_page, key_head, key_row;
@@ -84,10 +84,10 @@ struct AttentionWork {
 };
 
 struct AttentionKernels {
-    void (*attend[4])(const AttentionStep&, const AttentionWork&, float* room);  // by Stored
+    void (*attend[4])(const AttentionStep&, const AttentionWork&, float* room);  // by StateType
     // Out from the partial results of all segments.
     void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
-    size_t (*room)(const AttentionCase&, Stored, int64_t rows);  // in floats
+    size_t (*room)(const AttentionCase&, StateType, int64_t rows);  // in floats
 };
 RL_TABLE(AttentionKernels, attention_kernels)
 

@@ -15,7 +15,7 @@ struct PageWrite {
     const float* from;
     int64_t tokens, stride, heads, numbers;
     const int64_t *page, *slot;
-    Stored stored;
+    StateType stored;
     char* to;
     int64_t pages, page_stride, page_tokens;
     bool turned;

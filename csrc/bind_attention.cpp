@@ -26,25 +26,25 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
 // bytes more, its scale.
 using Anything = nb::ndarray<nb::device::cpu>;
 
-Stored stored_of(const Anything& a, const char* name) {
+StateType stored_of(const Anything& a, const char* name) {
     const nb::dlpack::dtype type = a.dtype();
-    if (type == nb::dtype<float>()) return Stored::float32;
-    if (type == nb::dtype<uint16_t>()) return Stored::bfloat16;
-    if (type == nb::dlpack::dtype{uint8_t(nb::dlpack::dtype_code::Float), 16, 1}) return Stored::float16;
-    if (type == nb::dtype<int8_t>()) return Stored::int8;
+    if (type == nb::dtype<float>()) return StateType::float32;
+    if (type == nb::dtype<uint16_t>()) return StateType::bfloat16;
+    if (type == nb::dlpack::dtype{uint8_t(nb::dlpack::dtype_code::Float), 16, 1}) return StateType::float16;
+    if (type == nb::dtype<int8_t>()) return StateType::int8;
     throw nb::type_error((std::string(name) + " must be float32, uint16 (bfloat16), float16 or int8").c_str());
 }
 
 // [count, ..., heads, row], dense behind its first axis, `stride` bytes from one to the next.
 struct Part {
-    Stored stored;
+    StateType stored;
     char* data;
     int64_t count, heads, numbers, stride;
     int64_t size() const { return size_of(stored); }
     int64_t row() const { return numbers * size() + scale_bytes(stored); }  // bytes
 };
 Part part_of(const Anything& a, const char* name) {
-    const Stored stored = stored_of(a, name);
+    const StateType stored = stored_of(a, name);
     const Rows<char> rows = bytes_of(a, name, size_of(stored));
     const size_t last = a.ndim() - 1;
     return {stored, rows.data, rows.rows, int64_t(a.shape(last - 1)), int64_t(a.shape(last)) - scale_bytes(stored),

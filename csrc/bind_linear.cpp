@@ -19,7 +19,7 @@ Format format_of(const std::string& name) {
 
 // ---- matrices -----------------------------------------------------------------------------------------------------
 
-Stored stored(const Any& a, Kind kind, int64_t k) {
+SourceRows stored(const Any& a, Kind kind, int64_t k) {
     const bool wide = kind == Kind::float32;
     if (a.dtype() != (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()))
         refuse(wide ? "a part of kind float32 must be a float32 array"
@@ -56,7 +56,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
         refuse("group is 32 or 128 for int4, otherwise 0");
     if (format == Format::int8 && k > 65536)
         refuse("int8 sums overflow beyond 65536 columns, and there are " + std::to_string(k));
-    std::vector<Stored> from;
+    std::vector<SourceRows> from;
     std::vector<int64_t> rows;
     for (const Any& part : parts) {
         from.push_back(stored(part, kind, k));

@@ -26,7 +26,7 @@ void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids
         (table.shape(1) > 1 && table.stride(1) != 1))
         refuse("a table must be a float32 or uint16 array of two axes, the last one dense");
     const int64_t n = int64_t(ids.size()), k = int64_t(table.shape(1));
-    const Stored from{table.data(), kind, int64_t(table.shape(0)), int64_t(table.stride(0))};
+    const SourceRows from{table.data(), kind, int64_t(table.shape(0)), int64_t(table.stride(0))};
     const Rows<float> to = rows_of(out, "out", n, k);
     const int64_t* id = vector_of(ids, "ids", n);
     auto job = [from, to, id, n, k](Pool::Hold& hold) {

@@ -39,12 +39,12 @@ struct SourceKernels {
 RL_TABLE(SourceKernels, source_kernels)
 
 struct PanelKernels {
-    // Stored rows into one panel. room: [k] floats. False if a number cannot be stored in the matrix's format.
-    bool (*pack)(Matrix&, int64_t panel, const Stored* parts, float* room);
+    // Rows as stored into one panel. room: [k] floats. False if a number cannot be stored in the matrix's format.
+    bool (*pack)(Matrix&, int64_t panel, const SourceRows* parts, float* room);
     // One row, as float32: what the products mean.
     void (*unpack)(const Matrix&, int64_t panel, int row, float* out);
     // A stored row, as float32.
-    void (*widen)(const Stored&, int64_t row, int64_t k, float* out);
+    void (*widen)(const SourceRows&, int64_t row, int64_t k, float* out);
 };
 RL_TABLE(PanelKernels, panel_kernels)
 

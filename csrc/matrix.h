@@ -62,7 +62,7 @@ struct Matrix {
 enum class Kind { float32, bfloat16, float16 };
 
 // A part as it is stored, row r at data + r * stride elements.
-struct Stored {
+struct SourceRows {
     const void* data;
     Kind kind;
     int64_t rows, stride;

@@ -10,9 +10,9 @@
 
 namespace ridgeline {
 
-enum class Stored { float32, bfloat16, float16, int8 };
-constexpr int64_t size_of(Stored s) { return s == Stored::float32 ? 4 : s == Stored::int8 ? 1 : 2; }
-constexpr int64_t scale_bytes(Stored s) { return s == Stored::int8 ? 4 : 0; }
+enum class StateType { float32, bfloat16, float16, int8 };
+constexpr int64_t size_of(StateType s) { return s == StateType::float32 ? 4 : s == StateType::int8 ? 1 : 2; }
+constexpr int64_t scale_bytes(StateType s) { return s == StateType::int8 ? 4 : 0; }
 
 // n tokens, [heads, numbers] each and `stride` numbers apart, into neighbouring slots of a page from `to` on, of which
 // head h begins at to + h * head: [numbers, page_tokens] if `turned`, else [page_tokens, numbers]; then the scales,
@@ -26,7 +26,7 @@ struct Tokens {
 };
 
 struct PageKernels {
-    void (*write[4])(const Tokens&);  // by Stored
+    void (*write[4])(const Tokens&);  // by StateType
 };
 RL_TABLE(PageKernels, page_kernels)
 

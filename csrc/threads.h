@@ -2,10 +2,9 @@
 //
 //   fork   the work is written, then `epoch` is raised. Workers spin on that one cache line.
 //   join   each worker stores the epoch that it finished in a line of its own; the caller spins on those.
-//   park   a worker that saw no work for SPIN_US sleeps on a futex. It counts itself as parked and then asks the kernel
-//   to
-//          sleep unless the epoch has changed; the caller raises the epoch and then looks for parked ones. Both in one
-//          order that all threads see, so no wake-up is lost.
+//   park   a worker that saw no work for SPIN_US sleeps on a futex. It counts itself as parked and then asks the
+//          kernel to sleep unless the epoch has changed; the caller raises the epoch and then looks for parked
+//          workers. All threads see both in one order, so no wake-up is lost.
 //
 // Spinning matters: between two stages of a decode step are microseconds, and a futex costs 5 to 50 of them. Parking
 // matters too: an idle process must not burn its cores.
@@ -59,6 +58,7 @@ private:
     std::shared_ptr<Pages> open_;
     size_t used_ = 0;
 };
+
 class Program;
 
 class Pool {

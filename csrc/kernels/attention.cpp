@@ -23,7 +23,7 @@ struct Room {
     float *most, *sums, *values;             // of the segment: [rows], [rows, 16], [rows, width]
     float *all_most, *all_sum, *all_values;  // of the segments before
 
-    Room(float* at, const AttentionCase& c, Stored stored, int64_t rows) : width(rounded(c.value_dim)) {
+    Room(float* at, const AttentionCase& c, StateType stored, int64_t rows) : width(rounded(c.value_dim)) {
         float** const parts[] = {&q,    &keys, &wide,   &scores,   &rescale, &most,
                                  &sums, &values, &all_most, &all_sum, &all_values};
         const Sizes s = sizes(c, stored, rows);
@@ -33,14 +33,15 @@ struct Room {
         }
     }
     using Sizes = std::array<int64_t, 11>;
-    static Sizes sizes(const AttentionCase& c, Stored stored, int64_t rows) {
-        const int64_t values = rows * rounded(c.value_dim), wide = stored == Stored::float32 ? 0 : TILE * c.value_dim;
+    static Sizes sizes(const AttentionCase& c, StateType stored, int64_t rows) {
+        const int64_t values = rows * rounded(c.value_dim);
+        const int64_t wide = stored == StateType::float32 ? 0 : TILE * c.value_dim;
         return {rows * c.key_dim, TILE * c.key_dim, wide, BLOCK * TILE, BLOCK, rows,
                 rows * 16,        values,           rows, rows,         values};
     }
 };
 
-size_t room_floats(const AttentionCase& c, Stored stored, int64_t rows) {
+size_t room_floats(const AttentionCase& c, StateType stored, int64_t rows) {
     size_t floats = 0;
     for (int64_t n : Room::sizes(c, stored, rows)) floats += size_t(rounded(n));
     return floats;

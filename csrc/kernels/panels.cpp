@@ -7,7 +7,7 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-void widen(const Stored& from, int64_t row, int64_t k, float* out) {
+void widen(const SourceRows& from, int64_t row, int64_t k, float* out) {
     if (from.kind == Kind::float32) {
         memcpy(out, (const float*)from.data + row * from.stride, size_t(k) * 4);
         return;
@@ -124,7 +124,7 @@ bool pack_row(Matrix& m, char* panel, int row, const float* x) {
     }
 }
 
-bool pack(Matrix& m, int64_t panel, const Stored* parts, float* room) {
+bool pack(Matrix& m, int64_t panel, const SourceRows* parts, float* room) {
     char* to = m.panel(panel);
     bool good = true;
     for (int row = 0; row < PANEL; ++row) {

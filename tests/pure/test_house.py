@@ -179,6 +179,51 @@ def test_kernels_stay_small() -> None:
     assert not found, "\n".join(found)
 
 
+# The head of a definition, as clang-format writes it: not a forward declaration, nor one of a member (`struct A::B {`).
+TYPE = (
+    r"\s*(?:template\s*<.*>\s*)?(?:struct|class|enum(?: class)?)\s+(?:alignas\(\w+\)\s*)?"
+    r"(\w+)\s*(?:final\s*)?(?::[^:].*)?\{"
+)
+
+
+def types_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (namespace, name) of each type that C++ source defines in a named namespace, whose name others can see."""
+    open_blocks: list[str | None] = []  # the namespace that a brace opens, None for any other block
+    for line in text.splitlines():
+        line = re.sub(r'//.*|"(\\.|[^"\\])*"|\'(\\.|[^\'\\])\'', "", line)
+        namespace = re.match(r"\s*namespace\s*([\w:]*)\s*\{", line)
+        found = re.match(TYPE, line)
+        if found and all(open_blocks):
+            yield "::".join(str(block) for block in open_blocks), found[1]
+        for brace in re.findall(r"[{}]", line):
+            if brace == "}":
+                open_blocks.pop()
+            else:
+                open_blocks.append(namespace[1] if namespace else None)
+                namespace = None
+
+
+def test_each_type_of_the_kernels_is_defined_once() -> None:
+    """Two types of one name in one namespace break C++'s one-definition rule, which no compiler reports."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(ROOT.glob("csrc/**/*.*")):
+        for found in types_of(path.read_text(encoding="utf-8")):
+            places.setdefault(found, []).append(path.name)
+    assert ("ridgeline", "Matrix") in places
+    assert ("ridgeline::RL_ISA", "Span") in places
+    assert not {found: files for found, files in places.items() if len(files) > 1}
+    first = "namespace a {\nstruct X {\n};\nnamespace {\nstruct Y {};\n}\nint f() {\nstruct Z {};\n}\n}\n"
+    planted = first + "namespace a {\nenum class X { b };\nstruct W;\nstruct W::V {};\n}"
+    assert list(types_of(planted)) == [("a", "X"), ("a", "X")]
+
+
+def test_drawn_comments_are_whole() -> None:
+    """A formatter that refilled a drawn comment left a word alone on a line above an indented one."""
+    broken = re.compile(r"^ *// *[a-z]+\n *// {3,}", re.MULTILINE)
+    assert broken.search("//   a  b, sums\n//   of\n//      c")
+    assert not [p.name for p in sorted(ROOT.glob("csrc/**/*.*")) if broken.search(p.read_text(encoding="utf-8"))]
+
+
 def modules_after(code: str) -> set[str]:
     """Top-level modules that are loaded once `code` has run in a fresh interpreter."""
     code += "\nimport sys; print('\\n'.join(sys.modules))"
