@@ -15,7 +15,6 @@ from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.ops.devices import host_free_bytes, num_cores
 from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
 from ridgeline.plan.advice import Advice, machine_advice
 from ridgeline.runtime import generator
@@ -27,6 +26,7 @@ from ridgeline.sched.stats import Stats
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import Storage, has_rows
+from ridgeline.system import free_bytes, num_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ class LLM:
             fixed_len=self.options.max_model_len is not None,
             fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
             device_is_host=memory.on_host,
-            host_free_bytes=host_free_bytes(),
+            host_free_bytes=free_bytes(),
             advice=advice,
         )
         if driver is None:

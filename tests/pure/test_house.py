@@ -21,9 +21,10 @@ SOURCE = Path(ridgeline.__file__).parent
 ROOT = Path(__file__).parents[2]
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# Package -> the packages of ours that it may import; None: any. All may import `errors`.
+# Package -> the packages of ours that it may import; None: any. All may import `errors` and `system`.
 MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "errors": frozenset(),
+    "system": frozenset(),
     "spec": frozenset(),
     "archs": frozenset({"spec"}),
     "ops": frozenset({"spec", "_kernels"}),
@@ -64,7 +65,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "measure": frozenset({"numpy", "httpx", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),
     "sim": frozenset({"numpy", "matplotlib"}),
-    "cli": frozenset({"typer", "rich"}),
+    "cli": frozenset({"filelock", "typer", "rich"}),
+    "system": frozenset({"psutil"}),
 }
 # Where torch may be imported (a file or a folder), and why.
 TORCH: dict[str, str] = {
@@ -119,7 +121,7 @@ def test_who_may_import_what(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
         if top == "ridgeline":
-            allowed = ours is None or owner(module) in ours | {package, "errors"}
+            allowed = ours is None or owner(module) in ours | {package, "errors", "system"}
             assert allowed, f"{name} imports {module}, but {package} may import only {sorted(ours or ())}"
             if package == "load" and owner(module) == "ops":
                 plain = {"ridgeline.ops.api", "ridgeline.ops.mapped"}

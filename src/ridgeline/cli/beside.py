@@ -65,7 +65,7 @@ def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
 
 def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> list[str]:
     """Of a run. base_bytes: that the process had before the model came."""
-    from ridgeline.measure.resident import resident_bytes
+    from ridgeline.system import resident_bytes
 
     found = expected(llm, asked_of(outputs))
     if found is None:
@@ -79,7 +79,7 @@ def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_byt
         roof = fmean(x for x in found.roof_tpot_s if x is not None)
         rows.append(Beside("TPOT, mean", fmean(each), fmean(predicted), roof))
     peak = resident_bytes(peak=True)
-    if peak is not None and base_bytes is not None:
+    if base_bytes is not None:
         rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
     head = f"{'':<24}{'measured':>12}{'predicted':>12}{'':>8}  at the roof"
     return [head, *(row.line() for row in rows), f"predictions: {found.note}"]

@@ -6,7 +6,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,16 +52,16 @@ def doctor(
 
 def machine() -> dict[str, str]:
     """What can be said of this computer without measuring."""
-    from ridgeline.ops.devices import num_cores
+    from ridgeline.system import cpu_info, cpu_name, free_bytes, num_cores, total_bytes
 
-    cpu = _cpuinfo()
+    cpu = cpu_info()
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cpu": cpu.get("model name", platform.processor() or "unknown"),
+        "cpu": cpu_name(),
         "cores": str(num_cores()),
         "instructions": " ".join(f for f in CPU_FLAGS if f in flags) or "unknown",
-        "memory": _memory(),
+        "memory": f"{total_bytes() / 2**30:.1f} GiB, {free_bytes() / 2**30:.1f} GiB available",
         "python": f"{platform.python_version()} ({sys.executable})",
     }
 
@@ -174,22 +173,6 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     for op in (*api.PRIMITIVES, *api.STAGES):
         for label, case in cases.get(op.name, [("-", None)]):
             yield op, label, case
-
-
-def _cpuinfo() -> dict[str, str]:
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    pairs = (line.partition(":") for line in path.read_text().split("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _memory() -> str:
-    path = Path("/proc/meminfo")
-    if not path.exists():
-        return "unknown"
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in path.read_text().splitlines() if line}
-    return f"{kib['MemTotal'] / 2**20:.1f} GiB, {kib['MemAvailable'] / 2**20:.1f} GiB available"
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -55,22 +55,21 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     from typing import Any, cast
 
     from ridgeline.errors import RequestError
-    from ridgeline.ops.devices import host_free_bytes, num_cores
     from ridgeline.plan import EngineOptions, choose_storage, resolve
     from ridgeline.plan.advice import machine_advice
-    from ridgeline.plan.calibration import this_machine
     from ridgeline.plan.models import find_writer
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.quant import format_of
     from ridgeline.spec.text import num_bytes
+    from ridgeline.system import free_bytes, num_cores
 
     g = cast("dict[str, Any]", given)
     known, format = find_writer(g["model"]), format_of(g["weights"])
     dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(g["kv_cache_dtype"])
     size = footprint(known.spec, format, dtype, packs=True).total
-    free = (host_free_bytes() or this_machine()[0].memory_bytes) - size
+    free = free_bytes() - size
     if free <= 0:
         raise RequestError(
             f"the weights of {known.name} take {num_bytes(size)}, {num_bytes(free + size)} are free; "

@@ -122,7 +122,7 @@ class _Run:
 
         if self.verbose:
             import ridgeline.llm  # noqa: F401  # what is imported is no part of what the model takes
-            from ridgeline.measure.resident import resident_bytes
+            from ridgeline.system import resident_bytes
 
             self.base_bytes = resident_bytes()
         llm = load(self.model, self.options)

@@ -9,14 +9,13 @@ run.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from hashlib import blake2b
 from pathlib import Path
@@ -51,11 +50,12 @@ class Results:
         self._path, self._fingerprints, self._names = Path(path).expanduser().resolve(), fingerprints, names
         self.done: set[int] = set()
         with _file_errors(self._path):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = self._open()
             try:
                 self._take_over()
             except BaseException:
-                os.close(self._file)
+                with suppress(OSError):  # _replace may have closed it
+                    os.close(self._file)
                 raise
 
     def add(self, index: int, output: RequestOutput) -> None:
@@ -82,7 +82,8 @@ class Results:
             raise RequestError(f"{self._path} is not a file that a next run could go on with; give another -o")
         self._lock(self._file)
         again, end = set(), 0
-        with self._path.open("rb") as lines:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with open(self._file, "rb", closefd=False) as lines:  # Windows lets only this handle read what it locked
             for number, line in enumerate(lines):
                 where = f"{self._path}:{number + 1}"
                 if not line.endswith(b"\n"):
@@ -125,24 +126,43 @@ class Results:
         try:
             self._lock(file)
             shutil.copymode(self._path, name)
-            with self._path.open("rb") as lines, open(file, "wb", closefd=False) as kept:
+            with open(self._file, "rb", closefd=False) as lines, open(file, "wb", closefd=False) as kept:
+                lines.seek(0)
                 kept.writelines(x for i, x in enumerate(lines) if i not in without and x.endswith(b"\n"))
             os.fsync(file)
-            Path(name).replace(self._path)
+            self._replace(file, name)
         except BaseException:
-            os.close(file)
+            with suppress(OSError):  # _replace may have closed it
+                os.close(file)
             Path(name).unlink(missing_ok=True)
             raise
+
+    def _replace(self, file: int, name: str) -> None:
+        """Put the locked file `name`, open as `file`, in place of the results, and go on with it."""
+        if os.name != "nt":
+            Path(name).replace(self._path)
+            os.close(self._file)
+            self._file = file
+            return
+        os.close(file)  # Windows replaces no file that is open: the lock is given up for a moment
         os.close(self._file)
-        self._file = file
+        Path(name).replace(self._path)
+        self._file = self._open()
+        self._lock(self._file)
+
+    def _open(self) -> int:
+        binary = getattr(os, "O_BINARY", 0)  # Windows would write "\r\n" for "\n"
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o666)
 
     def _lock(self, file: int) -> None:
+        from filelock import lock_descriptor
+
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(f"another run is writing to {self._path} now; wait for it, or give another -o") from None
+            free = lock_descriptor(file, blocking=False)
         except OSError:  # a file system without locks
             return
+        if not free:
+            raise RequestError(f"another run is writing to {self._path} now; wait for it, or give another -o")
 
 
 def prompt_fingerprint(prompt: Prompt, params: Params, seed: int) -> str:

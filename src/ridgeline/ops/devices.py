@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops.table import OpsTable
+from ridgeline.system import gpu_driver, num_cores
 
 CPU, REFERENCE = "cpu", "reference"
-# Where none of these is, there is no GPU, and importing torch to be told so would cost seconds.
-DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +95,10 @@ def require_torch(what: str) -> None:
         raise DeviceError(f"{what} needs torch: pip install 'ridgeline[torch]'")
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _gpus() -> tuple[Device, ...]:
-    if not has_torch() or not any(Path(path).exists() for path in DRIVERS):
+    if not has_torch() or not gpu_driver():
         return ()
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return tuple(Device(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(count))
-
-
-def host_free_bytes() -> int | None:
-    """Memory of this machine that programs can take without swapping, None where the system does not say."""
-    path = Path("/proc/meminfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -21,6 +20,7 @@ from ridgeline.plan.facts import GIGA, hardware
 from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
+from ridgeline.system import cpu_name, num_cores
 
 FORMAT = 2  # of the files; another one where the meaning of what is in them changes
 GENERIC = "cpu-laptop"  # where nothing was measured
@@ -42,22 +42,13 @@ class Calibration:
 def fingerprint() -> dict[str, str]:
     """What a calibration depends on."""
     found = find_spec("ridgeline._kernels")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "cpu": cpu_name(),
-        "cores": str(cores),
+        "cores": str(num_cores()),
         "kernels": str(Path(found.origin).stat().st_size) if found and found.origin else "none",
         "isa": os.environ.get("RIDGELINE_ISA", "the widest"),
         "version": version("ridgeline"),
     }
-
-
-def cpu_name() -> str:
-    """As the system says it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine() or "unknown"
 
 
 def calibration_path() -> Path:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ridgeline.spec import ModelSpec
+from ridgeline.system import cpu_name
 from ridgeline.train.loop import Precision, Progress
 
 SQUARE = 2048
@@ -76,13 +75,4 @@ def machine_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'s' if threads != 1 else ''}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{cpu_name()}, {threads} thread{'s' if threads != 1 else ''}"

@@ -84,6 +84,8 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
+    if os.name == "nt":  # Windows opens no folders, and writes their entries at once
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.devices import host_free_bytes
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.storage import StateDType
+from ridgeline.system import free_bytes
 
 Ndarray = np.ndarray[Any, Any]
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -74,7 +74,7 @@ class NumpyMemory:
         return widen(array)
 
     def free_bytes(self) -> int | None:
-        return host_free_bytes()
+        return free_bytes()
 
     def widen(self, array: Any) -> Ndarray:
         return widen(array)

@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
-from ridgeline.ops.devices import REFERENCE, host_free_bytes
+from ridgeline.ops.devices import REFERENCE
 from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Attention
 from ridgeline.spec.storage import StateDType
+from ridgeline.system import free_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64,
           "int8": torch.int8}  # fmt: skip
@@ -130,7 +131,7 @@ class TorchMemory:
         return array.detach().float().cpu().numpy()
 
     def free_bytes(self) -> int | None:
-        return host_free_bytes() if self.on_host else torch.cuda.mem_get_info(self._place)[0]
+        return free_bytes() if self.on_host else torch.cuda.mem_get_info(self._place)[0]
 
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()

@@ -1,0 +1,95 @@
+"""Facts about this machine and this process: cores, the processor's name, memory. All of it works on Linux, macOS
+and Windows.
+
+psutil is imported on first use, since most commands need none of this. Linux's own files are read only where they say
+more than psutil does.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+STATUS = Path("/proc/self/status")
+
+
+def num_cores() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_bytes() -> int:
+    """Return the memory that programs can take without swapping, in bytes."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def total_bytes() -> int:
+    """Return the memory of this machine, in bytes."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def resident_bytes(*, peak: bool = False) -> int:
+    """Return the memory that this process has in RAM, in bytes. peak: the most so far instead of now."""
+    import psutil
+
+    used = psutil.Process().memory_info()
+    return (_peak_bytes() or int(getattr(used, "peak_wset", used.rss))) if peak else int(used.rss)
+
+
+def _peak_bytes() -> int | None:
+    """Return the peak that the system has recorded, None where only psutil knows it (Windows)."""
+    if STATUS.exists():  # getrusage would count the memory of the process that started this one
+        lines = STATUS.read_text(encoding="utf-8").splitlines()
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+        if found:
+            return found[0]
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def busy_seconds() -> float:
+    """Return the seconds that all programs have computed since the machine started, on all cores together."""
+    import psutil
+
+    times = psutil.cpu_times()
+    kinds = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
+    return sum(float(getattr(times, kind, 0.0)) for kind in kinds)
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system gives it."""
+    if name := cpu_info().get("model name"):
+        return name
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode == 0 and run.stdout.strip():
+            return run.stdout.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def cpu_info() -> dict[str, str]:
+    """Return what Linux says of the first processor, by field; empty on other systems."""
+    if not CPUINFO.exists():
+        return {}
+    pairs = (line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def gpu_driver() -> bool:
+    """Return whether a driver of a GPU is installed. Where there is none, torch need not be imported to ask."""
+    windows = Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvcuda.dll"
+    paths = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", windows)
+    return any(Path(path).exists() for path in paths)
