@@ -56,8 +56,8 @@ def found_in(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names} & MODULES
         elif isinstance(node, ast.ImportFrom):
             found |= {str(node.module)} & MODULES
-        elif isinstance(node, ast.Attribute):
-            found |= {node.attr} & NAMES
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found |= {node.attr} & NAMES if node.value.id in ("os", "loop") else set()
         elif isinstance(node, ast.keyword):
             found |= {str(node.arg)} & NAMES
         elif (

@@ -16,11 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ridgeline.plan.facts import GIGA, hardware
+from ridgeline.plan.facts import hardware
 from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
-from ridgeline.system import cpu_name, num_cores
+from ridgeline.system import cpu_name, num_cores, total_bytes
 
 FORMAT = 2  # of the files; another one where the meaning of what is in them changes
 GENERIC = "cpu-laptop"  # where nothing was measured
@@ -99,7 +99,7 @@ def machine_of(found: Calibration) -> HardwareSpec:
     rates, said = found.rates, f"measured by ridgeline calibrate on {found.date}, {found.rates.threads} threads"
     return HardwareSpec(
         name=f"this machine ({found.machine['cpu']}, {found.machine['cores']} cores)",
-        memory_bytes=_memory_bytes(),
+        memory_bytes=total_bytes(),
         read_bytes_per_s=rates.read[str(rates.threads)].values[-1],
         flops_per_s={kind: 2 / min(p.near.values) for kind, p in rates.products.items()},
         kind="cpu",
@@ -117,7 +117,7 @@ def this_machine() -> tuple[HardwareSpec, str]:
     generic = hardware(GENERIC)
     name = f"this machine, taken for a generic CPU ({GENERIC})"
     line = f"not calibrated: times are the roofs of a generic CPU ({GENERIC}); {REMEDY}"
-    return replace(generic, name=name, memory_bytes=_memory_bytes()), line
+    return replace(generic, name=name, memory_bytes=total_bytes()), line
 
 
 def find_machine(name: str) -> tuple[HardwareSpec, str]:
@@ -129,10 +129,3 @@ def find_machine(name: str) -> tuple[HardwareSpec, str]:
         "times are the roofline's: what takes longest of arithmetic and bytes, for each operation. Nothing is faster "
         "on this machine; launches and the host are not in them"
     )
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 16 * GIGA

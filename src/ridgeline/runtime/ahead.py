@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -47,7 +48,7 @@ class Ahead:
 def _touch(pages: np.ndarray[Any, Any]) -> None:
     with contextlib.suppress(PermissionError):  # of a container that allows no priorities: the threads share, then
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    madvise, size = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")
+    madvise, size = ctypes.CDLL(None).madvise, mmap.PAGESIZE
     first, last = (at // size * size for at in (pages.ctypes.data, pages.ctypes.data + pages.nbytes))
     # Where the system knows no such advice nothing is touched, and steps wait as they would without.
     for at in range(first, last, PIECE_BYTES):
