@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrated import KEPT, RATES, kept_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
 from ridgeline.measure.calibrate import read_at_least
-from ridgeline.measure.predict import Asked, predict, run_steps
+from ridgeline.measure.predict import Asked, calibrated_machine, predict, run_steps
 from ridgeline.measure.probes import PROBES, Sample, fit_terms, nonnegative
 from ridgeline.measure.quiet import OthersLoad
 from ridgeline.measure.steps import Steps, load_random
+from ridgeline.plan.calibration import save, this_machine
 from ridgeline.plan.operations import Slice
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba, ModelSpec, RMSNorm, Rope
@@ -32,6 +37,20 @@ TINY = ModelSpec(
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return load_random(TINY, device="cpu")
+
+
+@dataclass
+class FakeDriver:
+    """Kernels with so many threads, as a prediction sees them."""
+
+    threads: int
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a calibration of this machine that was made up."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(KEPT)
 
 
 @given(st.integers(0, 10_000))
@@ -104,10 +123,42 @@ def _once(spec: ModelSpec) -> LoadedModel:
 
 def test_a_prediction_has_every_figure(loaded: LoadedModel) -> None:
     config = Steps(loaded, 2, 100).config
-    found = predict(loaded, config, [Asked(50, 5), Asked(20, 1)])
+    found = predict(loaded, config, [Asked(50, 5), Asked(20, 1)], *this_machine())
     assert len(found.ttft_s) == len(found.tpot_s) == 2 and found.tpot_s[1] is None
     assert found.elapsed_s >= max(found.ttft_s) > 0 and found.tpot_s[0] and found.tpot_s[0] > 0
     assert found.memory_bytes > loaded.weight_bytes and "calibrate" in found.note
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_a_calibration_serves_as_many_threads_as_it_was_measured_with() -> None:
+    machine, note = calibrated_machine(FakeDriver(RATES.threads))
+    assert machine is not None and machine.rates == RATES and "2026-11-22" in note
+    machine, note = calibrated_machine(FakeDriver(RATES.threads + 1))
+    assert machine is None and "2 threads, this run has 3" in note and "--threads" in note
+
+
+def test_without_a_calibration_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine, note = calibrated_machine(FakeDriver(2))
+    assert machine is None and note.startswith("no prediction: ") and "ridgeline calibrate" in note
+    assert calibrated_machine(None)[0] is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_generate_shows_an_error_of_prediction_only_where_it_predicts(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if known:
+        save(kept_with(1))
+    monkeypatch.setattr(sys, "argv", ["ridgeline", "generate", "-v", "--threads", "1", "--max-tokens", "4", "import "])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 0
+    assert ("TPOT, mean" in said) is known
+    assert ("no prediction: this machine is not calibrated; ridgeline calibrate" in said) is not known
+    assert bool(re.search(r"[-+]\d+%", said)) is known
 
 
 def test_nothing_comes_from_memory_faster_than_it_is_read() -> None:

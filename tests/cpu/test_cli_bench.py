@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calibrated import kept_with
 
 from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import main
 from ridgeline.measure import Cost, Costs, Roof, Spread, measure_roof
 from ridgeline.ops import open_table
+from ridgeline.plan.calibration import save
 from ridgeline.spec import ModelSpec, MoE
 
 CONFIG = {
@@ -80,10 +82,20 @@ def test_latency_as_json(run: Run) -> None:
     assert all(ordered(measured[name]) for name in ("latency_s", "ttft_s", "tpot_s"))
     mean = {name: measured[name]["mean"] for name in ("latency_s", "ttft_s", "tpot_s")}
     assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # of each sequence, from its own first token on
-    predicted = measured["predicted"]
-    assert predicted["tpot_s"] > 0 and predicted["elapsed_s"] > predicted["ttft_s"] > 0 and predicted["note"]
+    assert measured["predicted"] is None  # where nothing was calibrated
     assert measured["output_tokens_per_s"] == pytest.approx(3 * 6 / mean["latency_s"])
     assert measured["floor_ttft_s"] + 5 * measured["floor_tpot_s"] == pytest.approx(measured["floor_latency_s"])
+
+
+def test_what_a_calibrated_machine_predicts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ("latency", "--batch-size", 2, *SMALL, "--num-iters", 1, "--threads", 1)
+    assert "no prediction: this machine is not calibrated; ridgeline calibrate" in run(*command).stdout
+    save(kept_with(1))
+    predicted = report(run(*command, "--json"))["measured"]["predicted"]
+    assert predicted["tpot_s"] > 0 and predicted["elapsed_s"] > predicted["ttft_s"] > 0 and predicted["note"]
+    assert "predictions: calibrated on 2026-11-22" in run(*command).stdout
+    assert "in all, predicted" in run("throughput", "--num-prompts", 3, *SMALL, "--threads", 1).stdout
 
 
 def test_latency_as_text(run: Run) -> None:

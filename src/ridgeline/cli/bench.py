@@ -65,9 +65,9 @@ def latency(
             warmup=num_iters_warmup, iters=num_iters, seed=seed, on_iteration=done,
         )  # fmt: skip
     what = f"{batch_size} sequences at once, {input_len} tokens in and {output_len} out; {num_iters} times"
-    predicted = expected(llm, [Asked(input_len, output_len)] * batch_size)
+    predicted, note = expected(llm, [Asked(input_len, output_len)] * batch_size)
     measured = asdict(found) | {"predicted": predicted_json(predicted)}
-    _report("latency", given, llm, roof, what, measured, _latency_tables(found, predicted))
+    _report("latency", given, llm, roof, what, measured, _latency_tables(found, predicted, note))
 
 
 @app.command("throughput")
@@ -110,13 +110,13 @@ def throughput(
             done(sum(len(c.token_ids) for c in out.outputs))
 
         found = measure_throughput(llm, costs, roof, requests, on_done=finished)
-    predicted = expected(llm, asked_of(outputs))
+    predicted, note = expected(llm, asked_of(outputs))
     what = f"{len(requests):,} requests" + (
         f" of {dataset}" if dataset else f", {input_len} tokens in and {output_len} out"
     )
     rates = {name: getattr(found, name) for name in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")}
     measured = asdict(found) | rates | {"predicted": predicted_json(predicted)}
-    _report("throughput", given, llm, roof, what, measured, _throughput_tables(found, predicted))
+    _report("throughput", given, llm, roof, what, measured, _throughput_tables(found, predicted, note))
 
 
 # ---- what to measure -----------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _report(
         console.print(table)
 
 
-def _latency_tables(found: Latency, predicted: Predicted | None) -> list[RenderableType]:
+def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[RenderableType]:
     times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "floor", "of roof")
     said: tuple[float | None, ...] = (None, None, None)
     if predicted:
@@ -245,11 +245,10 @@ def _latency_tables(found: Latency, predicted: Predicted | None) -> list[Rendera
         if spread is not None and floor is not None:
             off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
             times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
-    notes = [fill(f"predictions: {predicted.note}", 100)] if predicted else []
-    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", *notes]
+    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", fill(note, 100)]
 
 
-def _throughput_tables(found: Throughput, predicted: Predicted | None) -> list[RenderableType]:
+def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str) -> list[RenderableType]:
     rates = _table("", "measured", "at the roof", "of the roof")
     stretch = found.elapsed_s / found.floor_s
     for name, rate in (
@@ -267,7 +266,7 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None) -> list[R
         if spread is not None:
             times.add_row(name, *_spread(spread))
     if (use := found.pages) is None:
-        return [rates, times]
+        return [rates, times, fill(note, 100)]
     pages = _table("engine", "mean", "most", "of")
     pages.add_row("sequences at once", f"{use.mean_running:,.1f}", "", "")
     pages.add_row("pages in use", f"{use.mean_used_pages:,.1f}", f"{use.peak_used_pages:,}", f"{use.num_pages:,}")
@@ -276,7 +275,7 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None) -> list[R
         f"{use.waste:.1%} of the places in pages wasted; {use.hit_rate:.1%} of prompt tokens from the prefix cache; "
         f"{use.preemptions:,} preemptions{swapped}"
     )
-    return [rates, times, pages, last]
+    return [rates, times, pages, last, fill(note, 100)]
 
 
 def _table(*columns: str) -> Table:

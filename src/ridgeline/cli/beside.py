@@ -30,13 +30,16 @@ class Beside(NamedTuple):
         return f"{self.name:<24}{say(self.measured):>12}{say(self.predicted):>12}{off:>8}  {roof}".rstrip()
 
 
-def expected(llm: LLM, requests: Sequence[Asked]) -> Predicted | None:
-    """None where the planner knows nothing of the device, or nothing is kept between tokens."""
-    from ridgeline.measure.predict import predict
+def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str]:
+    """Return what is predicted of requests, and a line about it: where there is no prediction, why and the remedy."""
+    from ridgeline.measure.predict import calibrated_machine, predict
 
-    if llm.config is None or llm.loaded.table.driver is None or not requests:
-        return None
-    return predict(llm.loaded, llm.config, requests)
+    if llm.config is None or not requests:
+        return None, "no prediction: it is made of the engine with its cache only"
+    machine, note = calibrated_machine(llm.loaded.table.driver)
+    if machine is None:
+        return None, note
+    return predict(llm.loaded, llm.config, requests, machine, note), f"predictions: {note}"
 
 
 def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
@@ -64,12 +67,15 @@ def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
 
 
 def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> list[str]:
-    """Of a run. base_bytes: that the process had before the model came."""
+    """Return the lines of a table of a run: measured, predicted, at the roof; one line where nothing is predicted.
+
+    base_bytes: memory that the process had before the model was loaded.
+    """
     from ridgeline.system import resident_bytes
 
-    found = expected(llm, asked_of(outputs))
+    found, note = expected(llm, asked_of(outputs))
     if found is None:
-        return []
+        return [note]
     rows = [Beside("in all", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
     first = fmean(out.timing.ttft_s for out in outputs)
     rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
@@ -82,4 +88,4 @@ def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_byt
     if base_bytes is not None:
         rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
     head = f"{'':<24}{'measured':>12}{'predicted':>12}{'':>8}  at the roof"
-    return [head, *(row.line() for row in rows), f"predictions: {found.note}"]
+    return [head, *(row.line() for row in rows), note]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ridgeline.ops.driver import Driver
 from ridgeline.plan import EngineConfig
-from ridgeline.plan.calibration import this_machine
+from ridgeline.plan.calibration import REMEDY, this_machine
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.plan.precision import cpu_precision
@@ -53,9 +54,28 @@ def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec)
     )  # fmt: skip
 
 
-def predict(loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked]) -> Predicted:
-    """Of so many requests, none empty."""
+def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]:
+    """Return this machine as it was calibrated with as many threads as `driver` has, and a line that says when.
+
+    Where there is no such calibration, return None, and a line that says why and how to get one.
+    """
+    if driver is None:
+        return None, "no prediction: only the kernels of device cpu can be calibrated"
     machine, note = this_machine()
+    if machine.rates is None:
+        return None, f"no prediction: this machine is not calibrated; {REMEDY}"
+    if machine.rates.threads != driver.threads:
+        return None, (
+            f"no prediction: this machine was calibrated with {machine.rates.threads} threads, this run has "
+            f"{driver.threads}; leave --threads open"
+        )
+    return machine, note
+
+
+def predict(
+    loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked], machine: HardwareSpec, note: str
+) -> Predicted:
+    """Predict the times of requests, none of them empty, on a machine; note: how far its times can be trusted."""
     planner = planner_of(loaded, config, machine)
     roof = planner_of(loaded, config, replace(machine, rates=None))
     found, least = _run(planner, config, requests), _run(roof, config, requests)

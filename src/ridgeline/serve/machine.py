@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ridgeline.llm import LLM
 from ridgeline.measure import measure_roof
-from ridgeline.measure.predict import planner_of
-from ridgeline.plan.calibration import this_machine
+from ridgeline.measure.predict import calibrated_machine, planner_of
 from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.sched.stats import StepShape
@@ -25,9 +24,8 @@ def deployment_of(llm: LLM) -> Deployment:
     which is measured, in about a second.
     """
     assert llm.config is not None
-    machine, driver = this_machine()[0], llm.loaded.table.driver
-    holds = driver is not None and machine.rates is not None and machine.rates.threads == driver.threads
-    return planner_of(llm.loaded, llm.config, machine if holds else _measured(llm)).deployment
+    machine, _ = calibrated_machine(llm.loaded.table.driver)
+    return planner_of(llm.loaded, llm.config, machine or _measured(llm)).deployment
 
 
 def _measured(llm: LLM) -> HardwareSpec:
