@@ -24,6 +24,7 @@ from ridgeline import LLM
 from ridgeline.errors import RequestError
 from ridgeline.runtime.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
 from ridgeline.spec.request import MAX_BEAM_WIDTH, BeamSearchParams
+from shares import daily
 
 History = tuple[int, ...]
 NextLogits = Callable[[Sequence[History]], np.ndarray]  # histories, the prompt included -> [n, vocabulary]
@@ -197,8 +198,7 @@ def test_every_situation_occurs_in_the_comparison_of_families() -> None:
     Tally(some_of_the_grid(name) for name in FAMILIES).check(2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2"])
+@pytest.mark.parametrize("name", daily([*FAMILIES, "gpt2"], {"gpt2"}))
 def test_the_whole_grid_equals_transformers(name: str) -> None:
     compare_families(name, range(len(GRID))).check(5)
 
@@ -265,7 +265,7 @@ def test_random_tables_equal_transformers() -> None:
     compare_tables(range(300)).check(5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_random_tables_equal_transformers() -> None:
     compare_tables(range(1000, 6000)).check(100)
 

@@ -201,7 +201,7 @@ def test_calibrate_shows_nothing_that_was_not_measured(
     assert caught.value.code == 2 and "has not been calibrated" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_calibrate_measures_this_machine(tmp_path: object) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "", "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "ridgeline", "calibrate", "--json", "--plot", f"{tmp_path}/c.svg"]

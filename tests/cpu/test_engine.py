@@ -21,6 +21,7 @@ from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.spec import LatentAttention
+from shares import ONE_OF_EACH, daily
 
 Tokens = dict[tuple[int, int], list[int]]
 FREE = 1 << 30
@@ -146,8 +147,7 @@ def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest
     assert serve(name, settings)[0] == wanted
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTEXT)
+@pytest.mark.parametrize("name", daily(CONTEXT, ONE_OF_EACH | {"phi3_partial"}))
 def test_the_matrix_for_every_family(name: str) -> None:
     """Three settings of the matrix for each family, another three for the next one; with plenty of pages and few."""
     at = list(CONTEXT).index(name)

@@ -90,7 +90,7 @@ def test_any_stack_is_exact(name: str, tmp_path: Path) -> None:
     check(report)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STACKS)
 def test_the_whole_matrix_for_any_stack(name: str, tmp_path: Path) -> None:
     llm = load(tmp_path, spec_of(*STACKS[name]), cache="off")

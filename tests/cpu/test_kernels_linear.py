@@ -229,7 +229,7 @@ def test_instruction_sets_agree_to_the_bit() -> None:
     assert len({tuple(d) for isa, d in found.items() if isa != "portable"}) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set_passes(isa: str) -> None:
     """The tests of this file and of the stages, once with each."""

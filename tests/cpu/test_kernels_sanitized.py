@@ -36,7 +36,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("_kernels*.so"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
 def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) -> None:
     runtimes = [

@@ -225,7 +225,7 @@ CASES = [Attention(4, 4, 64, 0.125), Attention(9, 3, 64, 0.125), Attention(8, 1,
 
 @TYPES
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}")
-@pytest.mark.parametrize("tokens", [1, 100, pytest.param(700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [1, 100, pytest.param(700, marks=pytest.mark.nightly)])
 def test_within_the_bounds(case: Attention, tokens: int, storage: Storage) -> None:
     given = draw(case, tokens, 5)
     found = dense(case, storage, given, [tokens], 2).reshape(tokens, case.num_heads, -1)
@@ -275,7 +275,7 @@ class Bugs:
         values[page, :, 5] = values[page, :, 4]
 
 
-@pytest.mark.parametrize("tokens", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [100, pytest.param(2000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("bug", [name for name in vars(Bugs) if not name.startswith("_")])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> None:

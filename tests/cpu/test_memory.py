@@ -46,6 +46,7 @@ from ridgeline.spec import (
     TokenMixer,
     to_json,
 )
+from shares import daily
 
 MIB = 2**20
 # Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another
@@ -195,6 +196,13 @@ def can_measure() -> bool:
 
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "reference"])
+# One case of each way in which memory is taken: keys, chunks, experts, latents, states, what is copied to the host.
+LONGER = [(name, device) for name in CASES if name != "small" for device in ("cpu", "reference")]
+EACH_DAY = {
+    ("llama, bfloat16", "cpu"), ("large chunks", "cpu"), ("experts", "cpu"), ("latents", "cpu"), ("window", "cpu"),
+    ("gated delta rule", "cpu"), ("state in 8 bits", "cpu"), ("swap", "cpu"), ("large chunks", "reference"),
+    ("lightning", "reference"),
+}  # fmt: skip
 needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_refs, or another malloc than glibc's")
 
 
@@ -228,15 +236,13 @@ def test_a_small_model_takes_what_was_counted(device: str) -> None:
 
 
 @needs_proc
-@pytest.mark.slow
-@DEVICES
-@pytest.mark.parametrize("name", [name for name in CASES if name != "small"])
+@pytest.mark.parametrize(("name", "device"), daily(LONGER, EACH_DAY))
 def test_a_process_takes_what_was_counted(name: str, device: str) -> None:
     check_exact(name, device)
 
 
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.nightly
 @DEVICES
 @pytest.mark.parametrize("name", ["small", "large chunks", "many heads", "long context", "capped logits", "swap"])
 def test_a_process_as_deployed_takes_little_more(name: str, device: str) -> None:

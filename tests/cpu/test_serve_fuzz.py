@@ -93,7 +93,7 @@ def test_bodies(server: Server) -> None:
     server.until("ridgeline:answers_open", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_bodies(server: Server) -> None:
     check(server, 2, 10_000)
     assert server.metric("ridgeline:engine_restarts_total") == 0

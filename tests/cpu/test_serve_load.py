@@ -1,4 +1,4 @@
-"""A server under load, and lm-eval as it is: minutes, so all of it is slow."""
+"""A server under load, and lm-eval as it is: minutes, so all of it is slow, or nightly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cpu.serving import Server, serving
 from ridgeline import LLM, SamplingParams
 from ridgeline.load.hub import BUILT_IN
 
-pytestmark = pytest.mark.slow
 SHAPE = {  # SmolLM2-135M's: a step takes long enough to count steps while a client goes away
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
@@ -102,6 +101,7 @@ def arena(server: Server) -> tuple[int, int]:
     return pages // 1024, (sum(found) - pages) // 1024
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_at_once(server: Server) -> None:
     answers = wanted(400, 32)
     found = load(server.port, range(400), 200, 32)
@@ -109,6 +109,7 @@ def test_two_hundred_streams_at_once(server: Server) -> None:
     idle(server)
 
 
+@pytest.mark.nightly
 def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
     load(server.port, range(2000), 64, 4)
     before = resident(server)
@@ -119,6 +120,7 @@ def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
     idle(server)
 
 
+@pytest.mark.nightly
 def test_what_grows_with_plenty_of_pages_is_the_cache() -> None:
     """A page is resident once it was used, and is not used again for something else while there are others."""
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(1 << 30)) as server:
@@ -131,6 +133,7 @@ def test_what_grows_with_plenty_of_pages_is_the_cache() -> None:
         idle(server)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     with serving(str(tmp_path), "--load-format", "dummy", "--max-model-len", "2048") as server:
@@ -155,6 +158,7 @@ def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -
         server.until("ridgeline:pages_used", 0)
 
 
+@pytest.mark.slow
 def test_lm_eval_runs_unchanged(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its local-completions on a task of its own making: which of the answers is likelier, by echoed logprobs."""
     lm_eval = pytest.importorskip("lm_eval")

@@ -35,6 +35,7 @@ from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import AXES, Case, Scale, cases, lengths
 from ridgeline.verify.requests import DISTINCT, GREEDY, SAMPLED, Prompts
 from ridgeline.verify.run import run_case
+from shares import ONE_OF_EACH, daily
 
 Patch = pytest.MonkeyPatch
 NEW_TOKENS = 8  # of an answer: what a step costs is what these tests cost
@@ -178,8 +179,7 @@ def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsy
     assert "company 7 others: request 1, choice 0 (sampled), token 0: " in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CASES, *SPECS])
+@pytest.mark.parametrize("name", daily([*CASES, *SPECS], ONE_OF_EACH))
 def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, object], None]) -> None:
     report = verify(loaded(name), new_tokens=NEW_TOKENS, seed=[*CASES, *SPECS].index(name))
     record_property("near ties", [d.describe() for r in report.results for d in r.differences])

@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.quant import FORMATS, Format
 from ridgeline.verify import verify
+from shares import daily
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROUNDED = {name: format for name, format in FORMATS.items() if format.is_lossy}
@@ -137,9 +139,10 @@ def test_a_token_has_the_same_bits_in_any_company(scheme: str, folders: Mapping[
     assert np.array_equal(together[:5], first)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mamba2"])
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    daily(product(("llama", "qwen3_moe", "mamba2"), ("int8", "int4")), {("qwen3_moe", "int8"), ("llama", "int4")}),
+)
 def test_the_whole_matrix_of_exactness_is_equal(name: str, scheme: str, folders: Mapping[str, Path]) -> None:
     llm = LLM(str(folders[name]), cache="off", device="cpu", weights=scheme, skip_tokenizer_init=True)
     report = verify(llm.loaded, None, seed=0)

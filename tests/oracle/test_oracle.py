@@ -182,7 +182,7 @@ def test_a_published_spelling_has_the_weights_of_transformers_one(name: str) -> 
     assert PUBLISHED[name][1] == PUBLISHED[RESPELLED[name]][1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in RESPELLED])
 def test_published_counts_are_those_of_transformers(name: str) -> None:
     fields, params = PUBLISHED[name]

@@ -302,7 +302,7 @@ def test_fresh_seeds(mix: str) -> None:
     many(mix, [random.SystemRandom().randrange(1 << 32) for _ in range(4)], complete=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mix", MIXES)
 def test_many_fresh_seeds(mix: str) -> None:
     many(mix, [random.SystemRandom().randrange(1 << 32) for _ in range(500)])

@@ -120,7 +120,7 @@ def test_jumping_is_stepping_on_a_measured_machine(model: str) -> None:
         compare(seed, lambda rng: clock(model))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_jumping_is_stepping_a_thousand_times() -> None:
     many(range(1000))
 

@@ -1,0 +1,25 @@
+"""Which cases of a long test run each day, and which at night."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+# One model of each kind of state, of wiring and of experts: what breaks the engine breaks it for one of these.
+ONE_OF_EACH = frozenset({"llama_gqa", "gemma3", "gpt_oss", "deepseek_v2", "cla_mixed", "mamba2", "jamba", "qwen3_next"})
+
+
+def daily(names: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
+    """Return the cases of a test: those in `chosen` belong to the slow half, the others to the nightly run.
+
+    Raises ValueError for a chosen case that does not exist.
+    """
+    names = list(names)
+    if missing := [name for name in chosen if name not in names]:
+        raise ValueError(f"there are no cases {missing}")
+    marks = {True: pytest.mark.slow, False: pytest.mark.nightly}
+    return [
+        pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=marks[name in chosen]) for name in names
+    ]
