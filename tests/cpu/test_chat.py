@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from oracle.data import shared_data
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.load.chat import ChatTemplate
+from ridgeline.load.chat import ChatTemplate, reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hé, how's <b>it</b> going? 🦙"}
@@ -144,6 +144,29 @@ def test_other_families_match_transformers() -> None:
                     ChatTemplate(source).render(chat, **variables)
             else:
                 assert ChatTemplate(source).render(chat, **variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "roles"),
+    [
+        ("{{ messages | map(attribute='content') | join('\\n') }}", False),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{# by role #}role: {{ messages[0].content }}", False),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{{ m['content'] }}{% endfor %}", True),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}", True),
+    ],
+)
+def test_whether_a_template_knows_roles(source: str, roles: bool) -> None:
+    assert reads_roles(source) is roles
+
+
+def test_templates_of_published_models_know_roles() -> None:
+    lines = (shared_data() / "prompts" / "ollama_chat_templates.jsonl").read_text(encoding="utf-8").splitlines()
+    sources = [source for line in lines for source in json.loads(line).values()]
+    assert len(sources) > 10 and all(map(reads_roles, sources))
+    with pytest.raises(TokenizerError, match="line 1"):
+        reads_roles("{% for %}")
 
 
 def test_strftime_now() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ridgeline.evals import Document, measure_acceptance, measure_perplexity
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.hub import BUILT_IN, MODEL_FILES, find_model
 from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.serve.example import example_of
 from ridgeline.spec import Attention
 from ridgeline.train.recipe import Recipe
 from ridgeline.train.vocabulary import PLAIN_CHAT
@@ -77,6 +79,18 @@ def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert find_model("./pocket") == Path("pocket")
     with pytest.raises(CheckpointError, match="ships with Ridgeline"):
         find_model("pocket", revision="main")
+
+
+def test_its_page_shows_what_it_says() -> None:
+    """The commands of docs/pocket.md with their whole output. Greedy choices there are 0.02 or more apart."""
+    page = (Path(__file__).parents[2] / "docs" / "pocket.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```\n\$ ridgeline (generate .*)\n((?s:.*?))\n```", page)
+    assert len(shown) == 3
+    for command, output in shown:
+        result = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
+        assert result.stdout.strip("\n") == output.strip("\n"), command
+    example = example_of(BUILT_IN["pocket"])
+    assert example is not None and f'generate "{example.prompt}" --temperature 0 ' in page
 
 
 def test_generate_needs_no_model(target: LLM) -> None:

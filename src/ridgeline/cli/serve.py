@@ -143,6 +143,7 @@ def _template(file: str | None) -> str | None:
 def _say_ready(service: Service, url: str) -> None:
     """The plan, where the server is, and a line to try it with."""
     from ridgeline.cli.report import say
+    from ridgeline.serve.example import curl_line
     from ridgeline.serve.options import LOOPBACK
 
     ready, options = service.ready, service.options
@@ -155,13 +156,7 @@ def _say_ready(service: Service, url: str) -> None:
         say(f"{name:<24}{found or 'none':<12}{_why(given, found)}")
     if options.host not in LOOPBACK and not options.key_hashes:
         say(f"warning: everybody who reaches {options.host} may use this server: no API key is set")
-    key = " -H 'Authorization: Bearer KEY'" if options.key_hashes else ""
-    if service.tokenizer is not None and service.tokenizer.chat_template is not None:
-        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}'
-    else:
-        path, body = "completions", '{"prompt": "def fibonacci(n):", "max_tokens": 64}'
-    say(f"serving {service.name} at {url} (API: {url}/docs)", f"curl {url}/v1/{path}{key} -H 'Content-Type: "
-        f"application/json' -d '{body}'")  # fmt: skip
+    say(f"serving {service.name} at {url} (API: {url}/docs)", curl_line(service, url))
     sys.stderr.flush()
 
 

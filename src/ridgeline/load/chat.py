@@ -71,6 +71,20 @@ class ChatTemplate:
             raise RequestError(f"chat template {self.name!r} rejects these messages: {_line(error)}") from error
 
 
+def reads_roles(source: str) -> bool:
+    """Whether a chat template looks at the roles of messages; one that does not only joins their texts.
+
+    Raises TokenizerError when it is not a valid Jinja template.
+    """
+    try:
+        tree = _environment().parse(source)
+    except TemplateSyntaxError as error:
+        raise TokenizerError(f"chat template, line {error.lineno}: {_line(error)}; correct the template") from error
+    attributes = (node.attr for node in tree.find_all(nodes.Getattr))
+    constants = (node.value for node in tree.find_all(nodes.Const))
+    return "role" in (*attributes, *constants)
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """A sandbox that fails at an unsafe attribute; Jinja's own yields an undefined that prints as ''."""
 

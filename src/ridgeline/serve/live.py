@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.measure.served import describe
 from ridgeline.serve.client import EngineDown
+from ridgeline.serve.example import example_of
 from ridgeline.serve.messages import Report
 from ridgeline.serve.meters import RECENT_SECONDS, RecentHistogram
 from ridgeline.serve.service import Service
@@ -19,12 +20,14 @@ PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
 
 async def live(service: Service) -> dict[str, Any]:
     """The server at this moment; without the engine's part while there is no engine."""
-    client = service.client
+    client, example = service.client, example_of(service.ready.tokenizer)
     found: dict[str, Any] = {
         "model": service.name,
         "device": service.ready.device,
         "max_model_len": service.max_model_len,
         "chat": service.tokenizer is not None and service.tokenizer.chat_template is not None,
+        "roles": service.knows_roles,
+        "example": None if example is None else {"prompt": example.prompt, "parameters": dict(example.parameters)},
         "engine": {"state": client.state, "restarts": client.restarts},
     }
     try:

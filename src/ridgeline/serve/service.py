@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ridgeline import __version__
 from ridgeline.errors import RequestError
 from ridgeline.frontend import Frontend, Prompt
+from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.counts import Histogram
@@ -127,6 +128,7 @@ class Service:
             if options.chat_template is not None:
                 self.tokenizer.set_chat_template(options.chat_template)
         template = self.tokenizer.chat_template.source if self.tokenizer and self.tokenizer.chat_template else None
+        self.knows_roles = template is not None and reads_roles(template)
         self.tool_parser = options.tool_call_parser or tools.suggested(template)
         self.reasoning_parser = options.reasoning_parser or reasoning.suggested(template)
         self.max_model_len = ready.config.max_model_len

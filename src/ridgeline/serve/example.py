@@ -1,0 +1,53 @@
+"""A first request that works well on the served model: in `serve`'s curl line, and on the page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ridgeline.load.hub import BUILT_IN
+from ridgeline.serve.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, and the sampling parameters that suit it, under the API's names."""
+
+    prompt: str
+    parameters: Mapping[str, float]
+
+
+# pocket has read Python's library only, and soon repeats itself: this prompt shows what it knows (docs/pocket.md).
+_POCKET = Example(
+    "def __init__(self, path):", MappingProxyType({"temperature": 0, "repetition_penalty": 1.2, "max_tokens": 64})
+)
+_BASE = Example("Once upon a time", MappingProxyType({"max_tokens": 64}))
+_GREETING = "Hello"
+
+
+def example_of(tokenizer: Path | None) -> Example | None:
+    """A prompt for the model whose tokenizer is in this folder; None for a model that takes token ids only."""
+    if tokenizer is None:
+        return None
+    return _POCKET if tokenizer in (BUILT_IN["pocket"], BUILT_IN["pocket-draft"]) else _BASE
+
+
+def curl_line(service: Service, url: str) -> str:
+    """A shell command that tries the server at this URL: a chat if the template knows roles, else a completion."""
+    path, body = _request(service)
+    key = " -H 'Authorization: Bearer KEY'" if service.options.key_hashes else ""
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def _request(service: Service) -> tuple[str, dict[str, Any]]:
+    if service.knows_roles:
+        return "chat/completions", {"messages": [{"role": "user", "content": _GREETING}], "max_tokens": 64}
+    example = example_of(service.ready.tokenizer)
+    if example is None:
+        return "completions", {"prompt": [1, 2, 3], "max_tokens": 16}
+    return "completions", {"prompt": example.prompt, **example.parameters}
