@@ -1,4 +1,18 @@
-"""What a page must have so that everybody can use it, as a function that a browser runs."""
+"""What a page must have so that everybody can use it: our own function that a browser runs, and axe-core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def axe(page: Any) -> list[str]:
+    """The rules of axe-core that a page breaks, each with its elements. Skips the test where axe is not installed."""
+    module = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'ridgeline[browser]'")
+    found = module.Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}" for one in found]
+
 
 # Problems, each a line: names of controls, unique ids, order of headings, WCAG's contrast of text (4.5, large text 3).
 AUDIT = r"""() => {

@@ -5,70 +5,28 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from cpu.audit import AUDIT
-from cpu.serving import Server, serving, write_template
+from cpu.audit import AUDIT, axe
+from cpu.browsing import (  # noqa: F401 - fixtures are found by their names
+    MARKS,
+    address,
+    browser_fixture,
+    complete,
+    done,
+    expect,
+    page_fixture,
+    playwright,
+    say,
+    server_fixture,
+)
+from cpu.serving import Server, serving
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'ridgeline[browser]'")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium; apt install chromium"),
-]
+pytestmark = MARKS
 EVIL = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
-expect = playwright.expect
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    template = write_template(tmp_path_factory.mktemp("page"))
-    with serving("pocket", "--chat-template", template) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as running:
-        one = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield one
-        one.close()
-
-
-@pytest.fixture
-def page(browser: playwright.Browser, server: Server) -> Iterator[playwright.Page]:
-    """A fresh one; whatever it says on its console is an error."""
-    with browser.new_context(reduced_motion="reduce") as context:
-        one = context.new_page()
-        said: list[str] = []
-        one.on("console", lambda message: said.append(message.text))
-        one.on("pageerror", lambda error: said.append(str(error)))
-        one.goto(address(server))
-        expect(one.locator("#model")).to_have_text("pocket · cpu")
-        yield one
-        told = [line for line in said if not re.search(r"status of 4\d\d|ERR_CONNECTION", line)]  # of answers
-        assert not told, told
-
-
-def address(server: Server, view: str = "") -> str:
-    return f"http://127.0.0.1:{server.port}/{view}"
-
-
-def complete(page: playwright.Page, prompt: str, **fields: str) -> None:
-    page.get_by_label("Completion").check()
-    page.get_by_label("Prompt", exact=True).fill(prompt)
-    for label, value in fields.items():
-        page.get_by_role("spinbutton", name=label.replace("_", " "), exact=True).fill(value)
-    page.get_by_role("button", name="Generate").click()
-
-
-def done(page: playwright.Page, word: str = "Done") -> None:
-    expect(page.locator("#status")).to_contain_text(word, timeout=30_000)
 
 
 def test_an_answer_is_what_the_api_says(page: playwright.Page, server: Server) -> None:
@@ -133,12 +91,10 @@ def test_probabilities_on_hover_and_by_keyboard(page: playwright.Page, server: S
 
 
 def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) -> None:
-    page.get_by_label("Chat").check()
     page.get_by_role("spinbutton", name="Number of answers").fill("2")
     page.get_by_role("spinbutton", name="Temperature").fill("1")
     page.get_by_role("spinbutton", name="Max tokens").fill("6")
-    page.get_by_label("Message", exact=True).fill(EVIL)
-    page.get_by_role("button", name="Generate").click()
+    say(page, EVIL)
     done(page)
     assert page.locator(".history .user .said").text_content() == EVIL  # text, and nothing else
     assert not page.locator(".history b, .history img").count() and page.title() == "Ridgeline"
@@ -155,9 +111,13 @@ def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) ->
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
-    [("Temperature", "-1", "temperature"), ("Top p", "7", "top_p"), ("Number of answers", "0", "n "),
-     ("Max tokens", "100000", "max_tokens")],
-)  # fmt: skip
+    [
+        ("Temperature", "-1", "temperature"),
+        ("Top p", "7", "top_p"),
+        ("Number of answers", "0", "n "),
+        ("Max tokens", "100000", "max_tokens"),
+    ],
+)
 def test_bad_input_is_told_at_its_field(page: playwright.Page, field: str, value: str, said: str) -> None:
     complete(page, "x", **{field.replace(" ", "_"): value})
     expect(page.get_by_role("alert")).to_contain_text(said)
@@ -169,7 +129,18 @@ def test_bad_input_is_told_at_its_field(page: playwright.Page, field: str, value
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_an_error_stays_on_its_tab(page: playwright.Page) -> None:
+    complete(page, "x", Temperature="-1")
+    expect(page.get_by_role("alert")).to_contain_text("temperature")
+    page.get_by_role("link", name="Live").click()
+    expect(page.locator("#latency table")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.get_by_role("link", name="Playground").click()
+    expect(page.get_by_role("alert")).to_contain_text("temperature")
+
+
 def test_no_prompt_and_stop_strings(page: playwright.Page) -> None:
+    page.get_by_role("radio", name="Completion").check()
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_role("alert")).to_contain_text("first")
     page.get_by_label("Stop at").fill("\\n")
@@ -207,13 +178,51 @@ def test_labels_contrast_and_structure(page: playwright.Page, server: Server, th
     assert page.locator("html").get_attribute("data-theme") == theme
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
     assert dark == (theme == "dark")
-    assert page.evaluate(AUDIT) == []
+    assert page.evaluate(AUDIT) == [] and axe(page) == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser, theme: str) -> None:
+def letters(page: playwright.Page) -> list[dict[str, float]]:
+    """Where the roofline's labels are, and how large their letters are, in pixels of the screen."""
+    found: list[dict[str, float]] = page.locator(".chart").evaluate(
+        """svg => [...svg.querySelectorAll('text')].map((text) => {
+            const { left, top, right, bottom } = text.getBoundingClientRect();
+            const scale = text.ownerSVGElement.getScreenCTM().a;
+            return { left, top, right, bottom, size: scale * parseFloat(getComputedStyle(text).fontSize) };
+        })"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_the_labels_of_the_roofline_can_be_read(page: playwright.Page, server: Server, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    complete(page, "x", Max_tokens="2")
+    done(page)
+    page.goto(address(server, "#live"))
+    expect(page.locator(".chart circle.measured")).to_be_visible()
+    found = letters(page)
+    assert len(found) >= 6 and all(one["size"] >= 12 for one in found)
+    assert all(one["left"] >= 0 and one["right"] <= width for one in found)
+    for i, a in enumerate(found):
+        for b in found[i + 1 :]:
+            apart = (
+                a["right"] <= b["left"] or b["right"] <= a["left"] or a["bottom"] <= b["top"] or b["bottom"] <= a["top"]
+            )
+            assert apart, (a, b)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_wider_window_draws_the_roofline_again(page: playwright.Page, server: Server) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(address(server, "#live"))
+    expect(page.locator(".chart")).to_be_visible()
+    page.set_viewport_size({"width": 700, "height": 800})
+    expect(page.locator(".chart")).to_have_attribute("viewBox", re.compile(r"^0 0 (5[5-9]|6)\d\d? "))
+
+
+def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser) -> None:
     """Without a key, with keys on the server; nothing is asked of anybody else."""
-    with serving("pocket", "--api-key", "secret") as server, browser.new_context(color_scheme=theme) as context:
+    with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         asked: list[str] = []
         said: list[str] = []
@@ -227,7 +236,9 @@ def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser,
         expect(row).to_contain_text("list of ChatMessage")
         expect(row).to_contain_text("yes")
         expect(chat.get_by_role("row", name="stop", exact=False).first).to_contain_text("32")
-        assert page.evaluate(AUDIT) == [] and said == []
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            assert page.evaluate(AUDIT) == [] and axe(page) == [] and said == []
         assert all(url.startswith(address(server)) for url in asked)
         page.set_viewport_size({"width": 375, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= 375
@@ -238,13 +249,15 @@ def test_thoughts_are_not_sent_back(page: playwright.Page) -> None:
     events = [{"choices": [{"index": 0, "delta": piece, "finish_reason": None}]} for piece in pieces]
     text = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=text))
-    page.get_by_label("Chat").check()
     for said in ("one", "two"):
-        page.get_by_label("Message", exact=True).fill(said)
         with page.expect_request("**/v1/chat/completions") as sent:
-            page.get_by_role("button", name="Generate").click()
+            say(page, said)
         done(page)
-    expect(page.locator("article .said")).to_contain_text("hmmyes")
+    expect(page.locator("article .thought")).to_have_text("hmm")
+    expect(page.locator("article .rendered")).to_have_text("yes")
+    page.get_by_role("button", name="Tokens").click()
+    expect(page.locator("article .said")).to_have_text("hmmyes")
+    expect(page.locator("article .rendered")).to_be_hidden()
     told = json.loads(sent.value.post_data or "")["messages"]
     assert told[1] == {"role": "assistant", "content": "yes"}
 
@@ -260,6 +273,7 @@ def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
     with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(address(server))
+        page.get_by_role("link", name="Live").click()  # the key is asked for on every tab
         page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_role("alert")).to_contain_text("API key")
@@ -267,6 +281,7 @@ def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
         page.get_by_role("button", name="Use this key").click()
         expect(page.locator("#model")).to_contain_text("pocket")
         expect(page.get_by_label("API key")).to_be_hidden()
+        page.get_by_role("link", name="Playground").click()
         complete(page, "import os", Max_tokens="4")
         done(page)
         server.stop()
@@ -280,8 +295,10 @@ def test_without_a_template_there_is_no_chat(page: playwright.Page) -> None:
     page.route("**/live", lambda route: route.fulfill(json=about))
     page.reload()
     expect(page.locator("#model")).to_have_text("base · cpu")
-    assert page.get_by_label("Chat").is_disabled() and page.get_by_label("Completion").is_checked()
-    expect(page.locator("#no-chat")).to_be_visible()
+    assert page.get_by_role("radio", name="Chat").is_disabled()
+    assert page.get_by_role("radio", name="Completion").is_checked()
+    expect(page.locator("#no-chat")).to_contain_text("--chat-template")
+    expect(page.get_by_role("button", name="Try the example")).to_be_hidden()
 
 
 def test_a_stream_that_breaks_is_told(page: playwright.Page) -> None:
@@ -302,13 +319,19 @@ def test_files_and_headers(server: Server) -> None:
     assert "unsafe" not in headers["content-security-policy"]
     html = body.decode() + server.raw("GET", "/docs")[1].decode()
     assert not re.search(r"https?://|\son\w+=|<style|\sstyle=|<script(?![^>]*src=)", html)
-    named = set(re.findall(r'(?:src|href)="(page/[\w.]+)"', html))
+    named = set(re.findall(r'(?:src|href)="page/([\w.]+)"', html))
     static = Path(__file__).parents[2] / "src/ridgeline/serve/static"
-    for file in static.iterdir():
-        status, data, headers = server.raw("GET", f"/page/{file.name}")
+    for file in (one for one in static.rglob("*") if one.is_file()):
+        name = file.relative_to(static).as_posix()
+        status, data, headers = server.raw("GET", f"/page/{name}")
         assert status == 200 and data == file.read_bytes() and headers["x-content-type-options"] == "nosniff"
-        if file.suffix == ".js":
+        if file.suffix in (".js", ".mjs"):
+            assert headers["content-type"] == "text/javascript; charset=utf-8"
+        if file.suffix == ".js" and not name.startswith("vendor/"):
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", data.decode())
-            named |= {f"page/{name}" for name in re.findall(r"from '\./([\w.]+)'", data.decode())}
-    assert named == {f"page/{file.name}" for file in static.iterdir() if file.suffix != ".html"}
-    assert server.raw("GET", "/page/nothing.js")[0] == server.raw("GET", "/page/..%2Fapp.py")[0] == 404
+            named |= set(re.findall(r"from '\./([\w./-]+)'|Worker\('page/([\w.-]+)'", data.decode()))
+    flat = {part for name in named for part in (name if isinstance(name, tuple) else (name,)) if part}
+    ours = {file.name for file in static.iterdir() if file.is_file() and file.suffix != ".html"}
+    assert flat == ours | {"vendor/marked/marked.esm.js", "vendor/dompurify/purify.es.mjs"}
+    for wrong in ("nothing.js", "..%2Fapp.py", "vendor", "vendor/marked", "vendor/..%2F..%2Fpage.py"):
+        assert server.raw("GET", f"/page/{wrong}")[0] == 404

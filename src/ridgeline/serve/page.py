@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -10,7 +13,10 @@ from fastapi.responses import Response
 from ridgeline.serve.errors import APIError, dumps
 from ridgeline.serve.live import live, plan
 
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
+    ".svg": "image/svg+xml", ".json": "application/json", ".md": "text/plain", "": "text/plain",
+}  # fmt: skip
 # No script and no style but those of this server, no frame around it, nothing sent elsewhere.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -22,14 +28,22 @@ HEADERS = {
 }  # fmt: skip
 
 
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Every file in a folder and the folders in it: its path with slashes, and its bytes."""
+    for one in folder.iterdir():
+        if one.is_dir():
+            yield from _files(one, f"{prefix}{one.name}/")
+        else:
+            yield f"{prefix}{one.name}", one.read_bytes()
+
+
 def page_router() -> APIRouter:
     """The page, its parts, and what it shows. The files are read once."""
     router = APIRouter()
-    folder = files("ridgeline.serve") / "static"
-    parts = {file.name: file.read_bytes() for file in folder.iterdir()}
+    parts = dict(_files(files("ridgeline.serve") / "static"))
 
     def part(name: str) -> Response:
-        kind = TYPES[name[name.index(".") :]]
+        kind = TYPES[PurePosixPath(name).suffix]
         return Response(parts[name], media_type=f"{kind}; charset=utf-8", headers=HEADERS)
 
     @router.get("/", include_in_schema=False)
@@ -40,7 +54,7 @@ def page_router() -> APIRouter:
     async def docs() -> Response:
         return part("docs.html")
 
-    @router.get("/page/{name}", include_in_schema=False)
+    @router.get("/page/{name:path}", include_in_schema=False)
     async def file(name: str) -> Response:
         if name not in parts:
             raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")

@@ -1,6 +1,9 @@
 // Requests to the server that this page came from, and its errors as one class.
 
+import * as storage from './storage.js';
+
 const STORED_KEY = 'ridgeline-key';
+let entered = null;  // in a browser that keeps nothing
 
 export class ServerError extends Error {
   constructor(status, { message, param = null } = {}, retryAfter = null) {
@@ -19,11 +22,12 @@ export class ServerError extends Error {
 }
 
 export function setKey(key) {
-  sessionStorage.setItem(STORED_KEY, key);
+  entered = key;
+  storage.set('sessionStorage', STORED_KEY, key);
 }
 
 export async function ask(path, { body, signal } = {}) {
-  const key = sessionStorage.getItem(STORED_KEY);
+  const key = entered ?? storage.get('sessionStorage', STORED_KEY);
   const headers = { ...(body && { 'Content-Type': 'application/json' }), ...(key && { Authorization: `Bearer ${key}` }) };
   let response;
   try {

@@ -1,4 +1,4 @@
-// Elements. Whatever a model or a server wrote goes in as text: nothing here parses HTML.
+// Elements. Whatever a model or a server wrote goes in as text: nothing here parses HTML. (markdown.js renders answers.)
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -16,6 +16,30 @@ export const make = (tag, props = {}, ...children) => fill(document.createElemen
 export const draw = (tag, props = {}, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 export const byId = (id) => document.getElementById(id);
 
+// Copies what `text` gives. Browsers offer the clipboard to secure pages only; elsewhere a selection is copied.
+export function copyButton(text) {
+  const button = make('button', { type: 'button', onclick: () => copy(text(), button) }, 'Copy');
+  return button;
+}
+
+async function copy(text, button) {
+  let copied;
+  if (navigator.clipboard) {
+    copied = await navigator.clipboard.writeText(text).then(() => true, () => false);
+  } else {
+    const area = make('textarea', { class: 'hidden' });
+    area.value = text;
+    button.after(area);
+    area.select();
+    copied = document.execCommand('copy');
+    area.remove();
+    button.focus();
+  }
+  button.textContent = copied ? 'Copied' : 'Not copied';
+  setTimeout(() => { button.textContent = 'Copy'; }, 1500);
+}
+
+// columns: a header for each, none of them empty. rows: of a header and cells.
 export function table(caption, columns, rows) {
   return make('table', {},
     make('caption', { class: 'hidden' }, caption),

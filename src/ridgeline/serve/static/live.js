@@ -79,10 +79,11 @@ export class Live {
       names.map(([name, p]) => [name, ...['p50', 'p90', 'p99'].map((q) => (p ? seconds(p[q]) : '–'))])));
     byId('pages').replaceChildren(table('Pages of state', ['group', 'used', 'of', 'share'], now.pages.map((g) =>
       [g.group, whole(g.used), whole(g.total), make('meter', { min: 0, max: g.total, value: g.used, 'aria-label': `Pages of ${g.group} used` })])));
-    byId('engine').replaceChildren(table('Engine', ['since it started', ''], [
+    byId('engine').replaceChildren(table('Engine', ['since it started', 'total'], [
       ['steps', whole(now.engine.steps)],
       ['tokens out', whole(now.tokens.generated)],
-      ['prompt tokens', `${whole(now.tokens.prompt)}, of them ${whole(now.tokens.cached)} from the cache`],
+      ['prompt tokens', whole(now.tokens.prompt)],
+      ['of them from the cache', whole(now.tokens.cached)],
       ['started again', whole(now.engine.restarts)],
       ['moved', quantity(now.engine.step_bytes, 'B')],
       ['computed', quantity(now.engine.step_flops, 'FLOP')],

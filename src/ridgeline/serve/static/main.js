@@ -9,8 +9,8 @@ import * as theme from './theme.js';
 
 const VIEWS = ['playground', 'live'];
 
-function fail(error) {
-  const notice = byId('notice');
+// What went wrong, on the tab where it did; a server that cannot be used at all is told above both.
+function tell(notice, error) {
   notice.hidden = !error;
   notice.textContent = error ? `${error.message} ${error.advice ?? ''}`.trim() : '';
   if (error?.status === 401) {
@@ -19,7 +19,7 @@ function fail(error) {
   }
 }
 
-const playground = new Playground(fail);
+const playground = new Playground((error) => tell(byId('playground-notice'), error));
 const live = new Live();
 
 async function begin() {
@@ -27,10 +27,11 @@ async function begin() {
     const about = await (await ask('live')).json();
     byId('model').textContent = `${about.model} · ${about.device}`;
     byId('key-form').hidden = true;
-    fail(null);
+    tell(byId('notice'), null);
+    tell(byId('playground-notice'), null);
     playground.serve(about);
   } catch (error) {
-    fail(error);
+    tell(byId('notice'), error);
   }
   show();
 }

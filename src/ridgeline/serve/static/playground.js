@@ -1,38 +1,61 @@
 // Prompts and conversations: n answers at once, as they come.
 
 import { ServerError, ask, events } from './api.js';
+import { Card } from './cards.js';
+import * as chats from './chats.js';
 import { byId, make, seconds, significant } from './dom.js';
+import { History } from './history.js';
+import * as keys from './keys.js';
 import * as parameters from './parameters.js';
-import { TokenText, entries } from './tokens.js';
 
 const TOP_LOGPROBS = 5;
-const REASONS = { stop: 'complete', length: 'cut at the longest length', tool_calls: 'calls a tool' };
 
 export class Playground {
   constructor(fail) {
     this.fail = fail;  // shows an error
     this.model = null;
-    this.messages = [];  // of the conversation, without the answers that are on the page
+    this.example = null;
+    this.talk = chats.empty();
     this.cards = [];
-    this.abort = null;
+    this.running = null;  // the run whose answers come
     parameters.build();
+    this.history = new History({ again: (i, text) => this.#again(i, text), redo: (i) => this.#redo(i) });
+    this.list = new chats.ChatList({ open: (id) => this.open(id), forget: () => this.#forget(), current: () => this.talk.id });
     byId('request').addEventListener('submit', (event) => { event.preventDefault(); this.send(); });
-    byId('stop').addEventListener('click', () => this.abort?.abort());
+    byId('stop').addEventListener('click', () => this.#stop());
     byId('clear').addEventListener('click', () => this.clear());
+    byId('example').addEventListener('click', () => this.#tryExample());
     byId('request').addEventListener('change', (event) => event.target.name === 'mode' && this.#setMode());
-    document.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape') this.abort?.abort();
-      if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && !byId('playground').hidden) this.send();
-    });
+    byId('system').addEventListener('change', () => { this.talk.system = byId('system').value; this.#keep(); });
+    byId('keys').append(...keys.help().map((part) => (Array.isArray(part) ? combined(part) : part)));
+    document.addEventListener('keydown', (event) => this.#key(event));
+    addEventListener('pagehide', () => this.#keep());
   }
 
-  // What the server serves. Without a chat template there are completions only.
-  serve({ model, chat }) {
+  #key(event) {
+    if (byId('playground').hidden) return;
+    if (event.key === 'Escape') this.#stop();
+    const inPrompt = event.target === byId('prompt') && keys.sends(event);
+    if (!inPrompt && !(event.key === 'Enter' && (event.ctrlKey || event.metaKey))) return;
+    event.preventDefault();
+    this.send();
+  }
+
+  // What the server serves. A model without a chat template, or one whose template knows no roles, is asked to complete.
+  serve({ model, chat, roles, example }) {
     this.model = model;
-    const radio = document.querySelector('[value=chat]');
+    this.example = example;
+    this.markdown = roles;  // a model that knows no roles goes on with a text, which may be in any form
+    const radio = document.querySelector('[value=chat]'), first = this.shownChat === undefined;
+    const kept = first && chat && chats.opened() ? chats.load(chats.opened()) : null;
     radio.disabled = !chat;
-    byId('no-chat').hidden = chat;
-    if (chat && !byId('prompt').value && !this.cards.length) radio.checked = true;
+    byId('no-chat').hidden = chat && roles;
+    byId('no-chat').textContent = chat
+      ? 'This model’s chat template knows no roles: the model goes on with the text of the messages.'
+      : 'This model has no chat template; start the server with --chat-template to give it one.';
+    if (kept) this.talk = kept;
+    if (kept || (first && roles && !byId('prompt').value)) radio.checked = true;
+    if (!chat) document.querySelector('[value=completion]').checked = true;
     this.#setMode();
   }
 
@@ -41,101 +64,163 @@ export class Playground {
   }
 
   #setMode() {
-    byId('system-row').hidden = byId('history').hidden = !this.chat;
-    byId('prompt-label').textContent = this.chat ? 'Message' : 'Prompt';
-    byId(this.chat ? 'history' : 'status').after(byId('answers'));  // a conversation goes downwards
-    byId('prompt').rows = this.chat ? 3 : 5;
-    byId('prompt').placeholder = this.chat ? 'Say something' : 'def fibonacci(n):';
+    const { chat } = this;
+    if (chat !== this.shownChat) {  // answers belong to the mode in which they came
+      this.#stop();
+      this.shownChat = chat;
+      this.#showTalk();
+    }
+    for (const id of ['chats-row', 'system-row', 'history']) byId(id).hidden = !chat;
+    byId('clear').hidden = chat;
+    byId('example').hidden = chat || !this.example;
+    byId('prompt-label').textContent = chat ? 'Message' : 'Prompt';
+    byId(chat ? 'history' : 'status').after(byId('answers'));  // a conversation goes downwards
+    byId('prompt').rows = chat ? 3 : 5;
+    byId('prompt').placeholder = chat ? 'Say something' : this.example?.prompt ?? '';
+    byId('send').textContent = chat ? 'Send' : 'Generate';
+    chats.setOpened(chat && this.talk.messages.length ? this.talk.id : null);
+    this.list.show();
+  }
+
+  // Shows a chat that was kept, or a new one (null).
+  open(id) {
+    this.#stop();
+    this.fail(null);
+    const found = id && chats.load(id);
+    if (id && !found) this.fail(new Error('This chat is not there any more.'));
+    this.talk = found || chats.empty();
+    this.#showTalk();
+    chats.setOpened(this.talk.messages.length ? this.talk.id : null);
+    this.list.show();
+    byId('prompt').focus();
+  }
+
+  // The chat that is shown was deleted.
+  #forget() {
+    this.talk.messages = [];
+    this.open(null);
+  }
+
+  #stop() {
+    this.running?.abort.abort();
+    this.#keep();
+  }
+
+  #showTalk() {
+    const talk = this.chat ? this.talk : chats.empty();
+    byId('system').value = this.talk.system;
+    byId('status').textContent = '';
+    this.history.show(talk.messages, this.markdown);
+    this.#deal(talk.answers.length, talk.chosen);
+    talk.answers.forEach((answer, i) => this.cards[i].restore(answer));
   }
 
   clear() {
-    this.abort?.abort();
-    this.messages = [];
-    this.cards = [];
-    byId('history').replaceChildren();
-    byId('answers').replaceChildren();
+    this.#stop();
+    this.#deal(0);
     byId('status').textContent = '';
     byId('prompt').value = '';
     byId('prompt').focus();
   }
 
-  async send() {
-    if (this.abort) return;
+  #tryExample() {
+    byId('prompt').value = this.example.prompt;
+    for (const [name, value] of Object.entries(this.example.parameters)) byId(name).value = value;
+    this.send();
+  }
+
+  send() {
+    const text = byId('prompt').value, what = this.chat ? 'message' : 'prompt';
+    if (!text) return this.#failed(new parameters.FieldError('prompt', `Write a ${what} first.`));
+    if (!this.chat) return this.#run(() => this.#completion(text));
+    const answer = this.talk.answers[this.talk.chosen]?.content;
+    const said = [...this.talk.messages, ...(answer ? [{ role: 'assistant', content: answer }] : []), { role: 'user', content: text }];
+    return this.#run(() => this.#turn(said), () => { byId('prompt').value = ''; });
+  }
+
+  #again(i, text) {
+    return this.#run(() => this.#turn([...this.talk.messages.slice(0, i), { role: 'user', content: text }]));
+  }
+
+  #redo(i) {
+    return this.#run(() => this.#turn(this.talk.messages.slice(0, i)));
+  }
+
+  // make: gives the request. begun: called as soon as the server has taken it.
+  async #run(make_, begun = () => {}) {
+    if (this.running) return;
     let request;
     try {
-      request = this.#request();
+      request = make_();
     } catch (error) {
       this.#failed(error);
       return;
     }
     this.fail(null);
-    this.abort = new AbortController();
-    this.#busy(true);
-    const run = { started: performance.now(), first: null, tokens: 0 };
+    const run = { abort: new AbortController(), started: performance.now(), first: null, tokens: 0, cards: [], talk: null };
+    this.running = run;
+    this.#busy();
     try {
-      const response = await ask(request.path, { body: request.body, signal: this.abort.signal });
-      this.#begin(request);
+      const response = await ask(request.path, { body: request.body, signal: run.abort.signal });
+      this.#begin(request, run);
+      begun();
       for await (const event of events(response)) this.#take(event, run);
       this.#done(run, 'Done');
     } catch (error) {
-      this.#end('stopped');
+      for (const card of run.cards) card.end('stopped');
       if (error.name === 'AbortError') this.#done(run, 'Stopped');
       else this.#failed(error);
     } finally {
-      this.abort = null;
-      this.#busy(false);
+      this.#keep();
+      this.running = null;
+      this.#busy();
     }
   }
 
-  #request() {
-    const text = byId('prompt').value, chosen = parameters.read(), probabilities = byId('show-logprobs').checked;
-    const common = { model: this.model, ...chosen, stream: true, stream_options: { include_usage: true } };
-    if (!this.chat) {
-      if (!text) throw new parameters.FieldError('prompt', 'Write a prompt first.');
-      const body = { ...common, prompt: text, ...(probabilities && { logprobs: TOP_LOGPROBS }) };
-      return { path: 'v1/completions', body, answers: chosen.n ?? 1 };
-    }
-    if (!text) throw new parameters.FieldError('prompt', 'Write a message first.');
-    const system = byId('system').value, answer = this.#chosen();
-    const told = [...this.messages, ...(answer ? [{ role: 'assistant', content: answer }] : []), { role: 'user', content: text }];
-    const messages = system ? [{ role: 'system', content: system }, ...told] : told;
+  #common() {
+    return { model: this.model, ...parameters.read(), stream: true, stream_options: { include_usage: true } };
+  }
+
+  #completion(prompt) {
+    const common = this.#common(), probabilities = byId('show-logprobs').checked;
+    return { path: 'v1/completions', body: { ...common, prompt, ...(probabilities && { logprobs: TOP_LOGPROBS }) }, answers: common.n ?? 1 };
+  }
+
+  #turn(said) {
+    const common = this.#common(), probabilities = byId('show-logprobs').checked;
+    const messages = chats.told({ system: byId('system').value, messages: said, answers: [], chosen: 0 });
     const body = { ...common, messages, ...(probabilities && { logprobs: true, top_logprobs: TOP_LOGPROBS }) };
-    return { path: 'v1/chat/completions', body, answers: chosen.n ?? 1, told };
-  }
-
-  // The answer that a conversation goes on with.
-  #chosen() {
-    const card = this.cards.find(({ choice }) => choice?.checked) ?? this.cards[0];
-    return card && this.messages.length ? card.content : null;
+    return { path: 'v1/chat/completions', body, answers: common.n ?? 1, said };
   }
 
   // The server has taken the request: what was on the page makes room.
-  #begin({ answers, told }) {
-    this.cards = Array.from({ length: answers }, (_, i) => this.#card(i, answers));
-    byId('answers').replaceChildren(...this.cards.map(({ node }) => node));
-    if (!told) return;
-    this.messages = told;
-    byId('history').replaceChildren(...told.map(({ role, content }) => make('li', { class: role },
-      make('span', { class: 'role' }, role === 'user' ? 'You' : 'Model'), make('div', { class: 'said' }, content))));
-    byId('prompt').value = '';
+  #begin({ answers, said }, run) {
+    if (said) {
+      run.talk = this.talk;
+      Object.assign(this.talk, { messages: said, answers: [], chosen: 0, model: this.model, system: byId('system').value });
+      this.history.show(said, this.markdown);
+      chats.setOpened(this.talk.id);
+    }
+    this.#deal(answers);
+    run.cards = this.cards;
+    this.#keep();
+    this.#busy();
   }
 
-  #card(i, answers) {
-    const said = make('div', { class: 'said' }), reason = make('span', { class: 'reason' });
-    const copy = make('button', { type: 'button', onclick: () => navigator.clipboard.writeText(card.text) }, 'Copy');
-    const tools = [copy];
-    const title = answers > 1 ? `Answer ${i + 1}` : 'Answer';
-    let choice = null;
-    if (this.chat && answers > 1) {
-      choice = make('input', { type: 'radio', name: 'continue', checked: i === 0 });
-      tools.push(make('label', {}, choice, ' go on with this one'));
-    } else if (!this.chat) {
-      tools.push(make('button', { type: 'button', onclick: () => this.#append(card) }, 'Append to prompt'));
-    }
-    const node = make('article', { class: 'answer', 'aria-label': title },
-      make('header', {}, make('h3', {}, title), reason), said, make('footer', {}, tools));
-    const card = { node, said, reason, choice, text: '', content: '', tokens: new TokenText(said) };
-    return card;
+  // Cards for so many answers.
+  #deal(count, chosen = 0) {
+    this.cards = Array.from({ length: count }, (_, i) => this.#card(i, count, i === chosen));
+    byId('answers').replaceChildren(...this.cards.map(({ node }) => node));
+  }
+
+  #card(i, count, chosen) {
+    const title = count > 1 ? `Answer ${i + 1}` : 'Answer', { chat } = this;
+    const choice = chat && count > 1
+      ? make('input', { type: 'radio', name: 'continue', checked: chosen, onchange: () => { this.talk.chosen = i; this.#keep(); } }) : null;
+    const again = () => make('button', { type: 'button', 'data-runs': true, onclick: () => this.#redo(this.talk.messages.length) }, 'Regenerate');
+    const append = (card) => make('button', { type: 'button', onclick: () => this.#append(card) }, 'Append to prompt');
+    const tools = !chat ? [append] : i === 0 ? [again] : [];  // again: all of them
+    return new Card({ title, markdown: chat && this.markdown, choice, tools });
   }
 
   #append(card) {
@@ -147,27 +232,23 @@ export class Playground {
 
   #take(event, run) {
     if (event.usage) run.tokens = event.usage.completion_tokens;
-    for (const choice of event.choices) {
-      const card = this.cards[choice.index], thought = choice.delta?.reasoning_content ?? '';
-      const text = choice.text ?? `${thought}${choice.delta?.content ?? ''}`;
-      const calls = choice.delta?.tool_calls?.map(({ function: f }) => `${f.name ?? ''}${f.arguments ?? ''}`).join('') ?? '';
-      if (text || calls) run.first ??= performance.now();
-      card.text += text + calls;
-      card.content += choice.delta?.content ?? '';  // what the conversation goes on with: thoughts are not told again
-      card.tokens.append(text + calls, entries(choice.logprobs));
-      if (choice.finish_reason) {
-        card.tokens.end();
-        card.reason.textContent = REASONS[choice.finish_reason] ?? choice.finish_reason;
-        card.over = true;
-      }
-    }
+    for (const choice of event.choices) if (run.cards[choice.index].take(choice)) run.first ??= performance.now();
   }
 
-  #end(reason) {
-    for (const card of this.cards.filter(({ over }) => !over)) card.reason.textContent = reason;
+  // Into the browser's storage: the chat that is shown, or whose answers come, with what there is of them.
+  #keep() {
+    const talk = this.running?.talk ?? this.talk;
+    if (!talk.messages.length) return;
+    if (this.running?.talk) {
+      talk.answers = this.running.cards.map(({ content, thought }) => ({ content, thought }));
+      talk.changed = new Date().toISOString();
+    }
+    if (!chats.keep(talk)) this.fail(new Error('This browser has no room to keep this chat. Export your chats, and delete some.'));
+    this.list.show();
   }
 
   #done(run, word) {
+    if (run.cards.length && run.cards !== this.cards) return;  // another chat is shown by now
     const now = performance.now(), parts = [`${word} after ${seconds((now - run.started) / 1e3)}`];
     if (run.first) parts.push(`first text after ${seconds((run.first - run.started) / 1e3)}`);
     if (run.tokens) {
@@ -188,10 +269,14 @@ export class Playground {
     this.fail(error);
   }
 
-  #busy(busy) {
+  #busy() {
+    const busy = this.running !== null;
     byId('send').disabled = busy;
     byId('stop').disabled = !busy;
+    for (const button of byId('request').querySelectorAll('[data-runs]')) button.disabled = busy;
     byId('answers').setAttribute('aria-busy', String(busy));
     if (busy) byId('status').textContent = 'Generating …';
   }
 }
+
+const combined = (names) => make('span', {}, names.flatMap((name, i) => [i ? '+' : '', make('kbd', {}, name)]));

@@ -2,24 +2,34 @@
 
 import { draw, make, quantity, seconds, significant, table } from './dom.js';
 
-const WIDTH = 720, HEIGHT = 400, LEFT = 92, RIGHT = 16, TOP = 18, BOTTOM = 52;
+const LEFT = 92, RIGHT = 16, TOP = 18, BOTTOM = 52;
+const LEAST_WIDTH = 260, ASPECT = 0.55, LEAST_HEIGHT = 260, LABEL_WIDTH = 56;  // in pixels, as the chart is drawn
 const MARGIN = 8;  // of the axes, as a factor beyond what they show
 
 export class Roofline {
   constructor(node) {
     this.node = node;
     this.trail = [];
+    this.width = 0;
+    new ResizeObserver(() => this.last && this.#width() !== this.width && this.show(...this.last)).observe(node);
+  }
+
+  // One unit of the drawing is one pixel, so that its letters have the size of the page's.
+  #width() {
+    return Math.max(LEAST_WIDTH, this.node.clientWidth);
   }
 
   // step: {tokens, sequences, bytes, flops, measured_s, predicted_s}; roof: {bytes_per_s, flops_per_s}
   show(roof, step) {
+    this.last = [roof, step];
+    this.width = this.#width();
     if (!roof) {
       this.node.replaceChildren(make('p', { class: 'help' }, 'The roofline of this machine is not known.'));
       return;
     }
     const points = step ? [point(step, step.measured_s), point(step, step.predicted_s)] : [];
     if (step) this.trail = [...this.trail.filter(([x, y]) => x !== points[0][0] || y !== points[0][1]), points[0]].slice(-40);
-    const scale = scales(roof, [...points, ...this.trail]);
+    const scale = scales(this.width, roof, [...points, ...this.trail]);
     this.node.replaceChildren(
       this.#chart(roof, points, scale),
       make('ul', { class: 'legend' },
@@ -27,27 +37,27 @@ export class Roofline {
       step ? numbers(roof, step) : make('p', { class: 'help' }, 'No step has run yet. Ask for something in the playground.'));
   }
 
-  #chart(roof, points, { x, y, ranges: [[x0, x1], [y0, y1]] }) {
-    const ridge = roof.flops_per_s / roof.bytes_per_s, bottom = HEIGHT - BOTTOM;
+  #chart(roof, points, { x, y, width, height, ranges: [[x0, x1], [y0, y1]] }) {
+    const ridge = roof.flops_per_s / roof.bytes_per_s, bottom = height - BOTTOM, right = width - RIGHT;
     const line = `M${x(x0)} ${y(x0 * roof.bytes_per_s)}L${x(ridge)} ${y(roof.flops_per_s)}L${x(x1)} ${y(roof.flops_per_s)}`;
-    const middle = Math.sqrt(x0 * ridge);  // of the slope
-    const [low, high] = [middle, 2 * middle].map((at) => [x(at), y(at * roof.bytes_per_s)]);
+    const start = 1.6 * x0;  // of the slope's label, away from the points
+    const [low, high] = [start, 2 * start].map((at) => [x(at), y(at * roof.bytes_per_s)]);
     const slope = (180 / Math.PI) * Math.atan2(high[1] - low[1], high[0] - low[0]);
     const [measured, predicted] = points;
-    return draw('svg', { class: 'chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img',
+    return draw('svg', { class: 'chart', viewBox: `0 0 ${width} ${height}`, role: 'img',
       'aria-label': 'Operations per second over operations per byte; the table below has the numbers' },
       draw('path', { class: 'under', d: `${line}V${bottom}H${x(x0)}Z` }),
-      decades(x0, x1).flatMap((value) => [
+      decades(x0, x1, (right - LEFT) / LABEL_WIDTH).flatMap((value) => [
         draw('line', { class: 'grid', x1: x(value), x2: x(value), y1: TOP, y2: bottom }),
         draw('text', { x: x(value), y: bottom + 18, 'text-anchor': 'middle' }, significant(value))]),
-      decades(y0, y1).flatMap((value) => [
-        draw('line', { class: 'grid', x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+      decades(y0, y1, (bottom - TOP) / 20).flatMap((value) => [
+        draw('line', { class: 'grid', x1: LEFT, x2: right, y1: y(value), y2: y(value) }),
         draw('text', { x: LEFT - 8, y: y(value) + 4, 'text-anchor': 'end' }, quantity(value, 'FLOP/s'))]),
-      draw('text', { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, 'text-anchor': 'middle' }, 'operations per byte'),
+      draw('text', { x: (LEFT + right) / 2, y: height - 8, 'text-anchor': 'middle' }, 'operations per byte'),
       draw('path', { class: 'roof', d: line }),
-      draw('text', { class: 'label', x: low[0], y: low[1] - 10, 'text-anchor': 'middle', transform: `rotate(${slope} ${low})` },
+      draw('text', { class: 'label', x: low[0], y: low[1] - 8, transform: `rotate(${slope} ${low})` },
         quantity(roof.bytes_per_s, 'B/s')),
-      draw('text', { class: 'label', x: WIDTH - RIGHT - 6, y: y(roof.flops_per_s) - 10, 'text-anchor': 'end' },
+      draw('text', { class: 'label', x: right - 6, y: y(roof.flops_per_s) - 10, 'text-anchor': 'end' },
         quantity(roof.flops_per_s, 'FLOP/s')),
       this.trail.map(([a, b]) => draw('circle', { class: 'trail', cx: x(a), cy: y(b), r: 4 })),
       measured && draw('line', { class: 'drop', x1: x(measured[0]), x2: x(measured[0]), y1: y(measured[1]),
@@ -59,23 +69,25 @@ export class Roofline {
 
 const point = (step, time) => [step.flops / step.bytes, step.flops / time];
 
-function scales(roof, points) {
+function scales(width, roof, points) {
+  const height = Math.round(Math.max(LEAST_HEIGHT, ASPECT * width));
   const xs = [roof.flops_per_s / roof.bytes_per_s, ...points.map(([x]) => x)];
   const ranges = [span(xs), span([roof.flops_per_s, ...points.map(([, y]) => y)])];
   const [[x0, x1], [y0, y1]] = ranges, at = (value, low, high) => Math.log(value / low) / Math.log(high / low);
   return {
-    ranges,
-    x: (value) => LEFT + at(value, x0, x1) * (WIDTH - LEFT - RIGHT),
-    y: (value) => HEIGHT - BOTTOM - at(Math.max(value, y0), y0, y1) * (HEIGHT - BOTTOM - TOP),
+    width, height, ranges,
+    x: (value) => LEFT + at(value, x0, x1) * (width - LEFT - RIGHT),
+    y: (value) => height - BOTTOM - at(Math.max(value, y0), y0, y1) * (height - BOTTOM - TOP),
   };
 }
 
 const span = (values) => [Math.min(...values) / MARGIN, Math.max(...values) * Math.sqrt(MARGIN)];
 
-function decades(low, high) {
-  const found = [];
-  for (let power = Math.ceil(Math.log10(low)); 10 ** power <= high; power += 1) found.push(10 ** power);
-  return found;
+// The powers of ten between two values, or every second or third of them, so that there are not more than `most`.
+function decades(low, high, most) {
+  const first = Math.ceil(Math.log10(low)), count = Math.floor(Math.log10(high)) - first + 1;
+  const every = Math.max(1, Math.ceil(count / Math.max(1, most)));
+  return Array.from({ length: Math.max(0, Math.ceil(count / every)) }, (_, i) => 10 ** (first + i * every));
 }
 
 function key(name, text) {
@@ -85,7 +97,7 @@ function key(name, text) {
 
 function numbers(roof, step) {
   const floor = Math.max(step.bytes / roof.bytes_per_s, step.flops / roof.flops_per_s);
-  return table('The last step', ['', 'measured', 'predicted'], [
+  return table('The last step', ['the last step', 'measured', 'predicted'], [
     ['time of the step', seconds(step.measured_s), seconds(step.predicted_s)],
     ['operations', quantity(step.flops / step.measured_s, 'FLOP/s'), quantity(step.flops / step.predicted_s, 'FLOP/s')],
     ['memory', quantity(step.bytes / step.measured_s, 'B/s'), quantity(step.bytes / step.predicted_s, 'B/s')],

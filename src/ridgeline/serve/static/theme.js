@@ -1,8 +1,10 @@
 // Dark, light, or what the system says: chosen on the page at /, the same everywhere.
 
+import * as storage from './storage.js';
+
 const STORED = 'ridgeline-theme';
 
-export const stored = () => localStorage.getItem(STORED) ?? '';
+export const stored = () => storage.get('localStorage', STORED) ?? '';
 
 export function apply(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
@@ -10,6 +12,6 @@ export function apply(theme) {
 }
 
 export function choose(theme) {
-  localStorage.setItem(STORED, theme);
+  storage.set('localStorage', STORED, theme);
   apply(theme);
 }
