@@ -97,7 +97,8 @@ async def ask(port: int, prompt: list[int], length: int) -> list[int]:
         "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True,
         "return_token_ids": True, "repetition_penalty": 1.0,
     })  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}"
     loop = asyncio.get_running_loop()
     over = loop.create_future()
     transport, _ = await loop.create_connection(lambda: Reader(over), "127.0.0.1", port)
@@ -127,7 +128,7 @@ class Reader(asyncio.Protocol):
 
 async def metrics(port: int) -> dict[str, float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
     found: dict[str, float] = {}

@@ -73,7 +73,7 @@ class Server:
         """The same, for a whole answer."""
         data = json.dumps(body).encode()
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        named = {"host": "x", "content-type": "application/json", "content-length": str(len(data)), **headers}
+        named = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(data)), **headers}
         head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in named.items()) + "\r\n"
         sock.sendall(head.encode() + data)
         self._socks.append(sock)

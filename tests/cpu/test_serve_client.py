@@ -164,9 +164,6 @@ class FakeWire:
         if self.paused:
             self.changed()
 
-    def abort(self) -> None:
-        self.gone.set()
-
     def listen(self, changed: Any) -> None:
         self.changed = changed
 
@@ -174,7 +171,7 @@ class FakeWire:
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
-    async def stream(self, answers: Answers, timed: list[float], patience_s: float = 60.0) -> list[Any]:
+    async def stream(self, answers: Answers, timed: list[float]) -> list[Any]:
         """The stream of a request to its end; the messages that went past the wire."""
         sent: list[Any] = []
 
@@ -187,7 +184,7 @@ class FakeWire:
             {"id": "x"}, StreamOptions(include_usage=True), tally, Tally.usage,
             lambda _, chunk: [{"text": chunk.text}] if chunk.text else [],
         )  # fmt: skip
-        response = EventStream(turn, events, timed.append, patience_s)
+        response = EventStream(turn, events, timed.append)
         await asyncio.wait_for(response({"extensions": {WIRE: self}}, self.receive, send), 10)
         return sent
 
@@ -240,26 +237,9 @@ def test_what_ends_a_stream_early_is_its_last_event(error: Exception, raised: ty
             with pytest.raises(raised):
                 await wire.stream(answers, [])
         (data,) = wire.written
-        assert data.count(b"data: ") == 2 and b"error" in data and b"[DONE]" not in data
+        assert data.count(b"data: ") == 3 and b"error" in data and data.endswith(DONE)
 
     asyncio.run(run())
-
-
-def test_a_reader_that_takes_nothing_counts_as_gone(caplog: pytest.LogCaptureFixture) -> None:
-    ended: list[int] = []
-
-    async def run() -> None:
-        wire, answers = FakeWire(room=2), Answers([5], ended.extend)
-        task = asyncio.create_task(wire.stream(answers, [], patience_s=0.05))
-        for _ in range(9):
-            answers.put(5, chunk(), 1.0)
-            answers.tell()
-            await asyncio.sleep(0.001)
-        await task
-        assert len(wire.written) == 2
-
-    asyncio.run(run())
-    assert ended == [5] and "took nothing" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])

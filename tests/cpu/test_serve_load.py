@@ -42,7 +42,8 @@ async def ask(port: int, i: int, tokens: int) -> list[int]:
         "return_token_ids": True, "repetition_penalty": 1.0,
     })  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}"
     writer.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
     data = await reader.read()
     writer.close()

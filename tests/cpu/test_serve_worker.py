@@ -17,6 +17,7 @@ from ridgeline.sched.stats import StepShape
 from ridgeline.serve.compiler import THREADS, Compiler
 from ridgeline.serve.machine import StepCost
 from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.pulse import Pulse
 from ridgeline.serve.worker import Worker
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
@@ -71,7 +72,7 @@ class Bench:
         llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
         ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0))
         self._inbox, self._inner = Inbox(ours), Inbox(theirs)
-        self.worker = Worker(llm, self._inner, ledger)
+        self.worker = Worker(llm, self._inner, ledger, Pulse(lambda message: None))
 
     def close(self) -> None:
         self._inbox.close()

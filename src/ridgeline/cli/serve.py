@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli import limits
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ridgeline.serve.service import Service
 
 _SERVER = "Server"
-_PROTECTION = "Protection"
 PLANNED_SEQUENCES = 32
 
 
@@ -27,7 +27,7 @@ def _server(*names: str, help: str) -> Any:
 
 
 def _protection(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=_PROTECTION)
+    return typer.Option(*names, help=help, rich_help_panel=limits.PROTECTION)
 
 
 ModelArgument = Annotated[
@@ -71,10 +71,11 @@ def serve(
         int, _protection("--max-waiting", help="Answers that may wait for the engine; more are refused with 429.")
     ] = 1024,
     max_body_bytes: Annotated[int, _protection("--max-body-bytes", help="Of a request.")] = 16 << 20,
-    allowed_origins: Annotated[
-        list[str] | None,
-        _protection("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
-    ] = None,
+    allowed_origins: limits.AllowedOrigins = None, allowed_hosts: limits.AllowedHosts = None,
+    max_connections: limits.MaxConnections = 4096, timeout_headers: limits.TimeoutHeaders = 10.0,
+    timeout_body: limits.TimeoutBody = 30.0, timeout_keep_alive: limits.TimeoutKeepAlive = 75.0,
+    timeout_write: limits.TimeoutWrite = 60.0, timeout_heartbeat: limits.TimeoutHeartbeat = 5.0,
+    timeout_engine: limits.TimeoutEngine = 60.0, timeout_step: limits.TimeoutStep = 600.0,
     shutdown_timeout: Annotated[
         int, _server("--shutdown-timeout", help="Seconds that what is open may take after SIGTERM; then it is cut off.")
     ] = 30,
@@ -117,15 +118,19 @@ def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOption
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
     if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
-    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes", "shutdown_timeout"):
-        if given.get(name) is not None and given[name] < 0:
-            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 0")
-    same = {field.name for field in fields(ServeOptions)} - {"names", "chat_template"}
-    keys = read_keys(given.get("api_key") or (), given.get("api_key_file"), os.environ.get(ENVIRONMENT_KEYS))
+    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes", "shutdown_timeout", "max_connections"):
+        least = int(name == "max_connections")
+        if given.get(name) is not None and given[name] < least:
+            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least {least}")
+    several = {"allowed_origins", "allowed_hosts"}
+    same = {field.name for field in fields(ServeOptions)} - {"names", "chat_template"} - several
+    lists: dict[str, Any] = {name: tuple(given.get(name) or ()) for name in several}
+    environment = os.environ.pop(ENVIRONMENT_KEYS, None)  # the engine and other children need not know the keys
     return ServeOptions(
-        names=tuple(names), key_hashes=keys, chat_template=_template(given["chat_template"]),
-        allowed_origins=tuple(given.get("allowed_origins") or ()),
-        **{name: given[name] for name in same & set(given) - {"allowed_origins"}},
+        names=tuple(names), key_hashes=read_keys(given.get("api_key") or (), given.get("api_key_file"), environment),
+        chat_template=_template(given["chat_template"]), timeouts=limits.timeouts_of(given),
+        patience=limits.patience_of(given), **lists,
+        **{name: given[name] for name in same & set(given)},
     )  # fmt: skip
 
 

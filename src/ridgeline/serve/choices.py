@@ -43,4 +43,4 @@ class ChoiceEvents:
         return (self._envelope.event([], self._usage(self._tally)) if self._in_the_end else b"") + DONE
 
     def failed(self, error: APIError) -> bytes:
-        return event(error.body())
+        return event(error.body()) + DONE

@@ -20,6 +20,7 @@ from ridgeline.serve.messages import (
     HEADER,
     Abort,
     Ask,
+    Beat,
     Chunks,
     Delivered,
     Embed,
@@ -35,10 +36,12 @@ from ridgeline.serve.messages import (
     Submit,
     frame,
 )
+from ridgeline.serve.watch import EngineSilent, Patience, Watch
 from ridgeline.spec.request import OutputChunk
 
 State = Literal["starting", "ready", "restarting", "closed"]
 MAX_BACKOFF_SECONDS = 30.0
+END_SECONDS = 10.0  # for a process to end once it is killed; a dead driver can hold it for good
 STEADY_SECONDS = 60.0  # an engine that lived so long is started again at once
 
 Batch = list[tuple[int, OutputChunk]]  # which of the requests, and what came of it
@@ -146,8 +149,12 @@ class Answers:
 class EngineClient:
     """One engine process at a time. All methods belong to one event loop."""
 
-    def __init__(self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None]) -> None:
+    def __init__(
+        self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None],
+        patience: Patience | None = None,
+    ) -> None:  # fmt: skip
         self._start_message, self._on_loading = Start(model, options), on_loading
+        self.watch = Watch(patience or Patience())
         self._ids = count()
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
@@ -169,6 +176,11 @@ class EngineClient:
     def pid(self) -> int | None:
         """Of the engine's process."""
         return self._process.pid if self._process else None
+
+    @property
+    def health(self) -> State | Literal["silent"]:
+        """The state; "silent" where the engine should be ready and gives no sign of life."""
+        return "silent" if self.state == "ready" and self.watch.silent else self.state
 
     def submit(
         self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
@@ -193,6 +205,10 @@ class EngineClient:
         reply: Report = await self._ask(Ask)
         return reply
 
+    def end_all(self, why: str) -> None:
+        """End every request that is open: each is answered with an error."""
+        self._fail_all(why)
+
     async def close(self) -> None:
         """End the process, and every request that is open. May be called again."""
         self.state = "closed"
@@ -212,16 +228,24 @@ class EngineClient:
             raise StartFailed(f"the engine's process could not be started: {e}{await self._reap()}") from None
         self._send(self._start_message)
         try:
-            while not isinstance(message := await _read(reader), Ready):
-                if isinstance(message, Failed):
-                    raise StartFailed(message.message)
-                self._on_loading(message)
+            message = await self.watch.over(self._load(reader), loading=True)
+        except EngineSilent as e:
+            raise StartFailed(f"the engine's process {e} while it loaded the model{await self._reap()}") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise StartFailed(f"the engine's process ended while it loaded the model{await self._reap()}") from None
         except BaseException:
             await self._reap()
             raise
         return reader, message
+
+    async def _load(self, reader: asyncio.StreamReader) -> Ready:
+        while not isinstance(message := await _read(reader), Ready):
+            self.watch.heard(message)
+            if isinstance(message, Failed):
+                raise StartFailed(message.message)
+            if isinstance(message, Loading):
+                self._on_loading(message)
+        return message
 
     def _popen(self) -> socket.socket:
         """Start the process; our end of its pipe. Raises OSError."""
@@ -240,9 +264,13 @@ class EngineClient:
         backoff = 0.0
         while True:
             started = time.perf_counter()
-            await self._listen(reader)
+            silent = ""
+            try:
+                await self.watch.over(self._listen(reader))
+            except EngineSilent as e:
+                silent = f", since it {e},"
             self.state = "restarting"
-            why = await self._reap()
+            why = silent + await self._reap()
             log.error("the engine's process ended%s; it is started again", why)
             self._fail_all(f"the engine's process ended{why} and is being started again; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
@@ -252,7 +280,9 @@ class EngineClient:
         """Take messages until no more come, or one that cannot be taken."""
         try:
             while True:
-                self._take(await _read(reader))
+                message = await _read(reader)
+                self.watch.heard(message)
+                self._take(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except Exception:  # a fault of ours, or a process that wrote nonsense: a new one is better than none
@@ -284,7 +314,10 @@ class EngineClient:
             status = await asyncio.to_thread(process.wait, 1.0)
         except subprocess.TimeoutExpired:
             process.kill()
-            status = await asyncio.to_thread(process.wait)
+            try:
+                status = await asyncio.to_thread(process.wait, END_SECONDS)
+            except subprocess.TimeoutExpired:
+                return f"; the system has not ended process {process.pid} yet"
         return f" by signal {-status}" if status < 0 else f" with status {status}"
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -299,6 +332,8 @@ class EngineClient:
         elif isinstance(message, Lost):
             for number in message.ids:
                 self._fail(number, EngineDown(message.message))
+        elif isinstance(message, Beat):
+            return
         elif (reply := self._replies.pop(message.id, None)) is not None and not reply.done():
             reply.set_result(message)
 

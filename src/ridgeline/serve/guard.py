@@ -1,4 +1,4 @@
-"""What stands before every endpoint: keys, sizes, one line of log. None of it looks into a body."""
+"""What stands before every endpoint: hosts, keys, sizes, one line of log. None of it looks into a body."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.serve.credentials import check_host, host_of, key_in, values
 from ridgeline.serve.errors import APIError, dumps, internal
 from ridgeline.serve.service import Service
 
@@ -61,25 +62,41 @@ class Guard:
             log.log(level, "%s %r %s %.3f s", scope["method"], scope["path"], status, seconds)
 
     def _enter(self, scope: Scope) -> bytes | None:
-        """The key's hash, counted as one more of its requests. Raises APIError."""
-        options, headers = self._service.options, dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > options.max_body_bytes:
+        """The key's hash, counted as one more of its requests. The size is looked at last: strangers learn nothing of
+        it. Raises APIError.
+        """
+        options, headers = self._service.options, scope["headers"]
+        host = host_of(headers, scope["http_version"])
+        if not options.key_hashes:
+            check_host(host, options)
+        key = self._key(scope)
+        lengths = values(headers, b"content-length")
+        if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > options.max_body_bytes:
             raise _too_large(options.max_body_bytes)
-        if not options.key_hashes or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
+        if key is not None:
+            self._count(key)
+        return key
+
+    def _key(self, scope: Scope) -> bytes | None:
+        """The hash of the request's key; None where none is needed. Raises APIError."""
+        options, path = self._service.options, scope["path"]
+        if not options.key_hashes or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        key = options.key_of(given.strip()) if scheme.lower() == b"bearer" else None
+        key = options.key_of(key_in(scope["headers"]))
         if key is None:
-            raise APIError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-        limit = options.max_concurrency_per_key
+            raise APIError(
+                401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            )
+        return key
+
+    def _count(self, key: bytes) -> None:
+        limit = self._service.options.max_concurrency_per_key
         if limit is not None and self._open[key] >= limit:
             raise APIError(
                 429, f"this key has {limit} requests open, its limit; wait for one to end", code="too_many_requests",
                 retry_after=1,
             )  # fmt: skip
         self._open[key] += 1
-        return key
 
 
 def fault(error: BaseException, *, with_message: bool) -> str:

@@ -10,6 +10,7 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -142,6 +143,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The process lives. turn_s: seconds for which its loop has been in one turn; 0 while it waits for messages."""
+
+    turn_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Embedded:
     """One vector for each prompt."""
 
@@ -168,13 +176,15 @@ def frame(message: object) -> bytes:
 
 
 class Inbox:
-    """The engine's end: reads what has come without waiting, or waits for something. To be made before many files are
-    open: select, whose timeouts alone are finer than a millisecond, takes numbers of files below 1024 only.
+    """The engine's end: reads what has come without waiting, or waits for something; sends, from any thread. To be made
+    before many files are open: select, whose timeouts alone are finer than a millisecond, takes numbers of files below
+    1024 only.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._data = bytearray()
+        self._sending = threading.Lock()
         self._wakeup, self._wake = os.pipe()
 
     @classmethod
@@ -189,6 +199,12 @@ class Inbox:
         self.sock.close()
         os.close(self._wakeup)
         os.close(self._wake)
+
+    def send(self, message: object) -> None:
+        """Send a message. From any thread. Raises OSError once the other end is closed."""
+        data = frame(message)
+        with self._sending:
+            self.sock.sendall(data)
 
     def wake(self) -> None:
         """End the wait of a `read` that can be woken, this one's or the next one's. From any thread."""

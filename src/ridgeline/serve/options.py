@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.connections import Timeouts
+from ridgeline.serve.watch import Patience
 
 ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one, or several with commas between
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -24,7 +26,9 @@ class ServeOptions:
     tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
     read answers (CORS). log_requests: prompts go into the log.
     shutdown_timeout: seconds that what is open may take after a signal. otlp_traces_endpoint: of
-    a collector that is sent a span for each request.
+    a collector that is sent a span for each request. timeouts: of clients. max_connections: at once. allowed_hosts:
+    names besides those of this machine that a Host header may have where there are no keys; "*" is all. patience: with
+    an engine that hangs.
     """
 
     names: Sequence[str]
@@ -45,6 +49,10 @@ class ServeOptions:
     root_path: str = ""
     otlp_traces_endpoint: str | None = None
     seed: int = 0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    max_connections: int = 4096
+    allowed_hosts: tuple[str, ...] = ()
+    patience: Patience = field(default_factory=Patience)
 
     def key_of(self, given: bytes) -> bytes | None:
         """The hash of a key that is known. Takes as long for a wrong one as for a right one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ridgeline.sched.counts import Histogram
 from ridgeline.serve.client import EngineDown
+from ridgeline.serve.connections import REASONS, Connections
 from ridgeline.serve.messages import Report
 from ridgeline.serve.service import Service
 
@@ -71,17 +72,32 @@ async def exposition(service: Service) -> str:
 
 def _server(page: Page, service: Service) -> None:
     client, gate = service.client, service.gate
-    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer.", client.state == "ready")
+    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer.", client.health == "ready")
+    page.value("gauge", "ridgeline:engine_silent_seconds", "Since the engine's last sign of life.",
+               client.watch.silent_s)  # fmt: skip
     page.value("counter", "ridgeline:engine_restarts_total", "Engine processes started again.", client.restarts)
     page.value("gauge", "ridgeline:answers_open", "Answers running or waiting.", gate.open)
     page.value("gauge", "ridgeline:answers_capacity", "Answers that may run or wait.", gate.capacity)
     page.value("counter", "ridgeline:requests_refused_total", "Refused: the queue was full.", gate.refused)
+    _connections(page, service.connections)
     roof = service.ledger.roof()
     page.value("gauge", "ridgeline:roof_bytes_per_second", "That memory gives at most.", roof["bytes_per_s"])
     page.value("gauge", "ridgeline:roof_flops_per_second", "Operations at most.", roof["flops_per_s"])
     page.histogram("ridgeline:delivery_seconds", "Of a stream's chunks, from commit to socket.", service.delivery)
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
     page.values("counter", "http_requests_total", "Requests by path and status.", samples)
+
+
+def _connections(page: Page, connections: Connections) -> None:
+    page.value("gauge", "ridgeline:connections_open", "Connections that are open.", len(connections))
+    page.value("gauge", "ridgeline:connections_capacity", "Connections that may be open.", connections.limit)
+    page.value("counter", "ridgeline:connections_total", "Connections that were accepted.", connections.accepted)
+    page.value("counter", "ridgeline:connections_refused_total", "Connections closed at once: all were in use.",
+               connections.refused)  # fmt: skip
+    page.values("counter", "ridgeline:connections_ended_total", "Connections that the server ended, by reason.",
+                [({"reason": reason}, float(connections.ended[reason])) for reason in REASONS])  # fmt: skip
+    page.value("counter", "ridgeline:accept_errors_total", "Errors of the system while a connection was accepted.",
+               connections.accept_errors)  # fmt: skip
 
 
 def _requests(page: Page, report: Report) -> None:

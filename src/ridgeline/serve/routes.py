@@ -157,12 +157,19 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["Server"])
 async def health(request: Request) -> Response:
-    """200 while there is an engine that can answer; 503 while it is started again."""
-    service = _service(request)
-    state = service.client.state
-    if state != "ready":
-        raise APIError(503, f"the engine is {state}", code="engine_down", retry_after=2)
-    return _json({"status": "ok", "engine": state, "restarts": service.client.restarts})
+    """200 while there is an engine that can answer. Otherwise 503: `http` is ok, since this is an answer; `engine` is
+    "silent" (it gives no sign of life) or "restarting".
+    """
+    client = _service(request).client
+    facts = {"http": "ok", "engine": client.health, "restarts": client.restarts}
+    if client.health == "ready":
+        return _json({"status": "ok", **facts})
+    silent = f"gives no sign of life (for {client.watch.silent_s:.1f} s)"
+    text = f"the HTTP process runs; the engine {silent if client.health == 'silent' else f'is {client.health}'}"
+    error = APIError(503, text, code="engine_down", retry_after=2)
+    return Response(
+        dumps({"status": "unavailable", **facts, **error.body()}), 503, error.headers(), media_type="application/json"
+    )
 
 
 @router.get("/ready", tags=["Server"])

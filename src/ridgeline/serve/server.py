@@ -4,88 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.accept import Acceptor, raise_file_limit
 from ridgeline.serve.app import build_app
 from ridgeline.serve.client import EngineClient
-from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.connections import Connections, Slot, fitting
 from ridgeline.serve.messages import Loading
 from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.protocol import Protocol
 from ridgeline.serve.service import Service
 from ridgeline.serve.settle import settle
-from ridgeline.serve.sse import WIRE
-from ridgeline.serve.wire import TransportWire
 
 BACKLOG = 2048
-MAX_HEAD_BYTES = 1 << 16
-TOO_LONG = f"the headers are longer than {MAX_HEAD_BYTES} bytes"
+log = logging.getLogger(__name__)
+
+CUT_SECONDS = 2.0  # for the last event of what is cut off
+TICK_SECONDS = 0.05
 
 
-class _Protocol(HttpToolsProtocol):
-    """What is no HTTP is told so in the shape of all other errors; headers have an end; streams are written straight to
-    the connection.
-    """
+class HTTPServer(uvicorn.Server):
+    """Accepts within its limits; ends in good order at the first signal, and at once at the second."""
 
-    _open_bytes: int | None = 0  # of a request whose headers are not complete; None: they are
-    _header_bytes = 0  # names and values of headers that are complete
-    _wire: TransportWire
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._wire = TransportWire(transport)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._wire.pause(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._wire.pause(False)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._open_bytes is not None:
-            self._open_bytes += len(data)
-            if self._open_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(TOO_LONG)
-
-    def on_message_begin(self) -> None:
-        self._open_bytes, self._header_bytes = 0, 0
-        super().on_message_begin()
-        self.scope["extensions"] = {WIRE: self._wire}  # type: ignore[dict-item]
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEAD_BYTES:
-            raise ValueError(TOO_LONG)  # which ends in a call of send_400_response
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._open_bytes = None
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        text = TOO_LONG if self._header_bytes > MAX_HEAD_BYTES else msg
-        body = dumps(APIError(400, text, code="invalid_http").body())
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
-
-
-class _Server(uvicorn.Server):
-    """Ends in good order at the first signal, and at once at the second."""
-
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listener: socket.socket, connections: Connections,
+        on_drain: Callable[[], None], on_cut: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """on_drain: called at the first signal. on_cut: called when `timeout_graceful_shutdown` is over; it ends all
+        requests that are open.
+        """
         super().__init__(config)
-        self._on_drain = on_drain
+        self._listener, self._connections = listener, connections
+        self._on_drain, self._on_cut = on_drain, on_cut
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,6 +62,38 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._on_drain()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor = Acceptor(self._listener, self._connections, self._protocol, self.config.ssl)
+        self._acceptor.start()
+        self.started = True
+
+    def _protocol(self, slot: Slot) -> Protocol:
+        return Protocol(config=self.config, server_state=self.server_state, app_state={}, slot=slot)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more and let what is open end. After the timeout, streams end with an error event."""
+        await self._acceptor.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if await self._all_ended(self.config.timeout_graceful_shutdown):
+            return
+        self._on_cut()
+        await self._all_ended(CUT_SECONDS)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+
+    async def _all_ended(self, seconds: float | None) -> bool:
+        """Wait until nothing is open. False: the time is over, or a second signal came."""
+        end = time.monotonic() + (seconds or 0)
+        while self.server_state.connections or self.server_state.tasks:
+            if self.force_exit or time.monotonic() > end:
+                return False
+            await asyncio.sleep(TICK_SECONDS)
+        return True
+
 
 async def serve(
     model: str,
@@ -118,11 +109,12 @@ async def serve(
     cannot be loaded, and for an address that cannot be had.
     """
     listener = _bind(options)  # before the model is loaded: an address that is taken is told at once
-    client = EngineClient(model, llm_options, on_loading)
+    connections = _connections(options)
+    client = EngineClient(model, llm_options, on_loading, options.patience)
     try:
-        service = Service(client, await client.start(), options)
+        service = Service(client, await client.start(), options, connections)
         config = uvicorn.Config(
-            build_app(service), http=_Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
+            build_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_graceful_shutdown=options.shutdown_timeout, ssl_keyfile=options.ssl_keyfile,
             ssl_certfile=options.ssl_certfile,
         )  # fmt: skip
@@ -130,18 +122,29 @@ async def serve(
         def drain() -> None:
             service.draining = True
 
-        server = _Server(config, drain)
+        server = HTTPServer(config, listener, connections, drain, lambda: client.end_all("the server is stopping"))
         settle()
         listener.listen(BACKLOG)  # who comes after `on_ready` is not refused, though a moment early
         scheme = "https" if options.ssl_certfile else "http"
         host = f"[{options.host}]" if ":" in options.host else options.host
         on_ready(service, f"{scheme}://{host}:{listener.getsockname()[1]}")
-        await server.serve([listener])
+        await server.serve()
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
     finally:
         await client.close()
         listener.close()
+
+
+def _connections(options: ServeOptions) -> Connections:
+    """As many as are asked for, or as the limit of open files allows."""
+    limit = fitting(options.max_connections, files := raise_file_limit())
+    if limit < options.max_connections:
+        log.warning(
+            "--max-connections is %d, but this process may open %s files (ulimit -n): %d connections are taken at once",
+            options.max_connections, files, limit,
+        )  # fmt: skip
+    return Connections(limit, options.timeouts)
 
 
 def _bind(options: ServeOptions) -> socket.socket:

@@ -20,6 +20,7 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.counts import Histogram
 from ridgeline.serve import reasoning, tools
 from ridgeline.serve.client import Answers, Batch, EngineClient
+from ridgeline.serve.connections import Connections
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
@@ -120,8 +121,12 @@ class Turn:
 class Service:
     """One model, served."""
 
-    def __init__(self, client: EngineClient, ready: Ready, options: ServeOptions) -> None:
+    def __init__(
+        self, client: EngineClient, ready: Ready, options: ServeOptions, connections: Connections | None = None
+    ) -> None:
+        """connections: of the server; None without one."""
         self.client, self.ready, self.options = client, ready, options
+        self.connections = connections or Connections(0, options.timeouts)
         self.tokenizer: Tokenizer | None = None
         if ready.tokenizer is not None:
             self.tokenizer = Tokenizer.from_folder(ready.tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -16,8 +15,6 @@ from ridgeline.serve.client import Batch
 from ridgeline.serve.errors import APIError, as_api_error, dumps, internal
 
 T = TypeVar("T")
-# A reader that takes nothing for so long holds a whole answer in memory that no limit counts any more.
-PATIENCE_SECONDS = 60.0
 WIRE = "ridgeline.wire"  # among the extensions of a request's scope
 
 
@@ -52,9 +49,6 @@ class Wire(Protocol):
 
     def write_chunk(self, data: bytes) -> None:
         """A piece of the body, to the socket before this returns, unless the reader is behind."""
-
-    def abort(self) -> None:
-        """End the connection, and forget what waits."""
 
     def listen(self, changed: Callable[[], None] | None) -> None:
         """`changed` is called when `paused` has changed."""
@@ -98,20 +92,17 @@ class EventStream(Response):
     """Writes what comes of a turn as soon as it comes, each time in one write. What the engine refuses is raised before
     the response starts. written: called with the seconds since the engine had it, after each write with tokens.
 
-    A reader that is slow holds up its own events only: what it has not read waits in its own queue. One that takes
-    nothing for `patience_s` counts as gone.
+    A reader that is slow holds up its own events only: what it has not read waits in its own queue, until the
+    connection's timeout ends it.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, turn: Source, events: Events, written: Callable[[float], None], patience_s: float = PATIENCE_SECONDS
-    ) -> None:
+    def __init__(self, turn: Source, events: Events, written: Callable[[float], None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.headers["transfer-encoding"] = "chunked"  # as Wire.write_chunk writes
-        self._turn, self._events, self._written, self._patience_s = turn, events, written, patience_s
-        self._patience: asyncio.TimerHandle | None = None
+        self._turn, self._events, self._written = turn, events, written
         self._over = asyncio.get_running_loop().create_future()  # is all written? False: the reader is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +119,6 @@ class EventStream(Response):
         finally:
             self._end(False)
             self._wire.listen(None)
-            self._be_patient(False)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
             self._turn.close()
@@ -148,9 +138,9 @@ class EventStream(Response):
     def _begin(self) -> None:
         if data := self._events.begin():
             self._wire.write_chunk(data)
-        self._wire.listen(self._changed)
+        self._wire.listen(self._advance)
         self._turn.listen(self._advance)
-        self._changed()
+        self._advance()
 
     def _advance(self) -> None:
         """Write what has come."""
@@ -173,20 +163,6 @@ class EventStream(Response):
             self._wire.write_chunk(data)
             if tokens:
                 self._written(time.perf_counter() - self._turn.committed)
-
-    def _changed(self) -> None:
-        """The reader fell behind, or caught up."""
-        self._be_patient(self._wire.paused)
-        self._advance()
-
-    def _be_patient(self, now: bool) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = asyncio.get_running_loop().call_later(self._patience_s, self._give_up) if now else None
-
-    def _give_up(self) -> None:
-        logging.getLogger(__name__).warning("a reader took nothing for %g s: its answer ends", self._patience_s)
-        self._wire.abort()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:

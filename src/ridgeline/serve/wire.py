@@ -13,6 +13,7 @@ class TransportWire:
         self._transport = transport
         self._changed: Callable[[], None] | None = None
         self.paused = False
+        self.chunked = True  # is the body framed in chunks? Not for HTTP/1.0
 
     def pause(self, paused: bool) -> None:
         """The transport holds more than it should, or no longer does."""
@@ -26,7 +27,4 @@ class TransportWire:
 
     def write_chunk(self, data: bytes) -> None:
         if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def abort(self) -> None:
-        self._transport.abort()
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)

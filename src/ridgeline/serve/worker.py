@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -35,9 +34,9 @@ from ridgeline.serve.messages import (
     Start,
     Submit,
     chunk_fields,
-    frame,
 )
 from ridgeline.serve.meters import EngineMeters
+from ridgeline.serve.pulse import Pulse
 from ridgeline.serve.settle import settle
 from ridgeline.spec.request import OutputChunk
 
@@ -52,9 +51,10 @@ HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 class Worker:
     """The loop."""
 
-    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger) -> None:
+    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse) -> None:
         self._llm, self._inbox, self._ledger = llm, inbox, ledger
         self._session = llm.session
+        self._pulse = pulse
         self._compiler = Compiler(llm.grammars, inbox.wake)
         self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
@@ -76,7 +76,9 @@ class Worker:
             return
 
     def _turn(self) -> None:
+        self._pulse.end()
         messages = self._inbox.read(self._patience(), woken=True)
+        self._pulse.begin()
         for message in messages:
             self._take(message)
         for submit, error in self._compiler.done():
@@ -214,7 +216,7 @@ class Worker:
         self._send(Chunks(self._committed, chunks, last))
 
     def _send(self, message: object) -> None:
-        self._inbox.sock.sendall(frame(message))
+        self._inbox.send(message)
 
 
 def ready(llm: LLM) -> Ready:
@@ -234,26 +236,32 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="engine: %(message)s")
     inbox = Inbox.of_file(int(sys.argv[1]))
-    sock = inbox.sock
     start: Start = inbox.read_one()
+    pulse = Pulse(inbox.send)
+    pulse.start()
     try:
-        llm = LLM(start.model, progress_bar=_progress(sock), on_wait=logging.warning, **start.options)
-    except RidgelineError as e:
-        sock.sendall(frame(Failed(str(e))))
-        return
-    try:
-        known = ready(llm)
-        sock.sendall(frame(known))
-        worker = Worker(llm, inbox, StepLedger(known.deployment))
-        settle()
-        worker.run()
+        _serve(start, inbox, pulse)
     except (BrokenPipeError, ConnectionResetError):  # the server is gone
         return
     finally:  # the supervisor need not wait for threads that still compile
-        sock.close()
+        pulse.stop()
+        inbox.sock.close()
 
 
-def _progress(sock: socket.socket) -> Callable[[int], Callable[[int], None]]:
+def _serve(start: Start, inbox: Inbox, pulse: Pulse) -> None:
+    try:
+        llm = LLM(start.model, progress_bar=_progress(inbox.send), on_wait=logging.warning, **start.options)
+    except RidgelineError as e:
+        inbox.send(Failed(str(e)))
+        return
+    known = ready(llm)
+    inbox.send(known)
+    worker = Worker(llm, inbox, StepLedger(known.deployment), pulse)
+    settle()
+    worker.run()
+
+
+def _progress(send: Callable[[object], None]) -> Callable[[int], Callable[[int], None]]:
     """A bar that is drawn in the other process."""
 
     def bar(total: int) -> Callable[[int], None]:
@@ -264,7 +272,7 @@ def _progress(sock: socket.socket) -> Callable[[int], Callable[[int], None]]:
             done += more
             if time.perf_counter() - told > PROGRESS_SECONDS:
                 told = time.perf_counter()
-                sock.sendall(frame(Loading(done, total)))
+                send(Loading(done, total))
 
         return advance
 
