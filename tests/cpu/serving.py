@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ START_SECONDS = 60.0
 class Server:
     """`ridgeline serve` with some arguments, and small ways to ask it."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "ridgeline", "serve", *args, "--port", "0"]
+    def __init__(self, *args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "ridgeline", "serve", *args, "--port", "0"]
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.process = subprocess.Popen(command, stderr=self._log, env=environment)
@@ -93,9 +93,10 @@ class Server:
             time.sleep(0.05)
 
     def engine_pid(self) -> int:
-        """Of the engine's process: the server's only child."""
-        out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
-        (pid,) = out.stdout.split()
+        """Of the engine's process, among the server's children."""
+        command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
+        out = subprocess.run(command, capture_output=True, text=True)
+        (pid,) = (line.split()[0] for line in out.stdout.splitlines() if "ridgeline.serve.worker" in line)
         return int(pid)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -110,9 +111,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+def serving(*args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> Iterator[Server]:
     """A server that is stopped at the end."""
-    server = Server(*args, env=env)
+    server = Server(*args, env=env, prefix=prefix)
     try:
         yield server
     finally:

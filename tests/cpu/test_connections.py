@@ -183,14 +183,8 @@ def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_files_are_left(caplog: pytest.LogCaptureFixture) -> None:
     """The loop waits between two attempts, writes one line, and goes on once there are files again."""
 
-    class Listener:
+    class Listener(socket.socket):
         tries = 0
-
-        def setblocking(self, flag: bool) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
 
     async def run() -> None:
         loop, made = asyncio.get_running_loop(), asyncio.Event()
@@ -212,7 +206,7 @@ def test_no_files_are_left(caplog: pytest.LogCaptureFixture) -> None:
             def connection_made(self, transport: Any) -> None:
                 made.set()
 
-        acceptor = Acceptor(Listener(), connections, lambda slot: Made())  # type: ignore[arg-type]
+        acceptor = Acceptor(Listener(), connections, lambda slot: Made())
         acceptor.start()
         await asyncio.wait_for(made.wait(), 20)
         assert connections.accept_errors == 3 and Listener.tries == 5

@@ -75,7 +75,7 @@ def patience_of(given: Mapping[str, Any]) -> Patience:
     """The same for the engine's limits."""
     from ridgeline.serve.watch import Patience
 
-    return Patience(**_seconds(given, _PATIENCE, least=2.0, or_zero=True))
+    return Patience(**_seconds(given, _PATIENCE, least=1.0, or_zero=True))
 
 
 def _seconds(

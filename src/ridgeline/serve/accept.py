@@ -7,6 +7,7 @@ waits, several thousand times a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -34,6 +35,7 @@ class Acceptor:
         self._errors = SeldomLog(log)
         self._starting: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
         """Begin to accept."""
@@ -41,7 +43,13 @@ class Acceptor:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Accept nothing more, and close the socket."""
+        """Accept nothing more, and close the socket. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(NotImplementedError):  # of Windows' loop
+            asyncio.get_running_loop().remove_reader(self._listener)
+        await asyncio.sleep(0)  # a connection that was accepted at this moment is seen, not lost
         tasks = [*self._starting, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -50,7 +58,7 @@ class Acceptor:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._closed:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as e:
@@ -58,7 +66,7 @@ class Acceptor:
                 self._errors.warning("connections cannot be accepted: %s; the server tries again", e.strerror or e)
                 await asyncio.sleep(0.0 if e.errno in _OF_ONE else BACKOFF_SECONDS)
                 continue
-            if (slot := self._connections.take()) is None:
+            if self._closed or (slot := self._connections.take()) is None:
                 sock.close()
             else:
                 task = loop.create_task(self._connect(sock, slot))

@@ -182,6 +182,11 @@ class EngineClient:
         """The state; "silent" where the engine should be ready and gives no sign of life."""
         return "silent" if self.state == "ready" and self.watch.silent else self.state
 
+    @property
+    def up(self) -> bool:
+        """Can the engine answer?"""
+        return self.health == "ready"
+
     def submit(
         self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
     ) -> Answers:
@@ -264,13 +269,13 @@ class EngineClient:
         backoff = 0.0
         while True:
             started = time.perf_counter()
-            silent = ""
+            silent, patience_s = "", 1.0
             try:
                 await self.watch.over(self._listen(reader))
             except EngineSilent as e:
-                silent = f", since it {e},"
+                silent, patience_s = f", since it {e},", 0.0
             self.state = "restarting"
-            why = silent + await self._reap()
+            why = silent + await self._reap(patience_s)
             log.error("the engine's process ended%s; it is started again", why)
             self._fail_all(f"the engine's process ended{why} and is being started again; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
@@ -302,8 +307,8 @@ class EngineClient:
             log.warning("the engine is ready again")
             return reader
 
-    async def _reap(self) -> str:
-        """End the process if it still runs; how it ended."""
+    async def _reap(self, patience_s: float = 1.0) -> str:
+        """End the process if it still runs after `patience_s`; how it ended."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -311,7 +316,7 @@ class EngineClient:
         if process is None:
             return ""
         try:
-            status = await asyncio.to_thread(process.wait, 1.0)
+            status = await asyncio.to_thread(process.wait, patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
             try:

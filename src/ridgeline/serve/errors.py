@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.types import Send
+
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.serve.client import EngineDown
 
@@ -74,3 +76,12 @@ def invalid(errors: Any) -> APIError:
 def dumps(value: Any) -> bytes:
     """JSON as UTF-8. Half a surrogate pair, which a client may have sent, comes back as a question mark."""
     return _ENCODER.encode(value).encode("utf-8", "replace")
+
+
+async def send_error(error: APIError, send: Send) -> None:
+    """Answer an ASGI request with an error, and close the connection."""
+    body = dumps(error.body())
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers()}.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

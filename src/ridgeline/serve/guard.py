@@ -10,7 +10,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve.credentials import check_host, host_of, key_in, values
-from ridgeline.serve.errors import APIError, dumps, internal
+from ridgeline.serve.errors import APIError, internal, send_error
 from ridgeline.serve.service import Service
 
 # What may be asked without a key: that the server lives, and how to talk to it.
@@ -46,12 +46,12 @@ class Guard:
             key = self._enter(scope)
             await self._app(scope, _limited(receive, self._service.options.max_body_bytes), sending)
         except APIError as e:
-            await _answer(e, sending)
+            await send_error(e, sending)
         except Exception as e:  # not given on: the HTTP server would log its message, which may hold a prompt
             begun, status = status != NO_ANSWER, 500
             log.error("a fault of the server: %s", fault(e, with_message=self._service.options.log_requests))
             if not begun:
-                await _answer(internal(), sending)
+                await send_error(internal(), sending)
         finally:
             if key is not None:
                 self._open[key] -= 1
@@ -123,10 +123,3 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 def _too_large(limit: int) -> APIError:
     return APIError(413, f"the body is larger than {limit} bytes (--max-body-bytes)", code="body_too_large")
-
-
-async def _answer(error: APIError, send: Send) -> None:
-    headers = {"content-type": "application/json", "connection": "close", **error.headers()}
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": dumps(error.body())})

@@ -28,10 +28,10 @@ async def live(service: Service) -> dict[str, Any]:
         "chat": service.tokenizer is not None and service.tokenizer.chat_template is not None,
         "roles": service.knows_roles,
         "example": None if example is None else {"prompt": example.prompt, "parameters": dict(example.parameters)},
-        "engine": {"state": client.state, "restarts": client.restarts},
+        "engine": {"state": client.health, "restarts": client.restarts},
     }
     try:
-        report = await asyncio.wait_for(client.report(), PATIENCE_SECONDS)
+        report = await asyncio.wait_for(client.report(), PATIENCE_SECONDS if client.up else 0.0)
     except (TimeoutError, EngineDown):
         return found
     found["engine"] |= {name: getattr(report.meters, name) for name in ENGINE}

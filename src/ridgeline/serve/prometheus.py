@@ -59,7 +59,7 @@ async def exposition(service: Service) -> str:
     page = Page({"model_name": service.name, "engine": "0"})
     report: Report | None
     try:
-        report = await asyncio.wait_for(service.client.report(), PATIENCE_SECONDS)
+        report = await asyncio.wait_for(service.client.report(), PATIENCE_SECONDS if service.client.up else 0.0)
         service.last_report = report
     except (TimeoutError, EngineDown):
         report = service.last_report if service.client.state == "ready" else None
@@ -72,7 +72,7 @@ async def exposition(service: Service) -> str:
 
 def _server(page: Page, service: Service) -> None:
     client, gate = service.client, service.gate
-    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer.", client.health == "ready")
+    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer.", client.up)
     page.value("gauge", "ridgeline:engine_silent_seconds", "Since the engine's last sign of life.",
                client.watch.silent_s)  # fmt: skip
     page.value("counter", "ridgeline:engine_restarts_total", "Engine processes started again.", client.restarts)

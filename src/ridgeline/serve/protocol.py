@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.serve.connections import RESERVED_PATHS, Slot
-from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.errors import APIError, dumps, send_error
 from ridgeline.serve.plain import PlainCycle
 from ridgeline.serve.sse import WIRE
 from ridgeline.serve.wire import TransportWire
@@ -264,8 +264,4 @@ class Reserved:
             503, "all connections of this server are in use (--max-connections); try again",
             code="too_many_connections", retry_after=1,
         )  # fmt: skip
-        body = dumps(error.body())
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 503, "headers": raw})
-        await send({"type": "http.response.body", "body": body})
+        await send_error(error, send)

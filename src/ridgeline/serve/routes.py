@@ -162,7 +162,7 @@ async def health(request: Request) -> Response:
     """
     client = _service(request).client
     facts = {"http": "ok", "engine": client.health, "restarts": client.restarts}
-    if client.health == "ready":
+    if client.up:
         return _json({"status": "ok", **facts})
     silent = f"gives no sign of life (for {client.watch.silent_s:.1f} s)"
     text = f"the HTTP process runs; the engine {silent if client.health == 'silent' else f'is {client.health}'}"

@@ -84,6 +84,7 @@ class HTTPServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+        await asyncio.sleep(TICK_SECONDS)  # in which the loop closes the sockets
 
     async def _all_ended(self, seconds: float | None) -> bool:
         """Wait until nothing is open. False: the time is over, or a second signal came."""

@@ -126,7 +126,7 @@ class Service:
     ) -> None:
         """connections: of the server; None without one."""
         self.client, self.ready, self.options = client, ready, options
-        self.connections = connections or Connections(0, options.timeouts)
+        self.connections = Connections(0, options.timeouts) if connections is None else connections
         self.tokenizer: Tokenizer | None = None
         if ready.tokenizer is not None:
             self.tokenizer = Tokenizer.from_folder(ready.tokenizer)

@@ -1,0 +1,157 @@
+"""Whole servers: no files left, an engine that hangs, streams that are cut off, hosts and keys."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpu.serving import Server, serving
+
+LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+KEY = "a-key-that-nobody-guesses"
+
+
+def head(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode()
+
+
+def told(server: Server, data: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of what is answered to bytes, on a connection that the client then leaves."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(data)
+        answer = b""
+        while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+            piece = sock.recv(1 << 16)
+            assert piece, answer
+            answer += piece
+    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+def until(true: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_few_files_and_many_connections() -> None:
+    """More connections than the system allows this server to have open: it says so in a few lines, and answers."""
+    few = ("sh", "-c", 'ulimit -n 200; exec "$@"', "sh")
+    with serving("pocket", "--quiet", "--timeout-headers", "2", prefix=few) as server:
+        assert "200 files (ulimit -n): 120 connections" in server.said()
+        before = len(server.said())
+        with contextlib.ExitStack() as stack:
+            for i in range(400):
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+                sock.sendall(b"GET /health HTTP/1.1\r\n" if i % 2 else b"")
+            assert server.ask("GET", "/health")[0] == 200
+            assert 100 < server.metric("ridgeline:connections_open") <= 136
+            until(lambda: server.metric("ridgeline:connections_open") <= 3)
+        assert server.post("/v1/completions", prompt="x", max_tokens=1)[0] == 200
+        ended = server.metric("ridgeline:connections_ended_total") + server.metric(
+            "ridgeline:connections_refused_total"
+        )
+        assert ended >= 400
+        new = server.said()[before:]
+        assert "Traceback" not in new and len(new.splitlines()) < 10, new
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[Server]:
+    limits = ("--timeout-heartbeat", "1", "--timeout-engine", "4", "--max-num-seqs", "8")
+    with serving("pocket", "--allowed-hosts", "llm.example", *limits) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200), ("127.0.0.1:8000", 200), ("LOCALHOST:1", 200), ("a.localhost", 200), ("[::1]:8000", 200),
+        ("192.168.1.5:8000", 200), ("llm.example:80", 200), ("llm.example.", 200), ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403), ("localhost.evil.example:8000", 403), ("evil.example:127", 403),
+        ("llm.example\r\nhost: llm.example", 400),
+    ],
+)  # fmt: skip
+def test_only_names_of_this_server_are_hosts(open_server: Server, host: str, status: int) -> None:
+    """A page of another site can let its own name point here, and then ask as if it were this server's page."""
+    found, answer = told(open_server, head("/version", f"host: {host}"))
+    assert found == status
+    if status == 403:
+        assert answer["error"]["code"] == "host_not_allowed" and "--allowed-hosts" in answer["error"]["message"]
+
+
+def test_http_1_1_needs_a_host(open_server: Server) -> None:
+    assert told(open_server, head("/version"))[1]["error"]["code"] == "invalid_host"
+    assert told(open_server, b"GET /version HTTP/1.0\r\n\r\n")[0] == 200
+
+
+def test_a_client_that_closes_its_side_gets_a_stream(open_server: Server) -> None:
+    sock = open_server.stream("/v1/completions", {**LONG, "max_tokens": 40})
+    sock.shutdown(socket.SHUT_WR)
+    data = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert b'"finish_reason":"length"' in data and b"data: [DONE]\n\n" in data
+
+
+def test_an_engine_that_is_stopped_is_not_ready_and_then_replaced(open_server: Server) -> None:
+    server, pid = open_server, open_server.engine_pid()
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: server.ask("GET", "/health")[0] == 503)
+    _, answer = server.ask("GET", "/health")
+    assert (answer["http"], answer["engine"], answer["error"]["code"]) == ("ok", "silent", "engine_down")
+    assert server.ask("GET", "/ready")[0] == 503 and server.metric("ridgeline:engine_up") == 0
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: server.ask("GET", "/health")[0] == 200)
+    assert server.engine_pid() == pid
+    os.kill(pid, signal.SIGSTOP)
+    sock = server.stream("/v1/completions", LONG)  # it waits for an engine that never answers
+    until(lambda: server.ask("GET", "/health")[1]["restarts"] == 1)
+    assert b"no sign of life" in sock.recv(1 << 16)
+    until(lambda: server.ask("GET", "/health")[0] == 200)
+    assert server.engine_pid() != pid and "no sign of life for 4 s (--timeout-engine)" in server.said()
+    assert server.post("/v1/completions", prompt="x", max_tokens=1)[0] == 200
+
+
+def test_streams_that_are_cut_off_say_so() -> None:
+    with serving("pocket", "--shutdown-timeout", "0", "--max-model-len", "1024") as server:
+        socks = [server.stream("/v1/completions", {**LONG, "n": 4}) for _ in range(2)]
+        whole = server.send("/v1/completions", {**LONG, "n": 4})
+        server.until("vllm:num_requests_running", 12)
+        server.process.send_signal(signal.SIGTERM)
+        for sock in socks:
+            data = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # noqa: B023
+            events = [line for line in data.splitlines() if line.startswith(b"data: ")]
+            assert events[-1] == b"data: [DONE]"
+            assert json.loads(events[-2][6:])["error"]["message"] == "the server is stopping"
+        data = b"".join(iter(lambda: whole.recv(1 << 16), b""))
+        assert data.startswith(b"HTTP/1.1 503 ") and b"the server is stopping" in data
+        assert server.process.wait(20) == 0
+        for sock in (*socks, whole):
+            sock.close()
+
+
+def test_keys(tmp_path: Path) -> None:
+    with serving("pocket", "--max-body-bytes", "100", env={"RIDGELINE_API_KEY": KEY}) as server:
+        for given, status in (
+            ({"x-api-key": KEY}, 200), ({"authorization": f"bearer {KEY}"}, 200), ({"x-api-key": "no"}, 401),
+            ({"x-api-key": KEY, "authorization": f"Bearer {KEY}"}, 400), ({}, 401),
+        ):  # fmt: skip
+            assert server.ask("GET", "/v1/models", **given)[0] == status, given
+        host = "host: evil.example"  # of no consequence: a stranger's page has no key
+        assert told(server, head("/v1/models", host, f"x-api-key: {KEY}"))[0] == 200
+        twice = [f"authorization: Bearer {KEY}"] * 2
+        assert told(server, head("/v1/models", host, *twice))[1]["error"]["code"] == "several_api_keys"
+        # A body that never comes, which is too large besides: a stranger is told of the key, and only of it.
+        data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999\r\n\r\n"
+        assert told(server, data)[0] == 401
+        assert told(server, data[:-2] + f"x-api-key: {KEY}\r\n\r\n".encode())[0] == 413
+        environment = Path(f"/proc/{server.engine_pid()}/environ").read_bytes()
+        assert b"OMP_NUM_THREADS" in environment and KEY.encode() not in environment
