@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from ridgeline.plan import EngineOptions, resolve
 from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.client import Answers, EngineClient, EngineDown, pinned
 from ridgeline.serve.errors import APIError
-from ridgeline.serve.messages import Abort, Chunks, Embed, Ready, Start, frame
+from ridgeline.serve.messages import Abort, Beat, Chunks, Embed, Ready, Start, frame
 from ridgeline.serve.service import Gate, Turn
 from ridgeline.serve.sse import DONE, WIRE, EventStream
 from ridgeline.serve.tally import Tally
 from ridgeline.serve.types import StreamOptions
+from ridgeline.serve.watch import EngineSilent, Patience, Watch
 from ridgeline.spec.recurrent import Mamba
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
@@ -256,3 +258,57 @@ def test_a_new_engine_has_the_settings_of_the_first(kind: str, free: int) -> Non
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "checkpoint_tokens",
              "num_pages", "num_host_pages", "steps_in_flight")  # fmt: skip
     assert [getattr(then, n) for n in names] == [getattr(first, n) for n in names]
+
+
+@pytest.mark.parametrize(
+    ("beats", "loading", "why"),
+    [
+        ([0.0] * 9, False, None), ([0.0, 5.0, 9.0], False, "in one step for more than 8 s"),
+        ([], False, "--timeout-engine"), ([], True, "--timeout-step"), ([0.0, 7.0] * 4, True, None),
+    ],
+)  # fmt: skip
+def test_an_engine_that_hangs_is_told_from_a_long_step(
+    beats: list[float], loading: bool, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beat every 3 s on a clock of our own, on which each wait takes 1 s."""
+    clock = [0.0]
+
+    async def wait(tasks: Any, timeout: float) -> None:
+        clock[0] += 1.0
+        if clock[0] % 3 == 0 and beats:
+            watch.heard(Beat(beats.pop(0)))
+            over.set() if not beats and why is None else None
+        await asyncio.sleep(0)
+
+    async def run() -> None:
+        if why is None:
+            await watch.over(over.wait(), loading=loading)
+        else:
+            with pytest.raises(EngineSilent, match=re.escape(why)):
+                await watch.over(over.wait(), loading=loading)
+
+    monkeypatch.setattr("ridgeline.serve.watch.TICK_SECONDS", 1.0)
+    monkeypatch.setattr("ridgeline.serve.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.watch.asyncio.wait", wait)
+    watch, over = Watch(Patience(2.0, 5.0, 8.0)), asyncio.Event()
+    asyncio.run(run())
+
+
+def test_time_in_which_nobody_could_listen_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole computer slept for an hour, or this process was stopped: the engine is not to blame."""
+    clock = [0.0]
+
+    async def wait(tasks: Any, timeout: float) -> None:
+        clock[0] += 3600.0
+        over.set()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("ridgeline.serve.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.watch.asyncio.wait", wait)
+    watch, over = Watch(Patience()), asyncio.Event()
+
+    async def run() -> None:
+        await watch.over(over.wait())
+
+    asyncio.run(run())
+    assert not watch.silent and watch.silent_s < 1

@@ -52,7 +52,7 @@ def test_few_files_and_many_connections() -> None:
         with contextlib.ExitStack() as stack:
             for i in range(400):
                 sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
-                sock.sendall(b"GET /health HTTP/1.1\r\n" if i % 2 else b"")
+                sock.sendall((b"GET /health HTTP/1.1\r\n", b"", b"", b"no HTTP\r\n\r\n")[i % 4])
             assert server.ask("GET", "/health")[0] == 200
             assert 100 < server.metric("ridgeline:connections_open") <= 136
             until(lambda: server.metric("ridgeline:connections_open") <= 3)

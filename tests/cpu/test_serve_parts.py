@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.cli.serve import serve_options
 from ridgeline.errors import RequestError
 from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.errors import APIError
@@ -189,3 +190,14 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     for name in asked | OF_OTHERS:
         base = name.removesuffix("_bucket")
         assert f"# TYPE {base} " in page.text() or f'"{base}"' in source, name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timeout_headers", 0.0), ("timeout_write", float("nan")), ("timeout_engine", 0.5), ("max_connections", 0)],
+)
+def test_limits_that_make_no_sense_are_one_line(name: str, value: float) -> None:
+    given = {"chat_template": None, "tool_call_parser": None, "reasoning_parser": None, name: value}
+    with pytest.raises(RequestError, match=f"--{name.replace('_', '-')} is .*must be at least"):
+        serve_options(given, ["m"])
+    assert serve_options({**given, name: 60}, ["m"]).timeouts.body == 30.0

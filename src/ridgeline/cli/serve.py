@@ -100,7 +100,7 @@ def serve(
 
     options = serve_options(given, served_model_name or [model])
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of what strangers send, a line for each
     if quiet:
         logging.getLogger("ridgeline.serve.guard").setLevel(logging.WARNING)
     find(model, revision, load_format)  # a download shows its progress here, and an error comes at once
