@@ -65,6 +65,17 @@ class Server:
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
         return self.ask("POST", path, body)
 
+    def told(self, data: bytes) -> tuple[int, Any]:
+        """Status and JSON of what is answered to bytes, on a connection that the client then leaves."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as sock:
+            sock.sendall(data)
+            answer = b""
+            while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+                piece = sock.recv(1 << 16)
+                assert piece, answer
+                answer += piece
+        return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+
     def stream(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
         """A connection that has sent a request, and read nothing yet; closed with the server, if not before."""
         return self.send(path, {**body, "stream": True}, **headers)
@@ -119,6 +130,11 @@ def serving(*args: str, env: dict[str, str] | None = None, prefix: Sequence[str]
     finally:
         if server.process.poll() is None:
             server.stop()
+
+
+def head(path: str, *headers: str) -> bytes:
+    """A GET request with these headers and no others."""
+    return "\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode()
 
 
 CHAT_TEMPLATE = """\

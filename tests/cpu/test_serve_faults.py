@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cpu.serving import Server, serving
+from cpu.serving import Server, head, serving
 from ridgeline import LLM, SamplingParams
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -132,6 +132,24 @@ def test_an_engine_that_dies_is_started_again(server: Server, wanted: str) -> No
     good(server, wanted)
 
 
+def check_who_asks(server: Server) -> None:
+    """One key, in one of two headers, before the body is looked at. The engine knows none."""
+    assert server.ask("GET", "/v1/models", x_api_key="beta")[0] == 200
+    assert server.ask("GET", "/v1/models", x_api_key="gamma")[0] == 401
+    status, answer = server.ask("GET", "/v1/models", x_api_key="beta", authorization="Bearer beta")
+    assert (status, answer["error"]["code"]) == (400, "several_api_keys")
+    host = "host: evil.example"  # of no consequence: a stranger's page has no key
+    assert server.told(head("/v1/models", host, "x-api-key: beta"))[0] == 200
+    twice = ["authorization: Bearer beta"] * 2
+    assert server.told(head("/v1/models", host, *twice))[1]["error"]["code"] == "several_api_keys"
+    # A body that never comes, and is too large besides: a stranger is told of the key, and only of it.
+    data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999\r\n"
+    assert server.told(data + b"\r\n")[0] == 401
+    assert server.told(data + b"x-api-key: beta\r\n\r\n")[0] == 413
+    environment = Path(f"/proc/{server.engine_pid()}/environ").read_bytes()
+    assert b"OMP_NUM_THREADS" in environment and b"RIDGELINE_API_KEY" not in environment
+
+
 def test_keys_sizes_and_what_is_no_http(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nalpha\n")
@@ -143,6 +161,7 @@ def test_keys_sizes_and_what_is_no_http(tmp_path: Path) -> None:
         assert server.ask("GET", "/health")[0] == 200
         for key in ("alpha", "beta"):
             assert server.ask("GET", "/v1/models", authorization=f"Bearer {key}")[0] == 200
+        check_who_asks(server)
         ask = {"authorization": "Bearer alpha"}
         status, answer = server.ask("POST", "/v1/completions", {"prompt": "x" * 3000}, **ask)
         assert (status, answer["error"]["code"]) == (413, "body_too_large")

@@ -9,31 +9,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpu.serving import Server, serving
+from cpu.serving import Server, head, serving
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
-KEY = "a-key-that-nobody-guesses"
-
-
-def head(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode()
-
-
-def told(server: Server, data: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of what is answered to bytes, on a connection that the client then leaves."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
-        sock.sendall(data)
-        answer = b""
-        while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
-            piece = sock.recv(1 << 16)
-            assert piece, answer
-            answer += piece
-    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
 def until(true: Any, seconds: float = 30.0) -> None:
@@ -60,7 +42,7 @@ def test_few_files_and_many_connections() -> None:
         ended = server.metric("ridgeline:connections_ended_total") + server.metric(
             "ridgeline:connections_refused_total"
         )
-        assert ended >= 400
+        assert ended >= 300  # the others were told at once that they speak no HTTP
         new = server.said()[before:]
         assert "Traceback" not in new and len(new.splitlines()) < 10, new
 
@@ -83,15 +65,15 @@ def open_server() -> Iterator[Server]:
 )  # fmt: skip
 def test_only_names_of_this_server_are_hosts(open_server: Server, host: str, status: int) -> None:
     """A page of another site can let its own name point here, and then ask as if it were this server's page."""
-    found, answer = told(open_server, head("/version", f"host: {host}"))
+    found, answer = open_server.told(head("/version", f"host: {host}"))
     assert found == status
     if status == 403:
         assert answer["error"]["code"] == "host_not_allowed" and "--allowed-hosts" in answer["error"]["message"]
 
 
 def test_http_1_1_needs_a_host(open_server: Server) -> None:
-    assert told(open_server, head("/version"))[1]["error"]["code"] == "invalid_host"
-    assert told(open_server, b"GET /version HTTP/1.0\r\n\r\n")[0] == 200
+    assert open_server.told(head("/version"))[1]["error"]["code"] == "invalid_host"
+    assert open_server.told(b"GET /version HTTP/1.0\r\n\r\n")[0] == 200
 
 
 def test_a_client_that_closes_its_side_gets_a_stream(open_server: Server) -> None:
@@ -136,22 +118,3 @@ def test_streams_that_are_cut_off_say_so() -> None:
         assert server.process.wait(20) == 0
         for sock in (*socks, whole):
             sock.close()
-
-
-def test_keys(tmp_path: Path) -> None:
-    with serving("pocket", "--max-body-bytes", "100", env={"RIDGELINE_API_KEY": KEY}) as server:
-        for given, status in (
-            ({"x-api-key": KEY}, 200), ({"authorization": f"bearer {KEY}"}, 200), ({"x-api-key": "no"}, 401),
-            ({"x-api-key": KEY, "authorization": f"Bearer {KEY}"}, 400), ({}, 401),
-        ):  # fmt: skip
-            assert server.ask("GET", "/v1/models", **given)[0] == status, given
-        host = "host: evil.example"  # of no consequence: a stranger's page has no key
-        assert told(server, head("/v1/models", host, f"x-api-key: {KEY}"))[0] == 200
-        twice = [f"authorization: Bearer {KEY}"] * 2
-        assert told(server, head("/v1/models", host, *twice))[1]["error"]["code"] == "several_api_keys"
-        # A body that never comes, which is too large besides: a stranger is told of the key, and only of it.
-        data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999\r\n\r\n"
-        assert told(server, data)[0] == 401
-        assert told(server, data[:-2] + f"x-api-key: {KEY}\r\n\r\n".encode())[0] == 413
-        environment = Path(f"/proc/{server.engine_pid()}/environ").read_bytes()
-        assert b"OMP_NUM_THREADS" in environment and KEY.encode() not in environment

@@ -95,7 +95,7 @@ def test_variables_that_no_template_can_have(name: str) -> None:
 async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:
     one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]]())
     transport = httpx.ASGITransport(Guard(app, cast(Service, one)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.get(path), one.statuses
 
 
@@ -140,7 +140,7 @@ def test_the_description_is_open_whole_and_our_own() -> None:
     transport = httpx.ASGITransport(build_app(one))
 
     async def both() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.get(path) for path in ("/docs", "/openapi.json", "/live")]
 
     page, described, closed = asyncio.run(both())
