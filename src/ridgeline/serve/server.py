@@ -79,12 +79,12 @@ class HTTPServer(uvicorn.Server):
             return
         self._on_cut()
         await self._all_ended(CUT_SECONDS)
-        for task in list(self.server_state.tasks):
-            task.cancel()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+        await asyncio.sleep(TICK_SECONDS)  # in which sockets are closed, and requests find that their client is gone
+        for task in list(self.server_state.tasks):
+            task.cancel()
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
-        await asyncio.sleep(TICK_SECONDS)  # in which the loop closes the sockets
 
     async def _all_ended(self, seconds: float | None) -> bool:
         """Wait until nothing is open. False: the time is over, or a second signal came."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from ridgeline.serve.messages import Beat
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
 
 
@@ -38,6 +40,7 @@ class Watch:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
+        self._warned = False
         self.silent_s = 0.0
         self.turn_s = 0.0  # for which the engine had been in its step, when it last said so
 
@@ -48,7 +51,7 @@ class Watch:
 
     def heard(self, message: object) -> None:
         """A message of the engine came."""
-        self.silent_s = 0.0
+        self.silent_s, self._warned = 0.0, False
         if isinstance(message, Beat):
             self.turn_s = message.turn_s
 
@@ -69,6 +72,9 @@ class Watch:
 
     def _check(self, loading: bool) -> None:
         p = self._patience
+        if self.silent and not loading and not self._warned:
+            self._warned = True
+            log.warning("the engine gives no sign of life: /health answers 503 until it does")
         limit, name = (p.step, "--timeout-step") if loading else (p.engine, "--timeout-engine")
         if 0 < limit < self.silent_s:
             raise EngineSilent(f"gave no sign of life for {limit:g} s ({name})")
