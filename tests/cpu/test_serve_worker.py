@@ -14,6 +14,7 @@ import pytest
 
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import StepShape
+from ridgeline.serve.channel import connect
 from ridgeline.serve.compiler import THREADS, Compiler
 from ridgeline.serve.machine import StepCost
 from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
@@ -176,7 +177,7 @@ def test_a_pipe_whose_file_has_a_large_number() -> None:
         ours, theirs = socket.socketpair()
         high = os.dup2(theirs.fileno(), 1500)
         theirs.close()
-        inbox = Inbox.of_file(high)
+        inbox = Inbox(connect(f"file:{high}"))
         ours.sendall(frame(Ask(3)))
         assert inbox.read(1.0) == [Ask(3)]
         with pytest.raises(OSError):

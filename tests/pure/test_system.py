@@ -30,7 +30,7 @@ NAMES = {
     "setsid",
     "sysconf",
 }
-GUARDED = {"system.py": {"resource"}}
+GUARDED = {"system.py": {"resource"}, "serve/accept.py": {"resource"}, "serve/channel.py": {"pass_fds"}}
 
 # Runs a command as on a system without those modules, without /proc, and without what Linux adds to `os`.
 ELSEWHERE = """

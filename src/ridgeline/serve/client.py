@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.plan import EngineConfig, EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.serve.channel import start_process
 from ridgeline.serve.messages import (
     HEADER,
     Abort,
@@ -228,7 +229,9 @@ class EngineClient:
     async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
         """A new process, with its model. Raises StartFailed."""
         try:
-            reader, self._writer = await asyncio.open_connection(sock=self._popen(), limit=1 << 24)
+            reader, self._writer = await asyncio.open_connection(
+                sock=await asyncio.to_thread(self._popen), limit=1 << 24
+            )
         except OSError as e:
             raise StartFailed(f"the engine's process could not be started: {e}{await self._reap()}") from None
         self._send(self._start_message)
@@ -254,15 +257,8 @@ class EngineClient:
 
     def _popen(self) -> socket.socket:
         """Start the process; our end of its pipe. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "ridgeline.serve.worker", str(theirs.fileno())]
-            try:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-            except OSError:
-                ours.close()
-                raise
-        return ours
+        self._process, pipe = start_process([sys.executable, "-m", "ridgeline.serve.worker"])
+        return pipe
 
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
         """Listen; where the process ends, start another one."""

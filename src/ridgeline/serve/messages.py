@@ -5,7 +5,6 @@ The pipe joins two processes of one program and one user: nothing of a client's 
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import socket
@@ -185,20 +184,13 @@ class Inbox:
         self.sock = sock
         self._data = bytearray()
         self._sending = threading.Lock()
-        self._wakeup, self._wake = os.pipe()
-
-    @classmethod
-    def of_file(cls, number: int) -> Inbox:
-        """Of a socket by its file's number, any number: it gets the lowest that is free, and the old one is closed."""
-        sock = socket.socket(fileno=os.dup(number))
-        os.close(number)
-        return cls(sock)
+        self._wakeup, self._wake = socket.socketpair()  # select takes nothing but sockets on Windows
 
     def close(self) -> None:
         """Close its files."""
         self.sock.close()
-        os.close(self._wakeup)
-        os.close(self._wake)
+        self._wakeup.close()
+        self._wake.close()
 
     def send(self, message: object) -> None:
         """Send a message. From any thread. Raises OSError once the other end is closed."""
@@ -208,7 +200,7 @@ class Inbox:
 
     def wake(self) -> None:
         """End the wait of a `read` that can be woken, this one's or the next one's. From any thread."""
-        os.write(self._wake, b".")
+        self._wake.send(b".")
 
     def read(self, timeout: float | None = 0.0, *, woken: bool = False) -> list[Any]:
         """The messages that are complete. timeout: seconds to wait for something to read, and, with `woken`, for a call
@@ -217,7 +209,7 @@ class Inbox:
         files: list[Any] = [self.sock, self._wakeup] if woken else [self.sock]
         readable, _, _ = select.select(files, [], [], timeout)
         if self._wakeup in readable:
-            os.read(self._wakeup, _READ)
+            self._wakeup.recv(_READ)
         if self.sock in readable:
             data = self.sock.recv(_READ)
             if not data:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.llm import LLM
+from ridgeline.serve.channel import connect
 from ridgeline.serve.compiler import Compiler
 from ridgeline.serve.embed import Embedder
 from ridgeline.serve.machine import StepLedger, deployment_of
@@ -231,11 +232,11 @@ def ready(llm: LLM) -> Ready:
 
 
 def main() -> None:
-    """The process. Its one argument is the number of the pipe's file."""
+    """Run the engine's process. Its one argument says where the pipe is (serve/channel.py)."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the HTTP process, which lets the requests end first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="engine: %(message)s")
-    inbox = Inbox.of_file(int(sys.argv[1]))
+    inbox = Inbox(connect(sys.argv[1]))
     start: Start = inbox.read_one()
     pulse = Pulse(inbox.send)
     pulse.start()
