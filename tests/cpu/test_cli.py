@@ -162,7 +162,7 @@ def test_json_with_logprobs_and_choices(run: Run, tiny: Path) -> None:
 def test_threads(run: Run, tiny: Path) -> None:
     pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
     done = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "--threads", "1", "-v")
-    assert re.search(r"^threads +1 +as given$", done.stderr, re.MULTILINE)
+    assert re.search(r"^threads +1 +as given +--threads$", done.stderr, re.MULTILINE)
     chosen = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "-v")
     assert re.search(r"^threads +\d+ +one on each physical core", chosen.stderr, re.MULTILINE)
     assert done.stdout == chosen.stdout

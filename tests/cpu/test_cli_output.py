@@ -124,7 +124,7 @@ def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: 
     assert re.fullmatch(r"9 prompts with \d+ tokens, 36 new tokens in [\d.]+ s: [\d,.]+ tokens/s", total)
     assert re.fullmatch(r"pages: at most 2 of 32; prefix hits: \d+% of prompt tokens; preemptions: 0", pages)
     verbose = run("generate", "-m", model, "Once", "-v", "--max-tokens", "1", "--max-num-seqs", "3").stderr
-    assert re.search(r"^max_num_seqs +3 +as given$", verbose, re.MULTILINE)
+    assert re.search(r"^max_num_seqs +3 +as given +--max-num-seqs$", verbose, re.MULTILINE)
     assert re.search(r"^weights +\S+ [KM]iB$", verbose, re.MULTILINE)
 
 

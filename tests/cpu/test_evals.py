@@ -366,7 +366,7 @@ def test_what_cannot_be_measured(tiny: dict[str, Pair], tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def call(*args: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["ridgeline", "evaluate", *map(str, args)])

@@ -28,7 +28,7 @@ from ridgeline.spec.recurrent import Mamba
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
 POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
-READY = Ready(*[None] * 9)  # type: ignore[arg-type]
+READY = Ready(*[None] * 10)  # type: ignore[arg-type]
 
 
 def client_without_engine(sent: list[Any]) -> EngineClient:

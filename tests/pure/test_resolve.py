@@ -141,8 +141,8 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     names = {*asdict(options), "max_model_len", "kv_cache_dtype"}
     assert set(config.reasons) == names
     assert all(config.reasons.values())
-    text = "\n".join(config.describe(1000, on_host=q["device_is_host"]))
-    assert all(name in text for name in names | {"weights", "workspace", "left free"})
+    assert names <= {setting.name for setting in config.settings()}
+    assert {"weights", "workspace", "left free"} <= dict(config.memory(1000, on_host=q["device_is_host"])).keys()
 
 
 def check_remedies(q: dict[str, Any], message: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,10 +12,8 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from ridgeline.cli.prompts import Row
+    from ridgeline.cli.tables import Table
     from ridgeline.llm import LLM
     from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
     from ridgeline.measure.predict import Predicted
@@ -124,12 +120,12 @@ def throughput(
 
 def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LLM, Roof]:
     from ridgeline.cli.loading import load
-    from ridgeline.cli.report import chosen, say
+    from ridgeline.cli.report import say_engine
     from ridgeline.measure import measure_roof
 
     llm = load(given["model"], o.llm_options(given) | {"skip_tokenizer_init": skip_tokenizer_init})
     if given["verbose"]:
-        say(*chosen(llm, verbose=True))
+        say_engine(llm, verbose=True)
     return llm, measure_roof(llm.loaded.table)
 
 
@@ -192,9 +188,9 @@ def _random_requests(llm: LLM, given: Mapping[str, Any]) -> list[GenerationReque
 
 def _report(
     name: str, given: Mapping[str, Any], llm: LLM, roof: Roof, what: str, found: dict[str, Any],
-    tables: Sequence[RenderableType],
+    parts: Sequence[Table | str],
 ) -> None:  # fmt: skip
-    """One JSON line, or the tables under what they were measured on."""
+    """Print one JSON line, or the tables below the conditions of the measurement."""
     from ridgeline.cli.doctor import machine, versions
 
     computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.format
@@ -212,26 +208,22 @@ def _report(
         }  # fmt: skip
         print(json.dumps(line, allow_nan=False))
         return
-    from rich.console import Console
+    from ridgeline.cli.tables import screen, show
 
-    # Into a file or a pipe, tables are as wide as they need to be.
-    width = None if sys.stdout.isatty() else 100
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{given['batching'].value} batching" if config else "naive sampling"
-    console.print(f"{given['model']}: {format.name if format.is_lossy else dtype} weights, {mode}")
-    console.print(what)
-    console.print(
+    show(
+        screen(),
+        f"{given['model']}: {format.name if format.is_lossy else dtype} weights, {mode}",
+        what,
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "
-        "(measured)"
+        "(measured)",
+        *parts,
     )
-    for table in tables:
-        console.print()
-        console.print(table)
 
 
-def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[RenderableType]:
-    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "floor", "of roof")
+def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[Table | str]:
+    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "floor", "of roof", drop=("p90", "median"))
     said: tuple[float | None, ...] = (None, None, None)
     if predicted:
         each = [x for x in predicted.tpot_s if x is not None]
@@ -245,10 +237,10 @@ def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> l
         if spread is not None and floor is not None:
             off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
             times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
-    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", fill(note, 100)]
+    return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", note]
 
 
-def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str) -> list[RenderableType]:
+def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str) -> list[Table | str]:
     rates = _table("", "measured", "at the roof", "of the roof")
     stretch = found.elapsed_s / found.floor_s
     for name, rate in (
@@ -266,7 +258,7 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str
         if spread is not None:
             times.add_row(name, *_spread(spread))
     if (use := found.pages) is None:
-        return [rates, times, fill(note, 100)]
+        return [rates, times, note]
     pages = _table("engine", "mean", "most", "of")
     pages.add_row("sequences at once", f"{use.mean_running:,.1f}", "", "")
     pages.add_row("pages in use", f"{use.mean_used_pages:,.1f}", f"{use.peak_used_pages:,}", f"{use.num_pages:,}")
@@ -275,16 +267,15 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str
         f"{use.waste:.1%} of the places in pages wasted; {use.hit_rate:.1%} of prompt tokens from the prefix cache; "
         f"{use.preemptions:,} preemptions{swapped}"
     )
-    return [rates, times, pages, last, fill(note, 100)]
+    return [rates, times, pages, last, note]
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
+def _table(*names: str, drop: Sequence[str] = ()) -> Table:
+    """drop: the columns that are given up where there is no room, first the first."""
+    from ridgeline.cli.tables import Column, Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return table
+    order = {name: i for i, name in enumerate(drop)}
+    return Table("", [Column(name, right=i > 0, drop=order.get(name)) for i, name in enumerate(names)])
 
 
 def _spread(spread: Spread) -> tuple[str, ...]:

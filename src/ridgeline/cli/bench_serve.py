@@ -11,8 +11,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
+    from ridgeline.cli.tables import Table
     from ridgeline.measure.client import Server
     from ridgeline.measure.load import Measured
     from ridgeline.sim import Report, Workload
@@ -210,33 +209,29 @@ def _title(given: dict[str, Any], server: Server, workload: Workload) -> str:
 
 
 def _print(title: str, found: Measured, predicted: Report | None, times: str | None) -> None:
-    import sys
+    from ridgeline.cli.tables import screen, show
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 110)
     r = found.report
-    console.print(title)
-    console.print(
+    lines = [
+        title,
         f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "
-        f"{r.duration_s:,.1f} s; at most {found.at_once:,} open at once; sent at most {_time(found.lateness_s)} late"
-    )
-    for reason, count in found.failures.items():
-        console.print(f"{count:,} failed: {reason}")
+        f"{r.duration_s:,.1f} s; at most {found.at_once:,} open at once; sent at most {_time(found.lateness_s)} late",
+        *(f"{count:,} failed: {reason}" for reason, count in found.failures.items()),
+    ]
     if found.without_usage:
-        console.print(
+        lines.append(
             f"{found.without_usage:,} answers came without usage: their tokens are those asked for where the reason to "
             "stop is length, else events with text"
         )
     if times:
-        console.print(f"predicted: {times}")
-    for table in (_latencies(r, predicted), _rates(r, predicted)):
-        console.print()
-        console.print(table)
+        lines.append(f"predicted: {times}")
+    show(screen(), *lines, _latencies(r, predicted), _rates(r, predicted))
 
 
 def _latencies(measured: Report, predicted: Report | None) -> Table:
-    table = _table("of a request", "mean", "p50", "p90", "p95", "p99", "most")
+    from ridgeline.cli.simulate import spread_table
+
+    table = spread_table()
     for name, column in LATENCIES:
         for title, report in ((name, measured), ("  predicted", predicted)):
             if report is not None and (p := getattr(report, column)) is not None:
@@ -245,21 +240,15 @@ def _latencies(measured: Report, predicted: Report | None) -> Table:
 
 
 def _rates(measured: Report, predicted: Report | None) -> Table:
+    from ridgeline.cli.tables import Column, Table
+
     reports: Sequence[Report] = [r for r in (measured, predicted) if r is not None]
-    table = _table("", *("measured", "predicted")[: len(reports)])
+    names = ("measured", "predicted")[: len(reports)]
+    table = Table("", (Column("", right=False), *(Column(name) for name in names)))
     for name, column in RATES:
         values = [getattr(r, column) for r in reports]
         if None not in values:
             table.add_row(name, *(f"{v:.1%}" if column == "attainment" else f"{v:,.2f}" for v in values))
-    return table
-
-
-def _table(*names: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
     return table
 
 

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from ridgeline.cli.tables import Table
     from ridgeline.llm import LLM
     from ridgeline.measure.predict import Asked, Predicted
     from ridgeline.spec.request import RequestOutput
@@ -21,13 +22,14 @@ class Beside(NamedTuple):
     roof: float | None
     unit: str = "s"
 
-    def line(self) -> str:
+    def cells(self) -> tuple[str, ...]:
+        """Its row of the table: name, measured, predicted, off, at the roof."""
         from ridgeline.plan.units import decimal_bytes, seconds
 
         say = seconds if self.unit == "s" else decimal_bytes
         off = f"{self.predicted / self.measured - 1:+.0%}" if self.measured else ""
         roof = f"{say(self.roof)} ({self.roof / self.measured:.0%})" if self.roof and self.measured else ""
-        return f"{self.name:<24}{say(self.measured):>12}{say(self.predicted):>12}{off:>8}  {roof}".rstrip()
+        return self.name, say(self.measured), say(self.predicted), off, roof
 
 
 def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str]:
@@ -66,16 +68,18 @@ def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
     ]
 
 
-def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> list[str]:
-    """Return the lines of a table of a run: measured, predicted, at the roof; one line where nothing is predicted.
+def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> None:
+    """Say on stderr what was predicted of a run beside what was measured; one line where nothing is predicted.
 
     base_bytes: memory that the process had before the model was loaded.
     """
+    from ridgeline.cli.report import say, say_tables
     from ridgeline.system import resident_bytes
 
     found, note = expected(llm, asked_of(outputs))
     if found is None:
-        return [note]
+        say(note)
+        return
     rows = [Beside("in all", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
     first = fmean(out.timing.ttft_s for out in outputs)
     rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
@@ -87,5 +91,16 @@ def lines(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_byt
     peak = resident_bytes(peak=True)
     if base_bytes is not None:
         rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
-    head = f"{'':<24}{'measured':>12}{'predicted':>12}{'':>8}  at the roof"
-    return [head, *(row.line() for row in rows), note]
+    say_tables(beside_table(rows))
+    say(note)
+
+
+def beside_table(rows: Sequence[Beside]) -> Table:
+    """Figures, a row for each."""
+    from ridgeline.cli.tables import Column, Table
+
+    names = "measured", "predicted", "off", "at the roof"
+    table = Table("", (Column("", right=False), *(Column(name) for name in names)))
+    for row in rows:
+        table.add_row(*row.cells())
+    return table

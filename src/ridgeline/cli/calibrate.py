@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ridgeline.cli.tables import Table
     from ridgeline.plan.calibration import Calibration
     from ridgeline.spec.rates import Rates
 
@@ -66,21 +67,17 @@ def _measure() -> Calibration:
 
 
 def _print(found: Calibration, path: Path) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
     from ridgeline.cli.report import say
+    from ridgeline.cli.tables import screen, show
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=110)
     m, rates = found.machine, found.rates
-    console.print(
-        f"[bold]{m['cpu']}[/bold], {m['cores']} cores, {rates.threads} threads, {rates.isa} kernels; {found.date}, "
-        f"{found.seconds:.0f} s"
+    title = Text(m["cpu"], "bold").append(
+        f", {m['cores']} cores, {rates.threads} threads, {rates.isa} kernels; {found.date}, {found.seconds:.0f} s",
+        "not bold",
     )
-    for table in tables(rates):
-        console.print(table)
-    console.print(f"kept in {path}", soft_wrap=True)
+    show(screen(), title, *tables(rates), f"kept in {path}")
     if found.others > BUSY:
         say(
             f"other programs took {found.others:.0%} of this machine meanwhile: what was measured is of a busy one; "
@@ -88,7 +85,7 @@ def _print(found: Calibration, path: Path) -> None:
         )
 
 
-def tables(rates: Rates) -> list[Any]:
+def tables(rates: Rates) -> list[Table]:
     """What was measured: memory, products, attention, the terms of a step."""
     from ridgeline.plan.units import seconds
 
@@ -115,11 +112,7 @@ def _size(places: float) -> str:
     return f"{places / 2**20:.0f} MiB"
 
 
-def _table(title: str, *columns: str) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _table(title: str, *names: str) -> Table:
+    from ridgeline.cli.tables import Column, Table
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return table
+    return Table(title, [Column(name, right=i > 0) for i, name in enumerate(names)])

@@ -46,8 +46,7 @@ def chat(
     generation_config.json. From a pipe, every line is a turn.
     """
     from ridgeline.cli.loading import load
-    from ridgeline.cli.report import chosen as engine_lines
-    from ridgeline.cli.report import say
+    from ridgeline.cli.report import say_engine
     from ridgeline.spec.request import SamplingParams
 
     given: dict[str, Any] = {
@@ -59,7 +58,7 @@ def chat(
     SamplingParams(max_tokens=max_tokens, **chosen)  # a bad value fails before the model is loaded
     llm = load(model, o.llm_options(locals()))
     if verbose or sys.stdin.isatty():
-        say(*engine_lines(llm, verbose))
+        say_engine(llm, verbose)
     params = SamplingParams(**{**llm.default_sampling_fields(), **chosen, "max_tokens": max_tokens})
     _Chat(llm, system, params, seed).run()
 
@@ -172,7 +171,10 @@ class _Chat:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from ridgeline.cli.report import say
+
+    say(*text.split("\n"))
+    sys.stderr.flush()
 
 
 @contextmanager

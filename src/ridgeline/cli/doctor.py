@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
+    from ridgeline.cli.tables import Table
     from ridgeline.ops import OpsTable
 
 PACKAGES = (
@@ -176,17 +177,30 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
+    from ridgeline.cli.tables import screen, show
 
-    console = Console(highlight=False, soft_wrap=True)
-    for title in ("machine", "kernels", "devices", "versions"):
-        console.print(f"[bold]{title}[/bold]")
-        for name, value in report[title].items():
-            console.print(f"  {name:<16} {value}", markup=False)
-    for device, rows in report["ops"].items():
-        console.print(f"[bold]ops on {device}[/bold]")
-        console.print(f"  {'op':<22} {'case':<15} {'served by':<10} refused by")
-        for row in rows:
-            refusals = "; ".join(f"{backend}: {reason}" for backend, reason in row["refusals"].items())
-            line = f"  {row['op']:<22} {row['case']:<15} {row['backend']:<10} {refusals}"
-            console.print(line.rstrip(), markup=False)
+    titles = ("machine", "kernels", "devices", "versions")
+    facts = [facts_table(title, report[title]) for title in titles]
+    show(screen(), *facts, *(ops_table(f"ops on {device}", rows) for device, rows in report["ops"].items()))
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Table:
+    """Names and what there is to say of each."""
+    from ridgeline.cli.tables import Column, Table
+
+    table = Table(title, (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def ops_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows as `op_rows` gives them."""
+    from ridgeline.cli.tables import Column, Table
+
+    names = ("op", "case", "served by", "refused by")
+    table = Table(title, [Column(name, right=False, wraps=name == "refused by") for name in names])
+    for row in rows:
+        refusals = "; ".join(f"{backend}: {reason}" for backend, reason in row["refusals"].items())
+        table.add_row(row["op"], row["case"], row["backend"], refusals)
+    return table

@@ -13,9 +13,7 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+    from ridgeline.cli.tables import Table
     from ridgeline.evals import Divergence, Document, Estimate, Perplexity
     from ridgeline.llm import LLM
 
@@ -77,9 +75,7 @@ def evaluate(
             report |= {"against": against, "original": divergence.original.to_json(), **divergence.to_json()}
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
-        _print(model, perplexity, divergence, Console(highlight=False, soft_wrap=True))
+        _print(model, perplexity, divergence)
 
 
 def _prepare(
@@ -121,21 +117,19 @@ def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def _print(model: str, perplexity: Perplexity, divergence: Divergence | None, console: Console) -> None:
+def _print(model: str, perplexity: Perplexity, divergence: Divergence | None) -> None:
+    from ridgeline.cli.tables import screen, show
+
     p = perplexity
-    console.print(
+    both = " by both models" if divergence else ""
+    show(
+        screen(),
         f"{model}: {p.num_tokens:,} tokens, {p.num_bytes:,} bytes, {p.num_documents:,} "
         f"document{'' if p.num_documents == 1 else 's'}; windows of {p.context:,} tokens, {p.stride:,} apart",
-        markup=False,
-    )
-    console.print(_losses_table(p, divergence))
-    if divergence:
-        console.print(_divergence_table(divergence))
-    both = " by both models" if divergence else ""
-    console.print(
+        _losses_table(p, divergence),
+        *((_divergence_table(divergence),) if divergence else ()),
         f"{p.tokens_per_s:,.0f} tokens/s scored{both}; {p.num_computed_tokens:,} computed in {p.seconds:.1f} s. "
         "± is one standard error.",
-        markup=False,
     )
 
 
@@ -161,13 +155,11 @@ def _divergence_table(d: Divergence) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
+def _table(*names: str) -> Table:
+    """A table of estimates. A column without a name, but the first, is a remark."""
+    from ridgeline.cli.tables import Column, Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i in range(1, 5) and name else "left", no_wrap=True)
-    return table
+    return Table("", [Column(name, right=bool(i and name)) for i, name in enumerate(names)])
 
 
 def _cells(estimate: Estimate | None, digits: int) -> tuple[str, str]:

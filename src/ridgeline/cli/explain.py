@@ -38,15 +38,10 @@ def explain(
         memory = dict(config.memory(weight_bytes))
         print(json.dumps({"model": name, "settings": settings, "memory": memory, "machine": note}, indent=2))
         return
-    from rich.console import Console
+    from ridgeline.cli.settings import settings_tables
+    from ridgeline.cli.tables import Line, screen, show
 
-    from ridgeline.cli.settings import settings_table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=140)
-    console.print(settings_table(name, config, weight_bytes))
-    console.print(f"[dim]{note}[/dim]")
+    show(screen(), *settings_tables(name, config, weight_bytes), Line(note, style="dim"))
 
 
 def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:

@@ -118,7 +118,7 @@ class _Run:
         quiet: say nothing of what the engine chose, unless verbose. Raises RequestError, with the row's place.
         """
         from ridgeline.cli.loading import load
-        from ridgeline.cli.report import chosen, say
+        from ridgeline.cli.report import say_engine
 
         if self.verbose:
             import ridgeline.llm  # noqa: F401  # what is imported is no part of what the model takes
@@ -128,17 +128,17 @@ class _Run:
         llm = load(self.model, self.options)
         requests = self._requests(llm, places)
         if self.verbose or not quiet:
-            say(*chosen(llm, self.verbose))
+            say_engine(llm, self.verbose)
         return llm, requests
 
     def say_what_came(self, llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> None:
         """Tokens and speed, pages; if verbose, what was predicted beside it."""
-        from ridgeline.cli.beside import lines
+        from ridgeline.cli.beside import say_beside
         from ridgeline.cli.report import say, summary
 
         say(*summary(llm, outputs, seconds))
         if self.verbose:
-            say(*lines(llm, outputs, seconds, self.base_bytes))
+            say_beside(llm, outputs, seconds, self.base_bytes)
 
     def _requests(self, llm: LLM, places: Sequence[int]) -> dict[str, Any]:
         from ridgeline.errors import RequestError, TokenizerError

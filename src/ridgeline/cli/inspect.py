@@ -98,27 +98,29 @@ def describe(
 
 
 def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> None:
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
+    from ridgeline.cli.tables import Column, Line, Table, screen, show
     from ridgeline.spec import State
     from ridgeline.spec.storage import storage_of
     from ridgeline.spec.text import describe, index_ranges, num_bytes
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{escape(model)}[/bold]  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}")
+    about = f"  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}"
+    parts: list[Line | Table] = [Line(Text.assemble((model, "bold"), about))]
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
         kept = layer.mixer.state() if layer.mixer else State(())
         per = "sequence" if kept.snapshot else "token"
         state = f"{num_bytes(sum(storage_of(kept, storage).part_bytes(p) for p in kept.parts))} of state per {per}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
-        console.print(f"[bold]{many}[/bold]  {params:,} parameters and {state}, each")
+        parts.append(Line(Text.assemble((many, "bold"), f"  {params:,} parameters and {state}, each")))
         mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
         for name, text in (("mixer", mixer), ("mlp", mlp), ("norms", norms(layer))):
-            console.print(f"  {name:<6} {text}", markup=False)
+            parts.append(Line(f"  {name:<6} {text}", indent=9))
+    facts = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in _facts(r):
-        console.print(f"{name:<11} {value}")
+        facts.add_row(name, value)
+    show(screen(), *parts, facts)
 
 
 def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:

@@ -85,9 +85,9 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
 
         print(json.dumps({k: v for k, v in report.items() if not k.startswith("_")}, indent=2))
     else:
-        from ridgeline.cli.plan_tables import show
+        from ridgeline.cli.plan_tables import show_plan
 
-        show(report)
+        show_plan(report)
 
 
 def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, Deployment]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.errors import RequestError
 
 if TYPE_CHECKING:
+    from ridgeline.cli.plan_tables import Figure
     from ridgeline.plan.diffusion import Denoising
     from ridgeline.plan.planner import Deployment, Load
-
-Line = tuple[str, str, str]
 
 
 def plan_denoiser(
@@ -46,25 +45,26 @@ def plan_denoiser(
 
 
 def _show(report: dict[str, Any], d: Deployment, load: Load, found: Denoising) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
-    from ridgeline.cli.plan_tables import WIDTH, figures_table, operations_table
+    from ridgeline.cli.plan_tables import figures_table, operations_table
+    from ridgeline.cli.tables import Line, screen, show
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    console.print(
-        f"[bold]{report['model']}[/bold] on [bold]{d.hardware.name}[/bold]: {report['num_params'] / 1e9:,.2f} B "
-        f"parameters, a diffusion model\n{d.precision.weights} weights, {d.precision.activations} activations; batch "
-        f"{load.batch:,} of {load.context:,} tokens ({load.prompt:,} of prompt, {load.output:,} of answer)"
+    title = Text.assemble((report["model"], "bold"), " on ", (d.hardware.name, "bold")).append(
+        f": {report['num_params'] / 1e9:,.2f} B parameters, a diffusion model\n{d.precision.weights} weights, "
+        f"{d.precision.activations} activations; batch {load.batch:,} of {load.context:,} tokens "
+        f"({load.prompt:,} of prompt, {load.output:,} of answer)"
     )
-    console.print(figures_table("Memory of a device", _memory(d, load, found)))
-    console.print(figures_table("Time", _time(report, load, found)))
-    console.print(operations_table("one pass", report["pass"]))
-    console.print(f"[dim]{report['times']}.[/dim]\n[dim]{report['unknown']}.[/dim]")
+    show(
+        screen(), title, figures_table("Memory of a device", _memory(d, load, found)),
+        figures_table("Time", _time(report, load, found)), operations_table("one pass", report["pass"]),
+        Line(f"{report['times']}.", style="dim"), Line(f"{report['unknown']}.", style="dim"),
+    )  # fmt: skip
 
 
-def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Line]:
+def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Figure]:
+    from rich.text import Text
+
     from ridgeline.plan.units import decimal_bytes as size
 
     free = found.memory_bytes - found.used_bytes
@@ -72,12 +72,12 @@ def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Line]:
     yield "state", size(0), "none: every token sees those behind it, so keys and values change with every pass"
     yield "activations", size(found.activation_bytes), "the stream and the largest operation, of all tokens at once"
     yield "logits", size(found.logits_bytes), f"of every position: {load.batch:,} x {load.context:,} rows, float32"
-    yield "free", size(free) if found.fits else f"[red]{size(free)}[/red]", (
+    yield "free", size(free) if found.fits else Text(size(free), "red"), (
         f"of {size(found.memory_bytes)}" if found.fits else "does not fit: a smaller --batch, --context or --weights"
     )  # fmt: skip
 
 
-def _time(report: dict[str, Any], load: Load, found: Denoising) -> Iterator[Line]:
+def _time(report: dict[str, Any], load: Load, found: Denoising) -> Iterator[Figure]:
     from ridgeline.plan.units import number, seconds
 
     yield "pass", seconds(found.step.seconds), f"all {load.context:,} tokens of each of {load.batch:,}, both ways"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.text import Text
 
+from ridgeline.cli.tables import Cell, Column, Line, Table, screen, show
 from ridgeline.plan.units import decimal_bytes, flops, number, seconds
 
 if TYPE_CHECKING:
@@ -16,40 +16,37 @@ if TYPE_CHECKING:
     from ridgeline.plan.planner import Load, Planner
     from ridgeline.plan.slo import Answer, Setting
 
-Line = tuple[str, str, str]
-WIDTH = 132  # of a console that is no terminal
+Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and a reason
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
 
 
-def show(report: dict[str, Any]) -> None:
+def show_plan(report: dict[str, Any]) -> None:
     """Print a report of cli/plan.py."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
     planner, load = report["_planner"], report["_load"]
-    console.print(_title(report, planner, load))
+    parts: list[Table | Line | Cell] = [_title(report, planner, load)]
     if "_rows" in report:
-        console.print(_comparison(report["_rows"], load), _given_up(report["_rows"]))
+        parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
     elif "_answer" in report:
-        console.print(_promise(report["_answer"], report["_promise"]))
+        parts += [_promise(report["_answer"], report["_promise"])]
     else:
-        console.print(figures_table("Memory of a device", _memory(report, planner, load)))
-        console.print(figures_table("Time", _time(report, load)))
-        console.print(
-            operations_table("decode", report["decode"]), operations_table("prefill, one chunk", report["prefill"])
-        )
-        console.print(f"[dim]{report['times']}.[/dim]")
+        parts += [
+            figures_table("Memory of a device", _memory(report, planner, load)),
+            figures_table("Time", _time(report, load)),
+            operations_table("decode", report["decode"]),
+            operations_table("prefill, one chunk", report["prefill"]),
+            Line(f"{report['times']}.", style="dim"),
+        ]
     if "explain" in report:
-        table = _table("Where the figures come from", ("figure", "left"), ("formula", "left"))
+        columns = Column("figure", right=False), Column("formula", right=False, wraps=True)
+        table = Table("Where the figures come from", columns)
         for name, text in report["explain"].items():
             table.add_row(name, text)
-        console.print(table)
+        parts.append(table)
+    show(screen(), *parts)
 
 
-def _title(report: dict[str, Any], planner: Planner, load: Load) -> Group:
-    from rich.text import Text
-
+def _title(report: dict[str, Any], planner: Planner, load: Load) -> Text:
     d = planner.deployment
     params, active = report["num_params"], report["num_active_params"]
     used = f" ({active / 1e9:,.2f} B used per token)" if active != params else ""
@@ -58,14 +55,13 @@ def _title(report: dict[str, Any], planner: Planner, load: Load) -> Group:
     tokens = f"{load.context:,} tokens ({load.prompt:,} of prompt, {load.output:,} of answer)"
     first = Text.assemble((report["model"], "bold"), " on ", (d.hardware.name, "bold"), scheme)
     first.append(f": {params / 1e9:,.2f} B parameters{used}")
-    second = Text(
-        f"{d.precision.weights} weights{experts}, {d.precision.state} state, {d.precision.activations} activations; "
+    return first.append(
+        f"\n{d.precision.weights} weights{experts}, {d.precision.state} state, {d.precision.activations} activations; "
         f"batch {load.batch:,} of {tokens}"
     )
-    return Group(first, second)
 
 
-def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Line]:
+def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Figure]:
     from ridgeline.plan.changes import query_heads
     from ridgeline.plan.footprint import formula_bytes
     from ridgeline.plan.rewrite import with_kv_heads
@@ -92,7 +88,7 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Li
     yield "logits", size(m["logits_bytes"]), "with what sampling and log probabilities make of them"
     yield "reserve", size(m["reserve_bytes"]), "10 % of what weights leave: the allocator, other programs"
     free = m["spare_bytes"]
-    yield "free", size(free) if m["fits"] else f"[red]{size(free)}[/red]", (
+    yield "free", size(free) if m["fits"] else Text(size(free), "red"), (
         f"of {size(m['memory_bytes'])}" if m["fits"] else _remedy(report, planner, load)
     )  # fmt: skip
     yield "largest batch", f"{m['largest_batch']:,}", f"sequences of {load.context:,} tokens that fit"
@@ -131,7 +127,7 @@ def _remedy(report: dict[str, Any], planner: Planner, load: Load) -> str:
     return f"does not fit in {decimal_bytes(report['memory']['memory_bytes'])}: {' or '.join(found)} does"
 
 
-def _time(report: dict[str, Any], load: Load) -> Iterator[Line]:
+def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
     t, step = report["time"], report["decode"]
     causes = {name: s / step["seconds"] for name, s in step["by_cause"].items() if s / step["seconds"] > 0.005}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(causes.items(), key=lambda x: -x[1]))
@@ -164,40 +160,42 @@ def _chunk(report: dict[str, Any]) -> int:
     return int(report["deployment"]["chunk"])
 
 
-def figures_table(title: str, lines: Iterator[Line]) -> Table:
+def figures_table(title: str, figures: Iterator[Figure]) -> Table:
     """Each line a figure, its value with a unit, and its reason."""
-    table = _table(title, ("", "left"), ("", "right"), ("why", "left"))
-    for name, value, why in lines:
-        table.add_row(name, value, f"[dim]{why}[/dim]")
+    columns = Column("", right=False), Column("value"), Column("why", right=False, wraps=True, style="dim")
+    table = Table(title, columns, has_header=False)
+    for name, value, why in figures:
+        table.add_row(name, value, why)
     return table
 
 
 def operations_table(title: str, step: dict[str, Any]) -> Table:
     """Of a step as plan/report.py has it, the longest first."""
     columns = (
-        ("operation", "left"), ("layers", "right"), ("work", "right"), ("moved", "right"), ("FLOP/B", "right"),
-        ("ridge", "right"), ("time", "right"), ("share", "right"), ("bound by", "left"),
+        Column("operation", right=False), Column("layers", drop=3), Column("work", drop=5), Column("moved", drop=4),
+        Column("FLOP/B", drop=2), Column("ridge", drop=1), Column("time"), Column("share"),
+        Column("bound by", right=False),
     )  # fmt: skip
-    table = _table(f"Operations of a step: {title}, {seconds(step['seconds'])}", *columns)
+    table = Table(f"Operations of a step: {title}, {seconds(step['seconds'])}", columns)
     for op in sorted(step["operations"], key=lambda op: -op["seconds"]):
-        color, slack = BARS[op["bound"]], op["slack"]
+        slack = op["slack"]
         by = op["bound"] + (f", {number(slack)} x" if slack and op["bound"] not in ("link", "overhead") else "")
         moved = decimal_bytes(op["bytes"] or op["link_bytes"])
         table.add_row(
             op["name"], f"{op['layers']}", flops(op["flops"]) if op["flops"] else "", moved,
             number(op["intensity"]) if op["flops"] else "", number(op["ridge"]) if op["flops"] else "",
-            seconds(op["seconds"]), f"{op['seconds'] / step['seconds']:.1%}", f"[{color}]{by}[/{color}]",
+            seconds(op["seconds"]), f"{op['seconds'] / step['seconds']:.1%}", Text(by, BARS[op["bound"]]),
         )  # fmt: skip
     return table
 
 
 def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
     columns = (
-        ("change", "left"), ("tokens/s", "right"), ("", "right"), ("devices", "right"), ("TPOT", "right"),
-        ("TTFT", "right"), ("weights", "right"), ("state/seq", "right"), ("memory", "right"),
-        ("max batch", "right"), ("tokens/s there", "right"),
+        Column("change", right=False), Column("tokens/s"), Column("ratio"), Column("devices", drop=6), Column("TPOT"),
+        Column("TTFT", drop=5), Column("weights", drop=4), Column("state/seq", drop=3), Column("memory"),
+        Column("max batch", drop=2), Column("tokens/s there", drop=1),
     )  # fmt: skip
-    table = _table(f"Ranked by tokens/s in sum, batch {load.batch:,} of {load.context:,} tokens", *columns)
+    table = Table(f"Ranked by tokens/s in sum, batch {load.batch:,} of {load.context:,} tokens", columns)
     base = next(row for row in rows if not row.gives_up).figures.tokens_per_s
     for row in rows:
         f, m = row.figures, row.footprint
@@ -205,14 +203,15 @@ def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
         table.add_row(
             row.text, number(f.tokens_per_s), f"{f.tokens_per_s / base:.2f} x", f"{f.devices}", seconds(f.tpot_s),
             seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
-            used if m.fits else f"[red]{used} too much[/red]", f"{row.largest_batch:,}",
-            number(row.best_tokens_per_s), style="bold" if not row.gives_up else None,
+            used if m.fits else Text(f"{used} too much", "red"), f"{row.largest_batch:,}",
+            number(row.best_tokens_per_s), style="" if row.gives_up else "bold",
         )  # fmt: skip
     return table
 
 
 def _given_up(rows: tuple[Row, ...]) -> Table:
-    table = _table("What each gives up", ("change", "left"), ("", "left"))
+    columns = Column("change", right=False), Column("what it gives up", right=False, wraps=True)
+    table = Table("What each gives up", columns, has_header=False)
     for row in rows:
         table.add_row(row.text, "; ".join(text for text in (row.gives_up, *row.notes) if text))
     return table
@@ -221,18 +220,16 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
 def _promise(answer: Answer, promise: Slo) -> Table:
     asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
     columns = (
-        ("setting", "left"), ("devices", "right"), ("batch", "right"), ("chunk", "right"), ("TTFT", "right"),
-        ("TPOT", "right"), ("tokens/s", "right"), ("device-hours per 1M tokens", "right"),
-        ("the batch ends at", "left"),
+        Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
+        Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
+        Column("the batch ends at", right=False, drop=1),
     )  # fmt: skip
     if answer.settings:
-        table = _table(f"At most {asked}, served among others: the cheapest first", *columns)
-        found = answer.settings
+        title, found = f"At most {asked}, served among others: the cheapest first", answer.settings
     else:
-        table = _table(
-            f"At most {asked}: not on this machine as it is; what comes closest, and what would do", *columns
-        )
+        title = f"At most {asked}: not on this machine as it is; what comes closest, and what would do"
         found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
+    table = Table(title, columns)
     for s in found:
         table.add_row(*_setting(s, promise))
     if not found:
@@ -240,25 +237,14 @@ def _promise(answer: Answer, promise: Slo) -> Table:
     return table
 
 
-def _setting(s: Setting, promise: Slo) -> tuple[str, ...]:
+def _setting(s: Setting, promise: Slo) -> tuple[Cell, ...]:
+    from ridgeline.plan.slo import kept
+
     f, scheme = s.figures, s.deployment.scheme
     shared = "".join(f" --{n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(scheme, n)) > 1)
     name = s.changed + shared if s.changed else shared.strip() or "one device"
-    from ridgeline.plan.slo import kept
-
-    is_kept = kept(promise, f)
     return (
         name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
         seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
-        s.why if is_kept else f"[red]{s.why} too long[/red]",
+        s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
     )  # fmt: skip
-
-
-def _table(title: str, *columns: tuple[str, Any]) -> Table:
-    from rich.box import SIMPLE_HEAD
-
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-    for name, justify in columns:
-        wraps = justify == "left" and name in ("why", "", "formula", "setting")
-        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
-    return table

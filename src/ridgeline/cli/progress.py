@@ -15,9 +15,10 @@ BIG = 1 << 28  # bytes: less than this loads before a bar could be read
 
 
 def error_console() -> Console:
-    from rich.console import Console
+    """The console of stderr."""
+    from ridgeline.cli.tables import screen
 
-    return Console(stderr=True)
+    return screen(stderr=True)
 
 
 def _bar(*columns: ProgressColumn, shown: bool) -> Progress:

@@ -33,7 +33,7 @@ def replay(
     """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
     given = locals()  # every option, by its name
     from ridgeline.cli.loading import load
-    from ridgeline.cli.simulate import print_json, show_report, workload_of
+    from ridgeline.cli.simulate import print_json, report_tables, workload_of
     from ridgeline.measure.replay import replay as run
     from ridgeline.sim import Slo
 
@@ -49,11 +49,8 @@ def replay(
     if json_output:
         print_json(given, measured)
         return
-    import sys
+    from ridgeline.cli.tables import screen, show
 
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 110)
     refused = f"; {found.refused:,} refused" if found.refused else ""
-    console.print(f"{model}: {found.requests:,} requests in {found.duration_s:,.1f} s{refused}")
-    show_report(console, found)
+    line = f"{model}: {found.requests:,} requests in {found.duration_s:,.1f} s{refused}"
+    show(screen(), line, *report_tables(found))

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ridgeline.cli.tables import Table
     from ridgeline.llm import LLM
     from ridgeline.sched.stats import Stats
     from ridgeline.spec.request import RequestOutput
 
-REASON_COLUMN = 36  # where EngineConfig.describe puts them
-
 
 def say(*lines: str) -> None:
-    """Lines on stderr."""
+    """Print lines on stderr. On a terminal they break between words, so that it cuts no number at its edge.
+
+    rich is not used: a short run would spend a tenth of its time on the import.
+    """
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in lines:
-        print(line, file=sys.stderr)
+        if width is None or len(line) <= width:
+            print(line, file=sys.stderr)
+            continue
+        for part in textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False):
+            print(part, file=sys.stderr)
 
 
-def chosen(llm: LLM, verbose: bool) -> list[str]:
-    """What the engine chose: two lines of what matters most, or every setting with its reason and all memory."""
+def say_tables(*tables: Table) -> None:
+    """Print tables on stderr."""
+    from ridgeline.cli.tables import screen, show
+
+    show(screen(stderr=True), *tables)
+
+
+def say_engine(llm: LLM, verbose: bool) -> None:
+    """Say what the engine chose: the two lines of `chosen`, or with verbose every setting and all memory."""
+    if not verbose or llm.config is None:
+        say(*chosen(llm))
+        return
+    from ridgeline.cli.settings import settings_tables
+
+    on_host = llm.loaded.table.memory.on_host
+    say_tables(*settings_tables("engine", llm.config, llm.loaded.weight_bytes, on_host=on_host))
+
+
+def chosen(llm: LLM) -> list[str]:
+    """The choices of the engine that matter most, in two lines."""
     from ridgeline.spec.text import num_bytes
 
     config, weights = llm.config, llm.loaded.weight_bytes
     if config is None:
         return [f"naive sampling: nothing is kept between tokens; {num_bytes(weights)} of weights"]
-    if verbose:
-        lines = config.describe(weights, on_host=llm.loaded.table.memory.on_host)
-        return [part for line in lines for part in _wrapped(line)]
     pages = " and ".join(
         f"{n - 1:,} pages of {g.page_tokens} tokens" + (f" ({g.name})" if len(config.groups) > 1 else "")
         for n, g in zip(config.num_pages, config.groups, strict=True)
@@ -72,14 +95,6 @@ def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
         f"checkpoints: {stats.checkpoints:,} kept, {_many(stats.restored, 'request')} began from one; "
         f"{_many(stats.recomputed_tokens, 'token')} that were computed before lay past the nearest"
     ]
-
-
-def _wrapped(line: str) -> list[str]:
-    """A line of EngineConfig.describe, its reason broken where a terminal ends."""
-    from ridgeline.cli.progress import error_console
-
-    width = error_console().width if sys.stderr.isatty() else len(line) + 1
-    return textwrap.wrap(line, width, subsequent_indent=" " * REASON_COLUMN)
 
 
 def _many(count: int, noun: str) -> str:

@@ -42,7 +42,8 @@ def run_batch(
 
     from ridgeline.cli.loading import find
     from ridgeline.cli.progress import prompts_bar
-    from ridgeline.cli.report import say
+    from ridgeline.cli.report import say, say_tables
+    from ridgeline.cli.settings import settings_tables
     from ridgeline.serve.batch import read_done, read_lines, run_batch
 
     lines, done = read_lines(requests), read_done(output)
@@ -53,7 +54,8 @@ def run_batch(
 
     def ready(service: Service) -> None:
         if verbose:
-            say(*service.ready.settings)
+            ready = service.ready
+            say_tables(*settings_tables("engine", ready.config, ready.weight_bytes, on_host=ready.on_host))
 
     def answer(advance: Callable[[int], None]) -> None:
         def over(result: Mapping[str, Any]) -> None:

@@ -147,12 +147,14 @@ def _template(file: str | None) -> str | None:
 
 def _say_ready(service: Service, url: str) -> None:
     """The plan, where the server is, and a line to try it with."""
-    from ridgeline.cli.report import say
+    from ridgeline.cli.report import say, say_tables
+    from ridgeline.cli.settings import settings_tables
     from ridgeline.serve.example import curl_line
     from ridgeline.serve.options import LOOPBACK
 
     ready, options = service.ready, service.options
-    say(*(f"note: {note}" for note in ready.notes), *ready.settings)
+    say(*(f"note: {note}" for note in ready.notes))
+    say_tables(*settings_tables("engine", ready.config, ready.weight_bytes, on_host=ready.on_host))
     say(_plan(service))
     for name, given, found in (
         ("tool_call_parser", options.tool_call_parser, service.tool_parser),

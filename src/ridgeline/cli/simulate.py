@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
+    from ridgeline.cli.tables import Table
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
@@ -188,40 +187,42 @@ def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
 
 
 def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
-    import sys
+    from ridgeline.cli.tables import screen, show
 
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 110
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     r = found.report
-    console.print(title)
-    console.print(times)
     refused = f"; {r.refused:,} refused, the first: {found.first_refusal}" if r.refused else ""
-    console.print(
+    show(
+        screen(),
+        title,
+        times,
         f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "
-        f"{r.duration_s:,.1f} s of simulated time and {r.steps:,} steps{refused}"
-    )
-    console.print(
+        f"{r.duration_s:,.1f} s of simulated time and {r.steps:,} steps{refused}",
         f"each replica: {chosen.max_num_seqs} sequences at once, {chosen.max_num_batched_tokens:,} tokens a step, "
-        + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True))
+        + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True)),
+        *report_tables(r),
     )
-    show_report(console, r)
 
 
-def show_report(console: Console, r: Report) -> None:
+def report_tables(r: Report) -> tuple[Table, Table]:
     """The columns as tables."""
-    for table in (_latencies(r), _rates(r)):
-        console.print()
-        console.print(table)
+    return _latencies(r), _rates(r)
 
 
-def _latencies(r: Report) -> RenderableType:
-    from rich.table import Table
+def spread_table(*more: str) -> Table:
+    """An empty table of latencies. more: names of columns after the percentiles."""
+    from ridgeline.cli.tables import Column, Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, column in enumerate(("of a request", "mean", "p50", "p90", "p95", "p99", "most")):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return Table(
+        "",
+        (
+            Column("of a request", right=False), Column("mean"), Column("p50"), Column("p90", drop=2),
+            Column("p95", drop=1), Column("p99"), Column("most", drop=3), *(Column(name) for name in more),
+        ),
+    )  # fmt: skip
+
+
+def _latencies(r: Report) -> Table:
+    table = spread_table()
     rows: list[tuple[str, Percentiles | None]] = [
         ("TTFT, the wait included", r.ttft_s), ("TPOT", r.tpot_s), ("between two tokens", r.itl_s),
         ("end to end", r.e2e_s),
@@ -232,14 +233,11 @@ def _latencies(r: Report) -> RenderableType:
     return table
 
 
-def _rates(r: Report) -> RenderableType:
-    from rich.table import Table
-
+def _rates(r: Report) -> Table:
+    from ridgeline.cli.tables import Column, Table
     from ridgeline.plan.units import decimal_bytes as size
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     limits = {"TTFT": r.slo and r.slo.ttft_s, "TPOT": r.slo and r.slo.tpot_s, "end to end": r.slo and r.slo.e2e_s}
     if r.goodput is not None and r.attainment is not None:
         asked = ", ".join(f"{name} {_time(limit)}" for name, limit in limits.items() if limit)

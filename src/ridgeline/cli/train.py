@@ -203,8 +203,10 @@ class _Bars:
         self._bar, self._speaks = bar, speaks
 
     def say(self, line: str) -> None:
+        from ridgeline.cli.tables import show
+
         if self._speaks:
-            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            show(self._bar.console, line)
 
     def run(self, name: str, run: Run) -> OnStep:
         options = run.options

@@ -13,8 +13,7 @@ import typer
 from ridgeline.cli import options as o
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from ridgeline.cli.tables import Table
     from ridgeline.verify import CaseResult, Report
 
 STYLES = {
@@ -61,9 +60,7 @@ def verify(
 
         print(json.dumps({"model": model, **report.to_json()}, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
-        print_report(report, Console(highlight=False))
+        print_report(report)
     if not report.equal:
         raise typer.Exit(1)
 
@@ -86,14 +83,15 @@ def _spare_threads(model: str, revision: str | None) -> None:
 @contextmanager
 def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
     """A bar over the cases, with the one that was last done; call what it gives after each."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from ridgeline.cli.progress import error_console
 
     columns = TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
     shown = sys.stderr.isatty()
     bar = Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not shown, redirect_stdout=False
+        *columns, console=error_console(), transient=True, disable=not shown, redirect_stdout=False
     )  # fmt: skip
     task = bar.add_task("", total=None)
 
@@ -104,34 +102,36 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
         yield done
 
 
-def print_report(report: Report, console: Console) -> None:
-    """The matrix as a table, every difference, and the sum of it all."""
-    from rich.markup import escape
-    from rich.table import Table
+def print_report(report: Report) -> None:
+    """Print the matrix as a table, every difference, and the sum of it all."""
+    from ridgeline.cli.tables import screen, show
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for name in ("axis", "value"):
-        table.add_column(name)
-    for name in ("greedy", "sampled"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("what was seen")
-    table.add_column("s", justify="right", no_wrap=True)
-    axis = ""
+    show(screen(), matrix_table(report), *_remarks(report), _sum(report))
+
+
+def matrix_table(report: Report) -> Table:
+    """A row for each case."""
+    from rich.text import Text
+
+    from ridgeline.cli.tables import Column, Table
+
+    columns = (
+        Column("axis", right=False), Column("value", right=False, wraps=True), Column("greedy"), Column("sampled"),
+        Column("what was seen", right=False, wraps=True), Column("s", drop=1),
+    )  # fmt: skip
+    table, axis = Table("", columns), ""
     for r in report.results:
         style = STYLES[r.verdict]
         seen = filter(None, [r.verdict if r.verdict != "equal" else "", r.observed.describe(r.case)])
         table.add_row(
-            escape(r.case.axis) if r.case.axis != axis else "",
-            escape(r.case.value),
-            *(f"[{style}]{s.equal}/{s.total}[/{style}]" if s.total else "-" for s in (r.greedy, r.sampled)),
-            escape(r.case.impossible or ": ".join(seen)),
+            r.case.axis if r.case.axis != axis else "",
+            r.case.value,
+            *(Text(f"{s.equal}/{s.total}", style) if s.total else "-" for s in (r.greedy, r.sampled)),
+            r.case.impossible or ": ".join(seen),
             f"{r.seconds:.1f}",
         )
         axis = r.case.axis
-    console.print(table)
-    for line in _remarks(report):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(_sum(report), markup=False, soft_wrap=True)
+    return table
 
 
 def _remarks(report: Report) -> Iterator[str]:

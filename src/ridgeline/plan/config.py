@@ -119,8 +119,3 @@ class EngineConfig:
             "by group, from kv_cache_memory_bytes: for max_num_seqs sequences of max_model_len, or fewer by one factor"
         )
         return (*found, Setting("num_pages", pages, why, "--kv-cache-memory-bytes"))
-
-    def describe(self, weight_bytes: int, *, on_host: bool = True) -> list[str]:
-        """What a start prints: a line for each setting with its reason, then where the memory goes."""
-        lines = [f"{s.name:<24}{s.value:<12}{s.reason}" for s in self.settings()]
-        return lines + [f"{name:<24}{num_bytes(size)}" for name, size in self.memory(weight_bytes, on_host=on_host)]

@@ -92,7 +92,9 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model stands. settings: a line for each, with its reason. tokenizer: its folder; None, and why not."""
+    """The model stands. weight_bytes: of all its weights. on_host: they lie in the host's memory. tokenizer: its
+    folder; None, and why not.
+    """
 
     spec: ModelSpec
     config: EngineConfig
@@ -100,7 +102,8 @@ class Ready:
     tokenizer: Path | None
     no_tokenizer: str
     device: str
-    settings: Sequence[str]
+    weight_bytes: int
+    on_host: bool
     notes: Sequence[str]
     deployment: Deployment
 

@@ -224,10 +224,9 @@ def ready(llm: LLM) -> Ready:
     """What the HTTP process must know of a model."""
     assert llm.config is not None
     loaded, memory = llm.loaded, llm.loaded.table.memory
-    settings = llm.config.describe(loaded.weight_bytes, on_host=memory.on_host)
     return Ready(
         loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
-        memory.device, settings, loaded.notes, deployment_of(llm),
+        memory.device, loaded.weight_bytes, memory.on_host, loaded.notes, deployment_of(llm),
     )  # fmt: skip
 
 
