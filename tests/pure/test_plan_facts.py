@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,14 @@ def test_unknown_names_have_the_nearest_as_remedy() -> None:
         hardware("h10")
     with pytest.raises(RequestError, match=r"link 'nvlink' is not known; did you mean nvlink"):
         link("nvlink")
-    with pytest.raises(RequestError, match=r"'mistal-7b' is neither a file nor known .* did you mean mistral-7b"):
-        find_model("mistal-7b")
-    with pytest.raises(RequestError, match="known are"):
+    for wrong in ("mistal-7b", "nosuchmodel", "zzzzzz"):
+        with pytest.raises(RequestError, match=rf"'{wrong}' is neither a file nor known by name") as caught:
+            find_model(wrong)
+        (names,) = re.findall(r"did you mean (.*)\?", str(caught.value))
+        five = re.split(", | or ", names)
+        assert len({find_model(name).name for name in five}) == len(five) == 5  # five models, not five names of one
+        assert wrong != "mistal-7b" or five[0] == "mistral-7b"
+    with pytest.raises(RequestError, match="did you mean"):
         hardware("zzzzzz")
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a Hugging Face hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A published model by name (mistral-7b), a folder with a config.json, or a hub id.")
+    ],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto",
@@ -26,12 +28,10 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, from config.json alone."""
     from ridgeline.archs import spec_from_config
-    from ridgeline.load.hub import CONFIG_FILES, find_model
     from ridgeline.plan import choose_storage
-    from ridgeline.spec.folders import read_json
     from ridgeline.spec.quant import format_of
 
-    config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
+    config = _config(model, revision)
     spec = spec_from_config(config)
     storage, _ = choose_storage(kv_cache_dtype)
     report = describe(spec, weight_dtype(config, dtype), max_model_len, format_of(weights), storage)
@@ -43,6 +43,21 @@ def inspect(
         print(json.dumps({**report, "spec": to_json(spec)}, indent=2))
     else:
         _print(model, spec, report, storage)
+
+
+def _config(model: str, revision: str | None) -> dict[str, Any]:
+    """The parsed config.json of a folder, of a published model that `plan` knows by this name, or from the hub."""
+    from pathlib import Path
+
+    from ridgeline.load.hub import CONFIG_FILES, find_model
+    from ridgeline.plan.models import find_writer, published_config
+    from ridgeline.spec.folders import read_json
+
+    known = published_config(model) if revision is None and not Path(model).exists() else None
+    if known is None:
+        return read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
+    find_writer(model)  # a diffusion model is an error
+    return known
 
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:

@@ -38,11 +38,16 @@ def link(name: str) -> Link:
     return found
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What a user may have meant, as the end of a message."""
+def nearest(name: str, known: Iterable[str], same: Mapping[str, object] | None = None) -> str:
+    """The five names that a user may have meant, as the end of a message. same: what a name stands for, where several
+    stand for one thing; the nearest of them is enough.
+    """
+    found: dict[object, str] = {}
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
+    for close in difflib.get_close_matches(name, names, n=len(names), cutoff=0.0):
+        found.setdefault(id(same[close]) if same and close in same else close, close)
+    *first, last = list(found.values())[:5]
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?"
 
 
 def read_data(name: str) -> Any:

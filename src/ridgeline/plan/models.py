@@ -58,11 +58,18 @@ def find_model(name: str) -> KnownModel:
         return from_config(name, json.loads(folder.joinpath("config.json").read_text(encoding="utf-8")))
     entry = _names().get(name.lower())
     if entry is None:
+        meant = nearest(name.lower(), [*(n for n in _names() if "," not in n), *BUILT_IN], _names())
         raise RequestError(
-            f"model {name!r} is neither a file nor known by name; {nearest(name.lower(), [*_names(), *BUILT_IN])} "
+            f"model {name!r} is neither a file nor known by name; {meant} "
             "(for another one, give the path of its config.json)"
         )
     return from_config(entry["name"], entry["config"])
+
+
+def published_config(name: str) -> dict[str, Any] | None:
+    """The config.json of a published model, by its hub id or a short name; None for another name."""
+    entry = _names().get(name.lower())
+    return None if entry is None else dict(entry["config"])
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
