@@ -22,7 +22,7 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import Storage, has_rows
@@ -159,6 +159,16 @@ class LLM:
             loaded.spec, format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, self.options.threads
         )
 
+    def __repr__(self) -> str:
+        """Model, device, types and context, on one line."""
+        loaded = self.loaded
+        format = loaded.model.format
+        weights = format.name if format.is_lossy else loaded.dtype
+        return (
+            f"LLM({str(self.checkpoint.folder)!r}, {loaded.spec.family}, device={loaded.table.memory.device!r}, "
+            f"weights={weights!r}, max_model_len={self.max_model_len})"
+        )
+
     @property
     def checkpoint(self) -> Checkpoint:
         return self.loaded.checkpoint
@@ -185,6 +195,7 @@ class LLM:
         places: Sequence[int] | None = None,
         on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
+        on_step: Callable[[StepShape], None] = lambda shape: None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results in the order given.
 
@@ -195,6 +206,8 @@ class LLM:
         One who answers the rest of a list gives the places in the whole, and draws the same tokens.
         on_text: called with (prompt index, choice, new text) as it comes, never with a broken character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
+        on_step: called after each step with what it computed: of each sequence its new tokens, its context with them,
+        and its rows of logits.
         Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then. What fails on
         its own while running has finish_reason "error". If the run is cut short (an interrupt, an error in a
         callback), what is not complete is lost, and the LLM can be used again.
@@ -218,6 +231,7 @@ class LLM:
                     sink(i, OutputChunk(0, output=error_output(request, e)))
             while len(outputs) < len(requests):
                 self.session.step()
+                on_step(self.session.last_step())
         finally:
             for request_id in ids:
                 self.session.abort(request_id)
@@ -240,16 +254,22 @@ class LLM:
         tokenizer = self.frontend.tokenizer()
         return self.generate([tokenizer.encode_chat(messages, tools=tools) for messages in many], sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> ChunkStream:
-        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        on_step: Callable[[StepShape], None] = lambda shape: None,
+    ) -> ChunkStream:
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. on_step: as `generate`.
 
         Closing the iterator early ends the request. Several streams may be open, and other calls made between chunks.
         Raises as `generate` does, at once.
         """
         (request,) = self._requests([prompt], sampling_params)
-        return self._chunks(request)
+        return self._chunks(request, on_step)
 
-    def _chunks(self, request: GenerationRequest) -> ChunkStream:
+    def _chunks(self, request: GenerationRequest, on_step: Callable[[StepShape], None]) -> ChunkStream:
         chunks: deque[OutputChunk] = deque()
         request_id = self.session.add(request, chunks.append)
         try:
@@ -258,6 +278,7 @@ class LLM:
                     if request_id not in self.session:
                         raise RequestError("this stream was lost when another call on the same LLM was cut short")
                     self.session.step()
+                    on_step(self.session.last_step())
                 chunk = chunks.popleft()
                 yield chunk
                 if chunk.output is not None:

@@ -132,13 +132,17 @@ class _Chat:
             _say(f"{e}\n/reset forgets the conversation.")
 
     def _stream(self, prompt: list[int]) -> None:
+        from ridgeline.cli.progress import PrefillBar
+
         self._turns += 1  # another question, other noise
         params = replace(self._params, seed=(self._seed + self._turns - 1) % 2**63)
         ids: list[int] = []
         text = ""
-        stream = self._llm.stream(prompt, params)
+        bar = PrefillBar(len(prompt), self._llm.config.max_num_batched_tokens if self._llm.config else None)
+        stream = self._llm.stream(prompt, params, on_step=bar.step)
         try:
             for chunk in stream:
+                bar.close()
                 ids += chunk.token_ids
                 text += chunk.text
                 sys.stdout.write(chunk.text)
@@ -147,6 +151,7 @@ class _Chat:
                 if chunk.error:
                     _say(f"\n{chunk.error}")
         except KeyboardInterrupt:
+            bar.close()
             if not self._tty:
                 raise
             stream.close()

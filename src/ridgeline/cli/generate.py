@@ -17,10 +17,12 @@ from ridgeline.cli.signals import Interrupted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ridgeline.cli.progress import PrefillBar
     from ridgeline.cli.prompts import Row
     from ridgeline.cli.results import Results
     from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
+    from ridgeline.sched.stats import StepShape
     from ridgeline.spec.request import Params, RequestOutput
 
 DEFAULT_MAX_TOKENS = 128
@@ -242,21 +244,28 @@ def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
     quiet = as_json or not compact  # nothing but the answers for a program, or of a single prompt
     llm, requests = run.start(range(len(run.rows)), quiet=quiet)
     show = _InOrder(run.rows, as_json, compact, llm.tokenizer is None)
+    prefill = _prefill_bar(llm, requests) if sys.stdout.isatty() else None  # otherwise the other bar is shown
     with prompts_bar(len(run.rows), hidden=sys.stdout.isatty()) as done:
 
         def finished(index: int, output: RequestOutput) -> None:
+            if prefill is not None:
+                prefill.close()
             show.add(index, output)
             done(sum(len(choice.token_ids) for choice in output.outputs))
 
         start = time.perf_counter()
         try:
-            outputs = llm.generate(**requests, on_done=finished)
+            outputs = llm.generate(**requests, on_done=finished, on_step=prefill.step if prefill else _no_bar)
         except KeyboardInterrupt:
             raise Interrupted(f"{show.num_shown:,} of {len(run.rows):,} prompts are complete") from None
         seconds = time.perf_counter() - start
     if not quiet or run.verbose:
         run.say_what_came(llm, outputs, seconds)
     _check(outputs)
+
+
+def _no_bar(shape: StepShape) -> None:
+    """For a step of which no bar is shown."""
 
 
 class _InOrder:
@@ -298,19 +307,29 @@ def _stream(run: _Run) -> None:
     """Text as it comes; figures on stderr."""
     from ridgeline.cli.report import say
 
+    llm, requests = run.start([0], quiet=True)
+    prompt = run.rows[0].prompt
+    bar, to_echo = _prefill_bar(llm, requests), [prompt] if sys.stdout.isatty() and isinstance(prompt, str) else []
+
+    def echo() -> None:
+        bar.close()
+        if to_echo:
+            sys.stdout.write(f"\033[2m{to_echo.pop()}\033[0m")
+
     def show(request: int, choice: int, text: str) -> None:
+        echo()
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    llm, requests = run.start([0], quiet=True)
-    prompt = run.rows[0].prompt
-    if sys.stdout.isatty() and isinstance(prompt, str):
-        sys.stdout.write(f"\033[2m{prompt}\033[0m")
+    if not bar.is_shown:
+        echo()
     try:
-        (output,) = llm.generate(**requests, on_text=show)
+        (output,) = llm.generate(**requests, on_text=show, on_step=bar.step)
+        echo()
         if llm.tokenizer is None:
             sys.stdout.write(" ".join(map(str, output.outputs[0].token_ids)))
     finally:
+        bar.close()
         sys.stdout.write("\n")
     if run.verbose:
         run.say_what_came(llm, [output], output.timing.total_s)
@@ -321,6 +340,14 @@ def _stream(run: _Run) -> None:
         f"first after {t.ttft_s * 1e3:.0f} ms{pace}; {t.tokens_per_s:.1f} tokens/s"
     )
     _check([output])
+
+
+def _prefill_bar(llm: LLM, requests: Mapping[str, Any]) -> PrefillBar:
+    """For what `_Run.start` returned."""
+    from ridgeline.cli.progress import PrefillBar
+
+    tokens = sum(len(prompt["prompt_token_ids"]) for prompt in requests["prompts"])
+    return PrefillBar(tokens, llm.config.max_num_batched_tokens if llm.config else None)
 
 
 def _print_json(output: RequestOutput, compact: bool) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
+    from ridgeline.sched.stats import StepShape
+
 BIG = 1 << 28  # bytes: less than this loads before a bar could be read
 
 
@@ -44,6 +46,63 @@ def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
             return lambda done: bar.advance(task, done)
 
         yield start
+
+
+@contextmanager
+def requests_bar(total: int) -> Iterator[Callable[[], None]]:
+    """A bar over the requests of a simulation; call what it gives for each. It moves a few hundred times in all, so
+    that it costs nothing.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    bar = _bar(TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), shown=True)
+    task, stride, count = bar.add_task("requests", total=total), max(1, total // 300), 0
+
+    def over() -> None:
+        nonlocal count
+        count += 1
+        if count % stride == 0:
+            bar.update(task, completed=count)
+
+    with bar:
+        yield over
+
+
+class PrefillBar:
+    """A bar over the tokens of prompts that take several steps to read; `close` it before anything else is printed.
+
+    total: tokens of all prompts. chunk: the most tokens of one step; None where that is not known. Nothing is shown
+    for prompts of one step, nor without a terminal.
+    """
+
+    def __init__(self, total: int, chunk: int | None) -> None:
+        self.is_shown = sys.stderr.isatty() and chunk is not None and total > chunk
+        self._bar: Progress | None = None
+        self._total, self._read = total, 0
+
+    def step(self, shape: StepShape) -> None:
+        """A step is over: what it computed."""
+        if not self.is_shown:
+            return
+        self._read += sum(new for new, _, rows in shape if new > 1 or not rows)
+        if self._bar is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+            columns = TextColumn("prompt tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = _bar(*columns, shown=True)
+            self._task = self._bar.add_task("prompt", total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=min(self._read, self._total))
+
+    def close(self) -> None:
+        """Take the bar away, for good."""
+        self.is_shown = False
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def simulate(
 
 
 def _run(given: dict[str, Any]) -> None:
+    from ridgeline.cli.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
     from ridgeline.sim.routing import ROUTES
@@ -83,11 +84,13 @@ def _run(given: dict[str, Any]) -> None:
     limits = Slo.parse(given["slo"]) if given["slo"] else None
     name, times, deployment = deployment_of(given)
     chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
-    found = run(
-        workload_of(given, chosen.max_model_len), chosen, step_cost(deployment, given["step_times"]),
-        replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
-        every_step=given["every_step"],
-    )  # fmt: skip
+    workload = workload_of(given, chosen.max_model_len)
+    with requests_bar(len(workload.requests)) as over:
+        found = run(
+            workload, chosen, step_cost(deployment, given["step_times"]),
+            replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
+            every_step=given["every_step"], on_over=over,
+        )  # fmt: skip
     title = _title(name, deployment, given)
     if given["plot"]:
         from ridgeline.sim.picture import draw

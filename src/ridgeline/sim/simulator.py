@@ -6,7 +6,7 @@ At one moment, first the steps that end are committed, then requests arrive, the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -49,18 +49,19 @@ def simulate(
     slo: Slo | None = None,
     seed: int = 0,
     every_step: bool = False,
+    on_over: Callable[[], None] = lambda: None,
 ) -> Simulated:
     """Run a workload to its end. every_step: plan every step in full, which takes longer and gives the same.
 
-    Raises RequestError where no request fits.
+    on_over: called for each request that is answered or refused. Raises RequestError where no request fits.
     """
-    return _Simulation(workload, settings, cost, replicas, route, seed, every_step).run(slo)
+    return _Simulation(workload, settings, cost, replicas, route, seed, every_step, on_over).run(slo)
 
 
 class _Simulation:
     def __init__(
         self, workload: Workload, settings: Settings, cost: StepCost, replicas: int, route: Route, seed: int,
-        every_step: bool,
+        every_step: bool, on_over: Callable[[], None],
     ) -> None:  # fmt: skip
         if replicas < 1:
             raise RequestError(f"--replicas {replicas}; it must be at least 1")
@@ -73,7 +74,7 @@ class _Simulation:
             else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), costs, self._book)
             for i in range(replicas)
         ]
-        self._chance = Random(seed)
+        self._chance, self._on_over = Random(seed), on_over
         self._ends: list[tuple[int, int]] = []  # a heap: when a replica's step ends, which one; some are out of date
         self._refused = 0
         self._first_refusal: str | None = None
@@ -105,6 +106,7 @@ class _Simulation:
             if replica.end_ns == now:
                 for _ in replica.complete():
                     arrivals.answered(now)
+                    self._on_over()
                 touched.add(i)
         return touched
 
@@ -120,6 +122,7 @@ class _Simulation:
             self._refused += 1
             self._first_refusal = self._first_refusal or str(e)
             arrivals.answered(now)
+            self._on_over()
             return set()
         return {i}
 

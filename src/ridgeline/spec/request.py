@@ -307,6 +307,10 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     score: float | None = None
 
+    def __repr__(self) -> str:
+        ids = _counted(self.token_ids, "token")
+        return f"CompletionOutput({self.index}: {ids}, {_short(self.text)}{_ending(self)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -335,6 +339,11 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_preempted: int = 0
+
+    def __repr__(self) -> str:
+        prompt = _counted(self.prompt_token_ids, "prompt token")
+        answers = ", ".join(map(repr, self.outputs[:2])) + (", ..." if len(self.outputs) > 2 else "")
+        return f"RequestOutput({prompt}, {_counted(self.outputs, 'answer')}: [{answers}], {self.timing.total_s:.3f} s)"
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -375,6 +384,30 @@ class OutputChunk:
     stop_reason: int | str | None = None
     error: str | None = None
     output: RequestOutput | None = None
+
+    def __repr__(self) -> str:
+        last = ", the last of its request" if self.output is not None else ""
+        ids = _counted(self.token_ids, "token")
+        return f"OutputChunk({self.index}: {ids}, {_short(self.text)}{_ending(self)}{last})"
+
+
+REPR_CHARACTERS = 40  # of a text, in a repr
+
+
+def _short(text: str) -> str:
+    """The text's beginning, quoted."""
+    return repr(text) if len(text) <= REPR_CHARACTERS else f"{text[:REPR_CHARACTERS]!r}..."
+
+
+def _counted(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _ending(answer: CompletionOutput | OutputChunk) -> str:
+    """How an answer ended, where it has."""
+    if answer.error is not None:
+        return f", error: {_short(answer.error)}"
+    return f", {answer.finish_reason}" if answer.finish_reason else ""
 
 
 def _choice(output: CompletionOutput) -> dict[str, Any]:
