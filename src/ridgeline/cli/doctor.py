@@ -69,13 +69,15 @@ def machine() -> dict[str, str]:
 
 def kernels() -> dict[str, str]:
     """The extension with the C++ kernels of device cpu, or why there is none, what that costs, and the remedy."""
+    from ridgeline.ops.devices import KERNELS_COST, KERNELS_REMEDY
+
     try:
         module: Any = import_module("ridgeline._kernels")
     except ImportError as e:
         return {
             "extension": f"missing: {e}",
-            "cost": "numpy serves every op of device cpu: right, but slower",
-            "remedy": "install Ridgeline again where there is a C++20 compiler; pip -v shows what failed",
+            "cost": KERNELS_COST,
+            "remedy": f"{KERNELS_REMEDY}; pip -v shows what failed",
         }
     return {"extension": str(module.__file__), "instructions": module.isa(), "threads": str(module.usable_cores())}
 

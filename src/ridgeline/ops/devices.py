@@ -84,6 +84,17 @@ def _check_threads(device: str, threads: int) -> None:
         )
 
 
+KERNELS_COST = "numpy serves every op of device cpu: its answers are right, and several times slower"
+KERNELS_REMEDY = "install a C++20 compiler, then install Ridgeline again"
+
+
+def missing_kernels(device: str) -> tuple[str, ...]:
+    """One line that says what it costs a device that its kernels are missing, and the remedy; () where none are."""
+    if device != CPU or find_spec("ridgeline._kernels") is not None:
+        return ()
+    return (f"the kernels for this CPU are missing: {KERNELS_COST}; {KERNELS_REMEDY} (ridgeline doctor says more)",)
+
+
 def has_torch() -> bool:
     """Whether torch is installed; it is not imported."""
     return find_spec("torch") is not None

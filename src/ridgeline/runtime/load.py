@@ -14,6 +14,7 @@ from ridgeline.load.weights import RandomWeights, StoredWeights
 from ridgeline.nn import Model, PassingModel
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.api import Array
+from ridgeline.ops.devices import missing_kernels
 from ridgeline.ops.table import COMPOSED
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
@@ -116,7 +117,8 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     model = build(spec, weights, table, max_model_len, format)
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
-        notes=(*spec.notes(max_model_len), *checkpoint.notes), dtype=found.dtype,
+        notes=(*spec.notes(max_model_len), *checkpoint.notes, *missing_kernels(table.memory.device)),
+        dtype=found.dtype,
     )  # fmt: skip
 
 
