@@ -65,7 +65,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "measure": frozenset({"numpy", "httpx", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),
     "sim": frozenset({"numpy", "matplotlib"}),
-    "cli": frozenset({"filelock", "typer", "rich"}),
+    "cli": frozenset({"filelock", "typer", "rich", "yaml"}),
     "system": frozenset({"psutil"}),
 }
 # Where torch may be imported (a file or a folder), and why.

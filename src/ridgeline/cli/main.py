@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from typing import Annotated
@@ -27,22 +29,26 @@ from ridgeline.cli import (
     train,
     verify,
 )
+from ridgeline.cli.serve_flags import ServeCommand
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
+EPILOG = "Other flags of vLLM's are understood too, and --config FILE with any of them: docs/serve.md lists them."
+# What a system says of an output that has no room for more.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(
     name="ridgeline",
     help="LLM inference that predicts its cost, runs at the roofline, and proves its outputs.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
-app.command("serve")(serve.serve)
+app.command("serve", cls=ServeCommand, epilog=EPILOG)(serve.serve)
 app.command("run-batch")(run_batch.run_batch)
 app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)
@@ -67,7 +73,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -76,8 +82,9 @@ def _root(
 def main() -> None:
     """Run a command.
 
-    An error that a user can cause is one line on stderr and exit status 2; a signal that ends it one line and 128 plus
-    its number. A reader that went away (`| head`) has what it wanted: status 0, and nothing is said.
+    An error that a user can cause is one line on stderr and exit status 2, a disk that is full among them; a signal
+    that ends it one line and 128 plus its number. A reader that went away (`| head`) has what it wanted: status 0, and
+    nothing is said.
     """
     with stop_signals() as received:
         try:
@@ -85,14 +92,33 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes once more at its exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             status = 0
+        except OSError as e:
+            if e.errno not in DISK_ERRORS:
+                raise
+            _drop_output()
+            where = f" to {e.filename}" if e.filename else ""
+            status = _fail(f"the output cannot be written{where}: {e.strerror}", 2)
     sys.exit(status)
 
 
+def _drop_output() -> None:
+    """Let what is still in the buffers of stdout and stderr go nowhere if it cannot be written: Python flushes both
+    once more at its exit, and would print an error of its own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 def _run(received: list[int]) -> int:
-    """The exit status of the command. Raises BrokenPipeError."""
+    """The exit status of the command. Raises BrokenPipeError, and OSError for what else cannot be written."""
     reason = ""
     try:
         app()
@@ -114,5 +140,6 @@ def _run(received: list[int]) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print("ridgeline: " + " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be what cannot be written
+        print("ridgeline: " + " ".join(message.split()), file=sys.stderr)
     return status

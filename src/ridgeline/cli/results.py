@@ -63,8 +63,13 @@ class Results:
         line = {"index": index, "fingerprint": self._fingerprints[index], **output.to_json()}
         data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         with _file_errors(self._path):
-            while data:
-                data = data[os.write(self._file, data) :]
+            end = os.fstat(self._file).st_size
+            try:
+                while data:
+                    data = data[os.write(self._file, data) :]
+            except OSError:
+                os.ftruncate(self._file, end)  # no half of a line stays
+                raise
         if not _failed(line):
             self.done.add(index)
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli import options as o
-from ridgeline.cli.serve import ModelArgument, ReasoningParser, ServedModelName, ToolParser, serve_options
+from ridgeline.cli.serve import (
+    ModelArgument,
+    ModelOption,
+    ReasoningParser,
+    ServedModelName,
+    ToolParser,
+    serve_options,
+    which_model,
+)
 
 if TYPE_CHECKING:
     from ridgeline.serve.service import Service
@@ -20,7 +28,8 @@ def run_batch(
         Path, typer.Argument(help='A JSON line for each: {"custom_id", "method": "POST", "url", "body"}.')
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="A JSON line for each answer; run again, it goes on.")],
-    model: ModelArgument = o.DEFAULT_MODEL,
+    model_argument: ModelArgument = None,
+    model: ModelOption = None,
     verbose: o.Verbose = False,
     served_model_name: ServedModelName = None,
     chat_template: Annotated[str | None, typer.Option("--chat-template", help="A Jinja file.")] = None,
@@ -37,7 +46,11 @@ def run_batch(
     """Answer a file of requests. Each answer is in the output as soon as it is there; a request that fails says why,
     and the exit status is 1.
     """
-    given = locals()
+    _run(locals())
+
+
+def _run(given: dict[str, Any]) -> None:
+    """given: every option of the command, by its name. Exits with 1 if a request failed."""
     import asyncio
 
     from ridgeline.cli.loading import find
@@ -46,6 +59,7 @@ def run_batch(
     from ridgeline.cli.settings import settings_tables
     from ridgeline.serve.batch import read_done, read_lines, run_batch
 
+    model, requests, output = which_model(given["model_argument"], given["model"]), given["requests"], given["output"]
     lines, done = read_lines(requests), read_done(output)
     left = [line for line in lines if line.id not in done]
     errors = [line.id for line in lines if done.get(line.id)]
@@ -53,7 +67,7 @@ def run_batch(
         say(f"{len(lines) - len(left)} of {len(lines)} requests have an answer in {output} already")
 
     def ready(service: Service) -> None:
-        if verbose:
+        if given["verbose"]:
             ready = service.ready
             say_tables(*settings_tables("engine", ready.config, ready.weight_bytes, on_host=ready.on_host))
 
@@ -64,12 +78,12 @@ def run_batch(
             if result["error"] is not None:
                 errors.append(result["custom_id"])
 
-        options = serve_options(given, served_model_name or [model])
+        options = serve_options(given, given["served_model_name"] or [model])
         batch = run_batch(model, o.llm_options(given), options, left, output, on_ready=ready, on_done=over)
         asyncio.run(batch)
 
     if left:
-        find(model, revision, load_format)
+        find(model, given["revision"], given["load_format"])
         with prompts_bar(len(lines), len(done)) as advance:
             answer(advance)
         say(f"{len(left)} requests answered: {output}")

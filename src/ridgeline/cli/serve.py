@@ -31,8 +31,13 @@ def _protection(*names: str, help: str) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="A folder, a Hugging Face hub id, or pocket, which ships with Ridgeline.")
-]
+    str | None,
+    typer.Argument(
+        metavar="MODEL", show_default=o.DEFAULT_MODEL,
+        help="A folder, a Hugging Face hub id, or pocket, which ships with Ridgeline.",
+    ),
+]  # fmt: skip
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same model, as vLLM names it.")]
 ServedModelName = Annotated[
     list[str] | None, _server("--served-model-name", help="What clients call the model; repeatable.")
 ]
@@ -47,7 +52,8 @@ ReasoningParser = Annotated[
 
 
 def serve(
-    model: ModelArgument = o.DEFAULT_MODEL,
+    model_argument: ModelArgument = None,
+    model: ModelOption = None,
     host: Annotated[str, _server("--host", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, _server("--port", help="0 takes a free one.")] = 8000,
     served_model_name: ServedModelName = None,
@@ -94,17 +100,35 @@ def serve(
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
 ) -> None:  # fmt: skip
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM: what is open may end; a second one ends at once."""
-    given = locals()
+    _serve(locals())
+
+
+def _serve(given: dict[str, Any]) -> None:
+    """given: every option of the command, by its name."""
     from ridgeline.cli.loading import find
+    from ridgeline.cli.report import say
     from ridgeline.serve.server import run
 
-    options = serve_options(given, served_model_name or [model])
+    model = which_model(given["model_argument"], given["model"])
+    options = serve_options(given, given["served_model_name"] or [model])
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of what strangers send, a line for each
-    if quiet:
+    if given["quiet"]:
         logging.getLogger("ridgeline.serve.guard").setLevel(logging.WARNING)
-    find(model, revision, load_format)  # a download shows its progress here, and an error comes at once
-    run(model, o.llm_options(given), options, on_loading=lambda loading: None, on_ready=_say_ready)
+    find(model, given["revision"], given["load_format"])  # a download shows its progress here; an error comes at once
+    run(
+        model, o.llm_options(given), options, on_loading=lambda loading: None, on_ready=_say_ready,
+        on_bound=lambda url: say(f"{options.names[0]} will be served at {url} as soon as it is loaded"),
+    )  # fmt: skip
+
+
+def which_model(argument: str | None, option: str | None) -> str:
+    """The model that a command names as an argument or with --model. Raises RequestError for two of them."""
+    from ridgeline.errors import RequestError
+
+    if argument is not None and option not in (None, argument):
+        raise RequestError(f"the model is {argument} and --model is {option}; give one of them")
+    return argument or option or o.DEFAULT_MODEL
 
 
 def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOptions:
@@ -163,8 +187,8 @@ def _say_ready(service: Service, url: str) -> None:
         say(f"{name:<24}{found or 'none':<12}{_why(given, found)}")
     if options.host not in LOOPBACK and not options.key_hashes:
         say(f"warning: everybody who reaches {options.host} may use this server: no API key is set")
-    say(f"serving {service.name} at {url} (API: {url}/docs)", curl_line(service, url))
-    sys.stderr.flush()
+    say(f"serving {service.name} at {url} (API: {url}/docs)")
+    print(curl_line(service, url), file=sys.stderr, flush=True)  # in one piece, to be copied
 
 
 def _plan(service: Service) -> str:

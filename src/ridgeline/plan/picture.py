@@ -5,6 +5,7 @@ Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,15 @@ def new_figure(path: str, size_inches: tuple[float, float]) -> Figure:
 
 
 def keep(figure: Figure, path: str) -> None:
-    """Write it. Raises RequestError where that cannot be."""
+    """Write it, whole or not at all. Raises RequestError where that cannot be."""
+    target = Path(path)
+    beside = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     try:
-        figure.savefig(Path(path), dpi=DPI)
+        try:
+            figure.savefig(beside, dpi=DPI)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as e:
         raise RequestError(f"--plot {path} cannot be written: {e.strerror}") from None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -128,21 +129,45 @@ async def run_batch(
         service = Service(client, await client.start(), options)
         on_ready(service)
         queue = iter(lines)
-        with output.open("ab") as file:
+        with _opened(output) as file:
 
             async def work(queue: Iterator[Line]) -> None:
                 for line in queue:
                     result = await _result(service, line)
-                    file.write(dumps(result) + b"\n")
-                    file.flush()
+                    _append(file, output, dumps(result) + b"\n")
                     on_done(result)
 
             count = min(len(lines), service.gate.running + service.gate.running // 4)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(count):
-                    group.create_task(work(queue))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(count):
+                        group.create_task(work(queue))
+            except* RequestError as errors:  # the output cannot be written, which ends all tasks
+                failed: BaseException = errors
+                while isinstance(failed, BaseExceptionGroup):
+                    failed = failed.exceptions[0]
+                raise failed from None
     finally:
         await client.close()
+
+
+def _opened(output: Path) -> BinaryIO:
+    """The file of results, at its end. Raises RequestError."""
+    try:
+        return output.open("ab", buffering=0)
+    except OSError as e:
+        raise RequestError(f"cannot write to {output}: {e.strerror}") from None
+
+
+def _append(file: BinaryIO, output: Path, line: bytes) -> None:
+    """Write a whole line or none of it. Raises RequestError where the disk is full."""
+    end, data = os.fstat(file.fileno()).st_size, memoryview(line)
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError as e:
+        os.ftruncate(file.fileno(), end)
+        raise RequestError(f"cannot write to {output}: {e.strerror}; run again, it goes on") from None
 
 
 async def _result(service: Service, line: Line) -> dict[str, Any]:

@@ -103,13 +103,17 @@ async def serve(
     *,
     on_loading: Callable[[Loading], None],
     on_ready: Callable[[Service, str], None],
+    on_bound: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a model until a signal ends it.
 
-    on_ready: called with the service and its URL, once requests are welcome. Raises RidgelineError for a model that
+    on_bound: called with the URL, before the model is loaded. on_ready: called with the service and its URL, once
+    requests are welcome. Raises RidgelineError for a model that
     cannot be loaded, and for an address that cannot be had.
     """
     listener = _bind(options)  # before the model is loaded: an address that is taken is told at once
+    url = _url(options, listener)
+    on_bound(url)
     connections = _connections(options)
     client = EngineClient(model, llm_options, on_loading, options.patience)
     try:
@@ -126,9 +130,7 @@ async def serve(
         server = HTTPServer(config, listener, connections, drain, lambda: client.end_all("the server is stopping"))
         settle()
         listener.listen(BACKLOG)  # who comes after `on_ready` is not refused, though a moment early
-        scheme = "https" if options.ssl_certfile else "http"
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        on_ready(service, f"{scheme}://{host}:{listener.getsockname()[1]}")
+        on_ready(service, url)
         await server.serve()
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
@@ -146,6 +148,13 @@ def _connections(options: ServeOptions) -> Connections:
             options.max_connections, files, limit,
         )  # fmt: skip
     return Connections(limit, options.timeouts)
+
+
+def _url(options: ServeOptions, listener: socket.socket) -> str:
+    """Where clients find the server."""
+    scheme = "https" if options.ssl_certfile else "http"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _bind(options: ServeOptions) -> socket.socket:
