@@ -116,6 +116,8 @@ class Line:
     def _vllm(self, name: str, flag: Flag, value: str | None) -> Sequence[str]:
         """What stands in the place of a flag of vLLM's."""
         shown = f"{name} {value}" if flag.takes_value else name
+        if not flag.takes_value and value is not None and flag.says and not _is_accepted(flag, value):
+            raise RequestError(f"{name}={value}: the flag takes no value; leave it out where it is not wanted")
         if not flag.says or not _is_accepted(flag, value):
             raise RequestError(f"{shown}: {flag.refuses}")
         self.notes.append(f"{shown}: {flag.says}")

@@ -1,0 +1,156 @@
+"""`ridgeline serve` with the flags of vLLM: what stands in their place, what is said, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from ridgeline.cli import main, serve, vllm_flags
+from ridgeline.cli.serve_flags import Line, Option
+from ridgeline.errors import RequestError
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {
+    name: Option(name, takes_value, repeats)
+    for names, takes_value, repeats in (
+        (("--model", "-m"), True, False), (("--port",), True, False), (("--quiet", "-q"), False, False),
+        (("--served-model-name",), True, True), (("--allowed-origins",), True, True),
+        (("--swap-space-bytes",), True, False), (("--steps-in-flight",), True, False),
+        (("--log-requests",), False, False), (("--max-model-len",), True, False),
+    )
+    for name in names
+}  # fmt: skip
+
+
+def rewritten(*args: str) -> tuple[list[str], list[str]]:
+    """The arguments for the command, and what the user is told."""
+    line = Line(OPTIONS)
+    return list(line.rewrite(line.with_config(args))), line.notes
+
+
+@pytest.mark.parametrize(("given", "expected", "told"), [
+    ("m --port 1 -q", "m --port 1 -q", 0),
+    ("-m m --port=1 --max_model_len 5", "-m m --port 1 --max-model-len 5", 0),
+    ("m --gpu-memory-utilization 0.9 --enforce-eager --port 1", "m --port 1", 2),
+    ("m -tp 1 --trust_remote_code --tensor-parallel-size=1", "m", 3),
+    ("m --swap-space 4 --async-scheduling", "m --swap-space-bytes 4294967296 --steps-in-flight 2", 2),
+    ("m --swap-space 0.5", "m --swap-space-bytes 536870912", 1),
+    ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", 0),
+    ("--served-model-name a m", "--served-model-name a m", 0),
+    ("m --enable-log-requests -O3", "m --log-requests", 2),
+    ("m --unheard-of 3", "m --unheard-of 3", 0),  # click says so
+])  # fmt: skip
+def test_what_stands_in_the_place_of_flags(given: str, expected: str, told: int) -> None:
+    args, notes = rewritten(*given.split())
+    assert args == expected.split()
+    assert len(notes) == told and all(": " in note and "\n" not in note for note in notes)
+
+
+def test_lists_of_origins() -> None:
+    args, _ = rewritten("m", "--allowed-origins", '["http://a", "http://b"]')
+    assert args == ["m", "--allowed-origins", "http://a", "--allowed-origins", "http://b"]
+
+
+@pytest.mark.parametrize("given", [
+    "--tensor-parallel-size 2", "-tp=2", "--gpu-memory-utilization 0", "--gpu-memory-utilization x", "--swap-space -1",
+    "--quantization awq", "--no-enable-prefix-caching", "--enable-lora", "--max-logprobs 50", "--cpu-offload-gb 4",
+    "--download-dir /tmp", "--tensor-parallel-size", "--config", "--enforce-eager=false",
+])  # fmt: skip
+def test_what_cannot_be_honored_is_one_line(given: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        rewritten("m", *given.split())
+    message = str(caught.value)
+    assert message.startswith(re.split("[= ]", given)[0]) and "\n" not in message
+    assert len(message) > len(given) + 10, message
+
+
+FILE: dict[str, Any] = {"model": "m", "port": 9, "served_model_name": ["a", "b"], "tensor-parallel-size": 1,
+                        "enforce-eager": True, "quiet": False, "swap_space": 1}  # fmt: skip
+FORMATS = {
+    "yaml": "model: m\nport: 9\nserved_model_name: [a, b]\ntensor-parallel-size: 1\nenforce-eager: true\n"
+            "quiet: false\nswap_space: 1\n",
+    "toml": 'model = "m"\nport = 9\nserved_model_name = ["a", "b"]\ntensor-parallel-size = 1\nenforce-eager = true\n'
+            "quiet = false\nswap_space = 1\n",
+    "json": json.dumps(FILE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_config_file(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"c.{suffix}"
+    path.write_text(FORMATS[suffix])
+    args, notes = rewritten("--config", str(path))
+    names = "--served-model-name a --served-model-name b"
+    assert args == f"--model m --port 9 {names} --swap-space-bytes 1073741824".split()
+    assert len(notes) == 3
+    args, _ = rewritten("other", f"--config={path}", "--port", "7", "--served-model-name", "c")
+    assert args == ["--swap-space-bytes", "1073741824", "other", "--port", "7", "--served-model-name", "c"]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("c.yaml", "prot: 9", "prot is no option of `ridgeline serve`; did you mean --port"), ("c.txt", "", "must end in"),
+    ("c.yaml", "port:", "port has no value"), ("c.yaml", "- port", "must hold options"), ("c.yaml", "a: [", "no YAML"),
+    ("c.toml", "a = [", r"c\.toml: "), ("c.json", "{", r"c\.json: "), ("c.yaml", "config: x", "config is no option"),
+])  # fmt: skip
+def test_a_config_file_that_is_none(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RequestError, match=message):
+        rewritten("m", "--config", str(tmp_path / name))
+    with pytest.raises(RequestError, match="No such file"):
+        rewritten("m", "--config", str(tmp_path / "missing.yaml"))
+
+
+def test_flags_are_known_once_and_say_what_to_do() -> None:
+    names = [name for flag in vllm_flags.FLAGS for name in flag.names]
+    assert len(names) == len(set(names)) == len(vllm_flags.KNOWN) > 30
+    command: Any = typer.main.get_command(main.app)
+    ours = {name for p in command.commands["serve"].params for name in p.opts}
+    assert not ours & set(names)  # a flag of ours is no longer in the table
+    for flag in vllm_flags.FLAGS:
+        assert flag.says or flag.refuses
+        assert not (flag.accepts is not None or flag.between) or flag.refuses
+        assert all(name in ours for name in flag.becomes if name.startswith("--")), flag
+
+
+def test_the_page_lists_every_flag() -> None:
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    listed = page.split("## Flags of vLLM")[1].split("\n## ")[0]
+    for flag in vllm_flags.FLAGS:
+        assert f"`{flag.names[0]}`" in listed, flag.names
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the command would start a server with."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve, "_serve", found.append)
+    return found
+
+
+def test_the_command_takes_the_model_in_three_ways(started: list[dict[str, Any]]) -> None:
+    for args in (["m"], ["--model", "m"], ["-m", "m"], ["--model=m", "-tp", "1"], ["m", "--model", "m"], []):
+        result = CliRunner().invoke(main.app, ["serve", *args, "--served-model-name", "a"])
+        assert result.exit_code == 0, result.output
+    models = [serve.which_model(given["model_argument"], given["model"]) for given in started]
+    assert models == ["m"] * 5 + ["pocket"]
+    assert all(given["served_model_name"] == ["a"] for given in started)
+    with pytest.raises(RequestError, match="the model is a and --model is b; give one of them"):
+        serve.which_model("a", "b")
+    assert CliRunner().invoke(main.app, ["serve", "m", "--no-such-flag"]).exit_code == 2
+
+
+def test_short_help_short_version_and_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for args in (["-h"], ["serve", "-h"], ["bench", "latency", "-h"]):
+        assert "Usage: " in CliRunner().invoke(main.app, args).output
+    assert CliRunner().invoke(main.app, ["-V"]).output.startswith("ridgeline ")
+    assert "--install-completion" in CliRunner().invoke(main.app, ["--help"]).output
+    env = {"_RIDGELINE_COMPLETE": "complete_bash", "COMP_WORDS": "ridgeline insp", "COMP_CWORD": "1"}
+    completed = CliRunner().invoke(main.app, [], env=env, prog_name="ridgeline")
+    assert completed.output.split() == ["inspect"]
