@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -104,17 +104,22 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Let what is still in the buffers of stdout and stderr go nowhere if it cannot be written: Python flushes both
-    once more at its exit, and would print an error of its own.
+    """Let go of what cannot be written to stdout or stderr: Python flushes both once more at its exit, and would print
+    an error of its own. Nothing is printed on stdout after this.
     """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    _close(sys.stdout)
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _close(sys.stderr)
+
+
+def _close(stream: TextIO) -> None:
+    """Send what is still in the buffer of a stream nowhere. A stream in memory has none."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _run(received: list[int]) -> int:

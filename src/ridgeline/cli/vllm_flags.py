@@ -33,7 +33,7 @@ _ONE_DEVICE = "Ridgeline serves a model on one device"
 _PLAN = f"{_ONE_DEVICE}; `ridgeline plan MODEL --tp 2` says what more devices would give"
 _COPIES = f"{_ONE_DEVICE}; start one server for each copy, and put a proxy before them"
 _NO_CODE = "Ridgeline never runs code from a checkpoint; it knows its architectures itself"
-_NOTHING_COMPILED = "Ridgeline compiles nothing at the start, so there is nothing to turn off"
+_NOTHING_COMPILED = "Ridgeline compiles no models, so there is nothing to turn off"
 
 
 def _on(*names: str, says: str) -> Flag:

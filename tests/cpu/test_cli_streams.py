@@ -1,0 +1,183 @@
+"""What a command does with its streams: a full disk, a pipe that nobody reads, bars on a terminal, lines on stderr."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.cli.main import main
+from ridgeline.cli.results import Results
+from ridgeline.errors import RequestError
+from ridgeline.plan.picture import keep
+from ridgeline.serve import batch
+from ridgeline.serve.worker import ready
+
+COMMANDS = {
+    "plan": "plan mistral-7b --hardware h100",
+    "plan --json": "plan mistral-7b --hardware h100 --json",
+    "inspect": "inspect mistral-7b",
+    "explain": "explain pocket",
+    "simulate": "simulate mistral-7b --num-requests 3",
+    "doctor": "doctor --device cpu",
+    "help": "--help",
+    "generate": "generate hi --max-tokens 2",
+    "generate --json": "generate hi --max-tokens 2 --json",
+    "chat": "chat -m pocket --max-tokens 2",
+    "bench": "bench latency -m pocket --batch-size 1 --input-len 2 --output-len 2 --num-iters 1",
+}
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Run = Callable[..., tuple[int, str]]
+each = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "bench" else ()) for n in COMMANDS]
+)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command with some stdout; its status, and what it wrote on stderr."""
+
+    def call(line: str, stdout: Any, stderr: Any = None) -> tuple[int, str]:
+        errors = stderr or io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["ridgeline", *line.split()])
+            patch.setattr(sys, "stdin", io.StringIO("def hello(name): return name\n"))
+            patch.setattr(sys, "stdout", stdout)
+            patch.setattr(sys, "stderr", errors)
+            with pytest.raises(SystemExit) as caught:
+                main()
+        return int(caught.value.code or 0), errors.getvalue()
+
+    return call
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_is_one_line(run: Run, name: str) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        status, said = run(COMMANDS[name], full)
+    lines = [line for line in said.splitlines() if line.startswith("ridgeline: ")]
+    assert status == 2
+    assert lines == ["ridgeline: the output cannot be written: No space left on device"]
+    assert "Traceback" not in said and "Error" not in said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(run: Run, name: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        status, said = run(COMMANDS[name], pipe)
+    assert status == 0
+    assert "Traceback" not in said and "Broken pipe" not in said and "ridgeline: " not in said
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Inside, no file may become longer than some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (output,) = LLM("pocket").generate("hi", SamplingParams(max_tokens=2))
+    path = tmp_path / "o.jsonl"
+    with Results(str(path), ["a-b-c"] * 3, ["one", "two", "three"]) as found:
+        found.add(0, output)
+        whole = path.read_bytes()
+        with (
+            full_disk(len(whole) + 10),
+            pytest.raises(RequestError, match=r"cannot write to .*o\.jsonl: File too large"),
+        ):
+            found.add(1, output)
+        assert path.read_bytes() == whole and found.done == {0}
+        found.add(1, output)  # the disk has room again
+    assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == [0, 1]
+    answers = tmp_path / "batch.jsonl"
+    with batch._opened(answers) as file:
+        batch._append(file, answers, b"x" * 20 + b"\n")
+        with full_disk(30), pytest.raises(RequestError, match=r"batch\.jsonl: File too large; run again, it goes on"):
+            batch._append(file, answers, b"y" * 20 + b"\n")
+    assert answers.read_bytes() == b"x" * 20 + b"\n"
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    path = tmp_path / "x.png"
+    keep(Figure(), str(path))
+    before = path.read_bytes()
+    with full_disk(100), pytest.raises(RequestError, match=r"x\.png cannot be written: File too large"):
+        keep(Figure(), str(path))
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_simulate_shows_its_progress_on_a_terminal_only(run: Run) -> None:
+    line = COMMANDS["simulate"]
+    status, said = run(line, io.StringIO())
+    assert (status, said) == (0, "")
+    status, said = run(line, io.StringIO(), Terminal())
+    assert status == 0 and "requests" in said and "3/3" in said
+
+
+def test_a_long_prompt_shows_its_progress(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    line = f"generate {'x=1;' * 100} --max-tokens 2 --max-num-batched-tokens 32"
+    quiet, text = io.StringIO(), io.StringIO()
+    assert "prompt tokens" not in run(line, quiet)[1].split("prompt tokens, ")[0]
+    status, said = run(line, text, Terminal())
+    assert status == 0 and text.getvalue() == quiet.getvalue()
+    assert said.count("prompt tokens ") >= 1 and "━" in said
+    short = run("generate hi --max-tokens 2", io.StringIO(), Terminal())[1]
+    assert "━" not in short
+    talk = run("chat -m pocket --max-tokens 2 --max-num-batched-tokens 2", io.StringIO(), Terminal())[1]
+    assert "━" in talk
+
+
+def test_missing_kernels_are_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("ridgeline.ops.cpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ridgeline._kernels", None)
+    with pytest.raises(ImportError):
+        importlib.import_module("ridgeline._kernels")
+    told = "note: the kernels for this CPU are missing: numpy serves every op of device cpu"
+    for line in (COMMANDS["generate"], COMMANDS["chat"]):
+        status, said = run(line + " --device cpu", io.StringIO())
+        assert status == 0 and said.count(told) == 1
+        assert "several times slower; install a C++20 compiler, then install Ridgeline again" in said
+    notes = ready(LLM("pocket", device="cpu")).notes  # `serve` prints these
+    assert sum(note.startswith(told.removeprefix("note: ")) for note in notes) == 1
+
+
+def test_reprs_are_short() -> None:
+    llm = LLM("pocket")
+    assert len(repr(llm)) < 200 and "max_model_len=1024" in repr(llm)
+    params = SamplingParams(n=4, max_tokens=50, logprobs=5, ignore_eos=True)
+    (output,) = llm.generate("import os\n" * 50, params)
+    assert len(repr(output)) < 400 and repr(output).startswith("RequestOutput(")
+    assert "50 tokens" in repr(output.outputs[0]) and len(repr(output.outputs[0])) < 150
+    chunk = list(llm.stream("import os", SamplingParams(max_tokens=3)))[-1]
+    assert len(repr(chunk)) < 150 and "the last of its request" in repr(chunk)
