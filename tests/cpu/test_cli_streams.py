@@ -46,9 +46,8 @@ class Terminal(io.StringIO):
 
 
 Run = Callable[..., tuple[int, str]]
-each = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "bench" else ()) for n in COMMANDS]
-)
+SLOW = ("bench",)
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in COMMANDS]
 
 
 @pytest.fixture
