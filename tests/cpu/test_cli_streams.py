@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import io
 import json
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from ridgeline.cli.results import Results
 from ridgeline.errors import RequestError
 from ridgeline.plan.picture import keep
 from ridgeline.serve import batch
+from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.worker import ready
 
 COMMANDS = {
@@ -120,6 +123,28 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with full_disk(30), pytest.raises(RequestError, match=r"batch\.jsonl: File too large; run again, it goes on"):
             batch._append(file, answers, b"y" * 20 + b"\n")
     assert answers.read_bytes() == b"x" * 20 + b"\n"
+
+
+def test_a_batch_on_a_full_disk_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        async def start(self) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async def result(service: Any, line: batch.Line) -> dict[str, Any]:
+        return {"custom_id": line.id, "response": "x" * 40}
+
+    monkeypatch.setattr(batch, "EngineClient", lambda *args: Client())
+    monkeypatch.setattr(batch, "Service", lambda *args: SimpleNamespace(gate=SimpleNamespace(running=4)))
+    monkeypatch.setattr(batch, "_result", result)
+    lines, path = [batch.Line(f"{i}", "/v1/completions", {}) for i in range(8)], tmp_path / "o.jsonl"
+    done: list[Any] = []
+    call = batch.run_batch("m", {}, ServeOptions(["m"]), lines, path, on_ready=lambda s: None, on_done=done.append)
+    with full_disk(200), pytest.raises(RequestError, match=r"cannot write to .*: File too large; run again"):
+        asyncio.run(call)
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == done and 0 < len(done) < 8
 
 
 def test_a_picture_is_whole_or_not_there(tmp_path: Path) -> None:

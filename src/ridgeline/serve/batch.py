@@ -142,11 +142,13 @@ async def run_batch(
                 async with asyncio.TaskGroup() as group:
                     for _ in range(count):
                         group.create_task(work(queue))
-            except* RequestError as errors:  # the output cannot be written, which ends all tasks
-                failed: BaseException = errors
+            except ExceptionGroup as errors:
+                failed: BaseException | None = errors.subgroup(RequestError)
+                if failed is None:
+                    raise
                 while isinstance(failed, BaseExceptionGroup):
                     failed = failed.exceptions[0]
-                raise failed from None
+                raise failed from None  # the output cannot be written, which ended all tasks
     finally:
         await client.close()
 
