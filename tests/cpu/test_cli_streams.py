@@ -142,6 +142,8 @@ def test_a_batch_on_a_full_disk_is_one_error(tmp_path: Path, monkeypatch: pytest
     lines, path = [batch.Line(f"{i}", "/v1/completions", {}) for i in range(8)], tmp_path / "o.jsonl"
     done: list[Any] = []
     call = batch.run_batch("m", {}, ServeOptions(["m"]), lines, path, on_ready=lambda s: None, on_done=done.append)
+    with pytest.raises(RequestError, match="/dev/null is not a file that a next run could go on with"):
+        batch.read_done(Path("/dev/null"))
     with full_disk(200), pytest.raises(RequestError, match=r"cannot write to .*: File too large; run again"):
         asyncio.run(call)
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == done and 0 < len(done) < 8
@@ -167,14 +169,18 @@ def test_simulate_shows_its_progress_on_a_terminal_only(run: Run) -> None:
     assert status == 0 and "requests" in said and "3/3" in said
 
 
-def test_a_long_prompt_shows_its_progress(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_shows_its_progress(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     line = f"generate {'x=1;' * 100} --max-tokens 2 --max-num-batched-tokens 32"
     quiet, text = io.StringIO(), io.StringIO()
     assert "prompt tokens" not in run(line, quiet)[1].split("prompt tokens, ")[0]
     status, said = run(line, text, Terminal())
     assert status == 0 and text.getvalue() == quiet.getvalue()
     assert said.count("prompt tokens ") >= 1 and "━" in said
+    (prompts := tmp_path / "p.txt").write_text("x=1;" * 100)
+    said = run(f"generate {prompts} -o {tmp_path / 'o.jsonl'} --max-tokens 2", io.StringIO(), Terminal())[1]
+    assert "prompt tokens read" in said
     short = run("generate hi --max-tokens 2", io.StringIO(), Terminal())[1]
     assert "━" not in short
     talk = run("chat -m pocket --max-tokens 2 --max-num-batched-tokens 2", io.StringIO(), Terminal())[1]

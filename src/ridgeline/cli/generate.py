@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ridgeline.cli.results import Results
     from ridgeline.frontend import Prompt
     from ridgeline.llm import LLM
-    from ridgeline.sched.stats import StepShape
     from ridgeline.spec.request import Params, RequestOutput
 
 DEFAULT_MAX_TOKENS = 128
@@ -210,7 +209,7 @@ def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[Req
             done(sum(len(choice.token_ids) for choice in output.outputs))
 
         start = time.perf_counter()
-        outputs = llm.generate(**requests, on_done=finished)
+        outputs = llm.generate(**requests, on_done=finished, on_step=done.step)
         seconds = time.perf_counter() - start
     run.say_what_came(llm, outputs, seconds)
     return outputs
@@ -255,17 +254,13 @@ def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
 
         start = time.perf_counter()
         try:
-            outputs = llm.generate(**requests, on_done=finished, on_step=prefill.step if prefill else _no_bar)
+            outputs = llm.generate(**requests, on_done=finished, on_step=prefill.step if prefill else done.step)
         except KeyboardInterrupt:
             raise Interrupted(f"{show.num_shown:,} of {len(run.rows):,} prompts are complete") from None
         seconds = time.perf_counter() - start
     if not quiet or run.verbose:
         run.say_what_came(llm, outputs, seconds)
     _check(outputs)
-
-
-def _no_bar(shape: StepShape) -> None:
-    """For a step of which no bar is shown."""
 
 
 class _InOrder:

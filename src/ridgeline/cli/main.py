@@ -35,7 +35,7 @@ from ridgeline.errors import RidgelineError
 
 EPILOG = "Other flags of vLLM's are understood too, and --config FILE with any of them: docs/serve.md lists them."
 # What a system says of an output that has no room for more.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(

@@ -87,7 +87,7 @@ class PrefillBar:
         """A step is over: what it computed."""
         if not self.is_shown:
             return
-        self._read += sum(new for new, _, rows in shape if new > 1 or not rows)
+        self._read += prompt_tokens(shape)
         if self._bar is None:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -123,24 +123,43 @@ def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+class PromptsDone:
+    """What `prompts_bar` gives."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._task = bar, bar.tasks[0]
+        self._new = self._read = 0
+
+    def __call__(self, num_tokens: int) -> None:
+        """A prompt is complete, with so many new tokens."""
+        self._new += num_tokens
+        self._bar.update(self._task.id, advance=1, tokens_per_s=self._new / (self._task.elapsed or 1.0))
+
+    def step(self, shape: StepShape) -> None:
+        """A step of the engine is over: what it computed."""
+        if read := prompt_tokens(shape):
+            self._read += read
+            self._bar.update(self._task.id, read=f"{self._read:,} prompt tokens read")
+
+
+def prompt_tokens(shape: StepShape) -> int:
+    """The tokens of prompts among those that a step computed."""
+    return sum(new for new, _, rows in shape if new > 1 or not rows)
+
+
 @contextmanager
-def prompts_bar(total: int, completed: int = 0, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar over the prompts of a file; call what it gives with the new tokens of each prompt that is complete.
+def prompts_bar(total: int, completed: int = 0, *, hidden: bool = False) -> Iterator[PromptsDone]:
+    """A bar over the prompts of a file; call what it gives with the new tokens of each prompt that is complete, and its
+    `step` with each step of the engine, where those are known: the bar says how many tokens of prompts are read.
 
     completed: prompts of an earlier run. hidden: where answers appear on the same terminal, they are the progress.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     speed = TextColumn("{task.fields[tokens_per_s]:.1f} tokens/s")
-    columns = TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn()
+    read = TextColumn("{task.fields[read]}")
+    columns = TextColumn("prompts"), BarColumn(12), MofNCompleteColumn(), speed, read, TimeRemainingColumn()
     bar = _bar(*columns, shown=sys.stderr.isatty() and not hidden)
-    task = bar.add_task("prompts", total=total, completed=completed, tokens_per_s=0.0)
-    tokens = 0
-
-    def done(num_tokens: int) -> None:
-        nonlocal tokens
-        tokens += num_tokens
-        bar.update(task, advance=1, tokens_per_s=tokens / (bar.tasks[0].elapsed or 1.0))
-
+    bar.add_task("prompts", total=total, completed=completed, tokens_per_s=0.0, read="")
     with bar:
-        yield done
+        yield PromptsDone(bar)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import uuid
@@ -24,6 +25,7 @@ from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 from ridgeline.serve.types import ChatBody, CompletionBody, EmbeddingBody
 from ridgeline.serve.types_responses import ResponseBody
+from ridgeline.spec.folders import write_whole
 
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 TRIES = 3  # of a request that an engine took down with it
@@ -86,6 +88,8 @@ def read_done(path: Path) -> dict[str, bool]:
     """
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise RequestError(f"{path} is not a file that a next run could go on with; choose another -o")
     data = path.read_bytes()
     lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
     done, kept = dict[str, bool](), list[bytes]()
@@ -99,9 +103,10 @@ def read_done(path: Path) -> dict[str, bool]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(f"{path} is there and holds no results of a batch; choose another -o") from None
     if (whole := b"".join(kept)) != data:
-        beside = path.with_name(path.name + ".part")
-        beside.write_bytes(whole)
-        beside.replace(path)  # all of it or nothing, whatever happens
+        try:
+            write_whole(path, whole.decode())
+        except OSError as e:
+            raise RequestError(f"cannot write to {path}: {e.strerror}") from None
     return done
 
 
@@ -168,7 +173,8 @@ def _append(file: BinaryIO, output: Path, line: bytes) -> None:
         while data:
             data = data[file.write(data) :]
     except OSError as e:
-        os.ftruncate(file.fileno(), end)
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), end)
         raise RequestError(f"cannot write to {output}: {e.strerror}; run again, it goes on") from None
 
 

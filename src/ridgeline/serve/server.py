@@ -108,8 +108,7 @@ async def serve(
     """Serve a model until a signal ends it.
 
     on_bound: called with the URL, before the model is loaded. on_ready: called with the service and its URL, once
-    requests are welcome. Raises RidgelineError for a model that
-    cannot be loaded, and for an address that cannot be had.
+    requests are welcome. Raises RidgelineError for a model that cannot be loaded, and for an address that is taken.
     """
     listener = _bind(options)  # before the model is loaded: an address that is taken is told at once
     url = _url(options, listener)
