@@ -29,3 +29,11 @@ class DeviceError(RidgelineError):
 
 class DataError(RidgelineError):
     """Training data that is missing, empty, binary or damaged, or not what was pinned."""
+
+
+class BoundExceeded(RidgelineError):
+    """Work in a helper process needed more time, memory or stack than its limit, which the message names."""
+
+
+class HelpersBusy(RidgelineError):
+    """All helper processes are busy, and enough work waits for them: to be tried again."""

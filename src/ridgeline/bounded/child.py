@@ -1,0 +1,120 @@
+"""The helper process: reads jobs from its standard input and answers on its standard output, one after the other.
+
+It ends when the pipe does, also in the middle of a job: no helper outlives its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from ridgeline.bounded.frames import Value, encode, read_frame, write_frame
+from ridgeline.bounded.jobs import find_job
+from ridgeline.bounded.limits import Limits, release_job, resident_bytes, restrict_job, restrict_process
+
+# A helper that holds so much more than it began with is replaced: its memory goes back to the system.
+RETIRE_BYTES = 128 << 20
+PARENT_SECONDS = 1.0  # between two looks whether the parent still lives
+# What no job needs. A job that is tricked into one of these fails instead.
+FORBIDDEN = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "os.startfile")
+
+
+class Helper:
+    """Runs jobs, each in a new thread of its own stack size."""
+
+    def __init__(self, jobs: BinaryIO, answers: BinaryIO, parent: int) -> None:
+        self._jobs, self._answers, self._parent = jobs, answers, parent
+        self._state: Any = None
+        self._base = 0  # physical memory once the setup was done
+
+    def run(self) -> None:
+        """Answer jobs until the pipe ends or the memory has grown too much."""
+        while True:
+            try:
+                name, keep, limits, *args = read_frame(self._jobs)
+            except EOFError:
+                return
+            answer = self._answer(name, keep, Limits(**limits), args)
+            retire = not keep and resident_bytes() > self._base + RETIRE_BYTES and not _trimmed(self._base)
+            write_frame(self._answers, _encoded(retire, answer))
+            if retire:
+                return
+
+    def _answer(self, name: str, keep: bool, limits: Limits, args: list[Value]) -> list[Value]:
+        """What one job gives: "ok" and its values, or "error", the kind and the message.
+
+        keep: the job is the setup, whose value is the state of those that follow.
+        """
+        found: list[Value] = ["error", "RuntimeError", "the job ended without an answer"]
+
+        def work() -> None:
+            nonlocal found
+            try:
+                function = find_job(name)
+                restrict_job(limits)
+                value = function(*args) if keep else function(self._state, *args)
+                if keep:
+                    self._state, value = value, None
+                found = ["ok", *(value if isinstance(value, tuple) else (value,))]
+            except BaseException as error:  # whatever it is, it is this job that fails
+                found = ["error", type(error).__name__, str(error)]
+            finally:
+                release_job()
+
+        self._in_thread(work, limits.stack_bytes)
+        if keep:
+            self._base = resident_bytes()
+        return found
+
+    def _in_thread(self, work: Callable[[], None], stack_bytes: int) -> None:
+        """Run in a thread with a stack of that size; meanwhile see whether the parent is still there."""
+        threading.stack_size(stack_bytes)
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(PARENT_SECONDS)
+            if os.name == "posix" and os.getppid() != self._parent:
+                os._exit(1)
+
+
+def _encoded(retire: bool, answer: list[Value]) -> list[bytes]:
+    try:
+        return encode([retire, *answer])
+    except (TypeError, ValueError, MemoryError, RecursionError) as error:
+        return encode([retire, "error", type(error).__name__, f"the result cannot be sent: {error}"])
+
+
+def _trimmed(base: int) -> bool:
+    """Give unused memory back to the system; was that enough?"""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return False
+    return resident_bytes() <= base + RETIRE_BYTES
+
+
+def _refuse(event: str, _: object) -> None:
+    if event.startswith(FORBIDDEN):
+        raise PermissionError(f"a bounded job may not call {event}")
+
+
+def main() -> None:
+    """The process; its argument is the parent's id.
+
+    Only frames are written to the parent's pipe: what a library prints goes to standard error.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    restrict_process()
+    sys.addaudithook(_refuse)
+    Helper(sys.stdin.buffer, answers, int(sys.argv[1])).run()
+    answers.flush()
+    os._exit(0)  # nothing is waited for: threads of a library, the state
+
+
+if __name__ == "__main__":
+    main()
