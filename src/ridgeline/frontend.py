@@ -33,12 +33,25 @@ class Frontend:
         """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
         kind, value, _ = _parts(prompt)
         if kind == "messages":
-            return self.check_ids(self.tokenizer().encode_chat(value))
+            text = self.tokenizer().render_chat(value)
+            self.check_text(text)
+            return self.check_ids(self.tokenizer().encode_rendered(text))
         if kind == "prompt":
             if not value:
                 raise RequestError("the prompt is empty; give at least one character")
+            self.check_text(value)
             return self.check_ids(self.tokenizer().encode(value))
         return self.check_ids([*value])
+
+    def check_text(self, text: str) -> None:
+        """Raise RequestError for a text that cannot fit the context, by arithmetic: it is not tokenized to find out."""
+        tokenizer, limit = self.tokenizer(), self._max_model_len
+        if (least := tokenizer.least_tokens(text)) > limit:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which are at least {least} tokens (a token of this model has "
+                f"at most {tokenizer.characters_per_token} characters); the context is {limit} tokens: shorten it"
+                f"{self._longer_context()}"
+            )
 
     def request(self, prompt: Prompt, params: Params, place: int = 0, priority: int = 0) -> GenerationRequest:
         """A prompt and how to continue it, checked.

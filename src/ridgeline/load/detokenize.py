@@ -44,14 +44,17 @@ class _Rules:
 class TokenText:
     """What each id of a vocabulary adds to the text; shared by all the Detokenizers of a tokenizer.
 
-    size: the largest id and one more. To ask for it takes a copy of the vocabulary: tens of milliseconds of a start.
+    size: the largest id and one more. longest: characters of the longest entry. To ask for them takes a copy of the
+    vocabulary: tens of milliseconds of a start.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Read the decoder of `backend`; raises TokenizerError when its text cannot be streamed exactly."""
         self.rules = _rules(backend)
         self._backend = backend
-        self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.size = max(vocabulary.values(), default=-1) + 1
+        self.longest = max(map(len, vocabulary), default=0)
         self._pieces: dict[int, str | bytes | None] = {}
 
     def piece(self, token_id: int) -> str | bytes | None:

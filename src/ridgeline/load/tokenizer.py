@@ -18,6 +18,7 @@ from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.detokenize import Detokenizer, TokenText
 from ridgeline.load.gguf import read_header
 from ridgeline.load.gguf_vocab import build_vocab
+from ridgeline.load.lengths import characters_per_token, least_tokens
 from ridgeline.load.tokenizer_files import guarded, read_folder
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Tokenizer:
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         prefix, suffix = around or guarded(lambda: _around(backend), "the post-processor of the tokenizer")
         self._prefix, self._suffix = list(prefix), list(suffix)
+        self.characters_per_token = characters_per_token(backend, self._text.longest)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -108,7 +110,18 @@ class Tokenizer:
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template=template, **variables
         )
+        return self.encode_rendered(text)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of a text that `render_chat` gave."""
         return self._with_prefix(self._encode(text))
+
+    def least_tokens(self, text: str) -> int:
+        """Return the least tokens that `text` can have, by arithmetic; 0 where the tokenizer may delete characters."""
+        if self.characters_per_token is None:
+            return 0
+        leading = [self._backend.id_to_token(token) or "" for token in self._prefix]
+        return least_tokens(text, self.characters_per_token, leading)
 
     def render_chat(
         self,
@@ -175,7 +188,9 @@ class Tokenizer:
             raise RequestError(
                 f"the text has the lone surrogate {text[error.start]!r} at {error.start}; send valid Unicode"
             ) from error
-        return self._backend.encode(text, add_special_tokens=False).ids
+        # Not `encode`, which keeps all other threads of the process waiting until it is done.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return encoding.ids
 
     def _with_prefix(self, ids: list[int]) -> list[int]:
         """Put the leading tokens before `ids` unless the text wrote them itself; keep one BOS of several."""

@@ -1,0 +1,84 @@
+"""How long a text must be, in tokens, before it is tokenized: at least its characters over those of the longest token.
+
+That holds where no step of the tokenizer deletes characters, or makes one token of any number of them. Each step is
+judged by its kind in tokenizer.json; of a kind that is not known here, nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import tokenizers
+
+# Unicode composes at most 4 characters into one (the longest canonical decomposition).
+_COMPOSED = 4
+# Normalizers that never make a text shorter.
+_KEEPING = frozenset({"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"})
+# Pre-tokenizers that only cut a text into pieces, unless their behavior is to remove something.
+_CUTTING = frozenset({"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts", "FixedLength"})
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def characters_per_token(backend: tokenizers.Tokenizer, longest: int) -> int | None:
+    """The most characters of a text that one token can stand for; None where there may be no such number.
+
+    longest: characters of the vocabulary's longest entry.
+    """
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return None  # they take the spaces around them along
+    cut = [*_steps(backend.pre_tokenizer, "pretokenizers")]
+    if not all(step["type"] in _CUTTING and step.get("behavior") != "Removed" for step in cut):
+        return None
+    normalizers = [*_steps(backend.normalizer, "normalizers")]
+    shrinking = math.prod(map(_shrinking, normalizers))
+    as_bytes = any(step["type"] == "ByteLevel" for step in (*cut, *normalizers))
+    if not math.isfinite(shrinking) or not _keeps_unknown(backend, as_bytes):
+        return None
+    return math.ceil(longest * shrinking)
+
+
+def least_tokens(text: str, per_token: int, leading: Collection[str]) -> int:
+    """The least tokens that a text can have. leading: tokens of which several at its start may become one."""
+    at = 0
+    while token := next((token for token in leading if token and text.startswith(token, at)), ""):
+        at += len(token)
+    return -(-(len(text) - at) // per_token)
+
+
+def _steps(part: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, sequences resolved."""
+    if part is not None:
+        yield from _flat(json.loads(part.__getstate__()), name)
+
+
+def _flat(step: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    if step["type"] == "Sequence":
+        for inner in step[name]:
+            yield from _flat(inner, name)
+    else:
+        yield step
+
+
+def _shrinking(step: dict[str, Any]) -> float:
+    """How many characters a normalizer may turn into one: infinity where it may delete them."""
+    if step["type"] in ("NFC", "NFKC"):
+        return _COMPOSED
+    pattern = step.get("pattern", {}).get("String")
+    if step["type"] == "Replace" and pattern and step["content"]:
+        return max(1.0, len(pattern) / len(step["content"]))
+    return 1.0 if step["type"] in _KEEPING else math.inf
+
+
+def _keeps_unknown(backend: tokenizers.Tokenizer, as_bytes: bool) -> bool:
+    """Does each character that the vocabulary lacks become a token of its own, or several?"""
+    model = backend.model
+    if not isinstance(model, tokenizers.models.BPE):
+        return False  # the others make one token of a whole word, or of a run of characters
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if as_bytes else _BYTES if model.byte_fallback else None
+    if alphabet is not None and all(backend.token_to_id(entry) is not None for entry in alphabet):
+        return True
+    unknown = model.unk_token
+    return unknown is not None and backend.token_to_id(unknown) is not None and not model.fuse_unk
