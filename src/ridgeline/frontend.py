@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 
@@ -20,22 +21,39 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 CACHE_SALT = "cache_salt"
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the text that its chat template made of it."""
+
+    text: str
+
+
 class Frontend:
-    """Tokenises and checks. no_tokenizer: why there is none, where there is none."""
+    """Tokenises and checks. no_tokenizer: why there is none, where there is none.
+
+    max_chars: characters that a text may have; None: any number.
+    """
 
     def __init__(
-        self, spec: ModelSpec, tokenizer: Tokenizer | None, no_tokenizer: str, max_model_len: int, seed: int
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        no_tokenizer: str,
+        max_model_len: int,
+        seed: int,
+        max_chars: int | None = None,
     ) -> None:
         self._spec, self._tokenizer, self._no_tokenizer = spec, tokenizer, no_tokenizer
-        self._max_model_len, self._seed = max_model_len, seed
+        self._max_model_len, self._seed, self._max_chars = max_model_len, seed, max_chars
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt | Rendered) -> list[int]:
         """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
+        if isinstance(prompt, Rendered):
+            self.check_text(prompt.text)
+            return self.check_ids(self.tokenizer().encode_rendered(prompt.text))
         kind, value, _ = _parts(prompt)
         if kind == "messages":
-            text = self.tokenizer().render_chat(value)
-            self.check_text(text)
-            return self.check_ids(self.tokenizer().encode_rendered(text))
+            return self.encode(Rendered(self.tokenizer().render_chat(value)))
         if kind == "prompt":
             if not value:
                 raise RequestError("the prompt is empty; give at least one character")
@@ -43,8 +61,16 @@ class Frontend:
             return self.check_ids(self.tokenizer().encode(value))
         return self.check_ids([*value])
 
+    def check_size(self, text: str) -> None:
+        """Raise RequestError for a text of more characters than may be tokenized at once."""
+        if self._max_chars is not None and len(text) > self._max_chars:
+            raise RequestError(
+                f"the text has {len(text)} characters; the limit is {self._max_chars} (--max-prompt-chars): shorten it"
+            )
+
     def check_text(self, text: str) -> None:
-        """Raise RequestError for a text that cannot fit the context, by arithmetic: it is not tokenized to find out."""
+        """Raise RequestError for a prompt that cannot fit the context, by arithmetic, before it is tokenized."""
+        self.check_size(text)
         tokenizer, limit = self.tokenizer(), self._max_model_len
         if (least := tokenizer.least_tokens(text)) > limit:
             raise RequestError(
@@ -53,13 +79,20 @@ class Frontend:
                 f"{self._longer_context()}"
             )
 
-    def request(self, prompt: Prompt, params: Params, place: int = 0, priority: int = 0) -> GenerationRequest:
-        """A prompt and how to continue it, checked.
+    def request(
+        self,
+        prompt: Prompt,
+        params: Params,
+        place: int = 0,
+        priority: int = 0,
+        ids: list[int] | None = None,
+    ) -> GenerationRequest:
+        """A prompt and how to continue it, checked. ids: of its text, if that has been tokenized elsewhere.
 
         place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
         under the model's, on its place. Raises RequestError or TokenizerError.
         """
-        ids = self.encode(prompt)
+        ids = self.encode(prompt) if ids is None else self.check_ids(ids)
         self.check_length(ids, params)
         params.check_vocabulary(self._spec.vocab_size)
         if type(priority) is not int:

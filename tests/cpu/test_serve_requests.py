@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from ridgeline.errors import RequestError
+from ridgeline.frontend import Rendered
+from ridgeline.load.chat import ChatTemplate
 from ridgeline.serve.answer import AnswerReader
 from ridgeline.serve.app import build_app
 from ridgeline.serve.chat import Chat
@@ -22,7 +24,7 @@ from ridgeline.serve.completions import Completion
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.guard import Guard
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.prompt import render
+from ridgeline.serve.prompt import rendered
 from ridgeline.serve.responses import as_chat
 from ridgeline.serve.service import Service
 from ridgeline.serve.types import ChatBody, CompletionBody, RenderBody
@@ -39,14 +41,14 @@ def service(**more: Any) -> Service:
     return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
 
 
-class Thinking:
-    """A tokenizer whose template ends in the mark of thoughts."""
+def with_template(source: str) -> Service:
+    """A service whose model has that chat template."""
+    tokenizer = SimpleNamespace(special_tokens={}, template_for=lambda name, tools: ChatTemplate(source))
 
-    def render_chat(self, messages: Any, **variables: Any) -> str:
-        return "x<think>\n"
+    async def off_loop(work: Any) -> Any:
+        return work()
 
-    def encode_chat(self, messages: Any, **variables: Any) -> list[int]:
-        return [1]
+    return service(frontend=SimpleNamespace(tokenizer=lambda: tokenizer), off_loop=off_loop)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +63,8 @@ class Thinking:
     ],
 )
 def test_a_structure_does_not_go_on_with_thoughts(fields: dict[str, Any], thinks: bool) -> None:
-    one = service(frontend=SimpleNamespace(tokenizer=Thinking))
-    chat = Chat(one, ChatBody.model_validate({"messages": MESSAGES, **fields}))
-    assert chat._prompt() == [1]
+    chat = Chat(with_template("x<think>\n"), ChatBody.model_validate({"messages": MESSAGES, **fields}))
+    assert asyncio.run(chat._prompts()) == [Rendered("x<think>")]
     reader = AnswerReader(chat.reading)
     pieces = [*reader.push("42"), *reader.flush()]
     assert "".join(p.reasoning for p in pieces) == ("42" if thinks else "")
@@ -81,15 +82,12 @@ def test_items_that_no_chat_can_hold_are_bad_requests(item: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", ["self", "template", "messages", "tools"])
 def test_variables_that_no_template_can_have(name: str) -> None:
-    class Tokenizer:
-        def render_chat(self, messages: Any, *, template: str | None = None, **variables: Any) -> str:
-            return str(variables)
-
-    one = service(frontend=SimpleNamespace(tokenizer=Tokenizer))
+    one = with_template("{{ thinking }}")
     body = {"messages": MESSAGES, "chat_template_kwargs": {name: 1}}
     with pytest.raises(RequestError, match=f"chat_template_kwargs has '{name}'"):
-        render(one, RenderBody.model_validate(body))
-    assert "thinking" in render(one, RenderBody.model_validate({**body, "chat_template_kwargs": {"thinking": 1}}))
+        asyncio.run(rendered(one, RenderBody.model_validate(body)))
+    body = {**body, "chat_template_kwargs": {"thinking": 1}}
+    assert asyncio.run(rendered(one, RenderBody.model_validate(body))) == Rendered("1")
 
 
 async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:

@@ -50,6 +50,21 @@ ReasoningParser = Annotated[
     str | None, _server("--reasoning-parser", help="think; default: what the chat template suggests.")
 ]
 
+MaxPromptChars = Annotated[
+    int | None,
+    _protection(
+        "--max-prompt-chars",
+        help="Most characters of a text; default: the context's tokens times the characters of the longest token.",
+    ),
+]
+TrustRequestChatTemplate = Annotated[
+    bool,
+    _protection(
+        "--trust-request-chat-template",
+        help="Let requests bring their own chat_template. It is rendered in a helper process with limits.",
+    ),
+]
+
 
 def serve(
     model_argument: ModelArgument = None,
@@ -77,6 +92,7 @@ def serve(
         int, _protection("--max-waiting", help="Answers that may wait for the engine; more are refused with 429.")
     ] = 1024,
     max_body_bytes: Annotated[int, _protection("--max-body-bytes", help="Of a request.")] = 16 << 20,
+    max_prompt_chars: MaxPromptChars = None, trust_request_chat_template: TrustRequestChatTemplate = False,
     allowed_origins: limits.AllowedOrigins = None, allowed_hosts: limits.AllowedHosts = None,
     max_connections: limits.MaxConnections = 4096, timeout_headers: limits.TimeoutHeaders = 10.0,
     timeout_body: limits.TimeoutBody = 30.0, timeout_keep_alive: limits.TimeoutKeepAlive = 75.0,
@@ -131,6 +147,12 @@ def which_model(argument: str | None, option: str | None) -> str:
     return argument or option or o.DEFAULT_MODEL
 
 
+# Numbers of requests and of what they carry, which may not be negative.
+AT_LEAST = (
+    "max_waiting", "max_concurrency_per_key", "max_body_bytes", "max_prompt_chars", "shutdown_timeout", "max_connections",
+)  # fmt: skip
+
+
 def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOptions:
     """Those of a command's parameters that are a server's. names: of the model. Raises RequestError."""
     from ridgeline.errors import RequestError
@@ -142,7 +164,7 @@ def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOption
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
     if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
-    for name in ("max_waiting", "max_concurrency_per_key", "max_body_bytes", "shutdown_timeout", "max_connections"):
+    for name in AT_LEAST:
         least = int(name == "max_connections")
         if given.get(name) is not None and given[name] < least:
             raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least {least}")

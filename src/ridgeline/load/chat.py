@@ -19,27 +19,43 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.bounded import BoundedPool, Limits, job
+from ridgeline.errors import BoundExceeded, RequestError, TokenizerError
+from ridgeline.load.chat_guard import Costly, GuardedSandbox
 
 Message = Mapping[str, Any]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MAX_SHOWN = 300
+MAX_SOURCE = 1 << 18  # characters of a template; published ones have up to 40,000
+RENDERING = Limits(5.0, 1 << 30, result_bytes=32 << 20)  # of a template that takes long, in a helper process
 
 
 class ChatTemplate:
     """One compiled chat template: `render` turns messages into the text of the prompt."""
 
-    def __init__(self, source: str, name: str = "default") -> None:
-        """Compile `source`; raises TokenizerError when it is not a valid Jinja template."""
+    def __init__(self, source: str, name: str = "default", *, guarded: bool = True) -> None:
+        """Compile `source`; raises TokenizerError when it is not a valid Jinja template, or a very long one.
+
+        guarded: False only in a helper process, whose limits are others.
+        """
+        if len(source) > MAX_SOURCE:
+            raise TokenizerError(
+                f"chat template {name!r} has {len(source)} characters; the limit is {MAX_SOURCE}: shorten the template"
+            )
         self.name = name
         self.source = source
         try:
-            self._template = _environment().from_string(source)
+            self._template = _environment(guarded).from_string(source)
         except TemplateSyntaxError as error:
             where = f"chat template {name!r}, line {error.lineno}"
             raise TokenizerError(f"{where}: {_line(error)}; correct the template") from error
-        except (TemplateError, RecursionError) as error:
+        except (
+            TemplateError,
+            RecursionError,
+            SyntaxError,
+            MemoryError,
+        ) as error:  # the last two are Python's compiler's
             raise TokenizerError(f"chat template {name!r}: {_line(error)}; correct the template") from error
 
     def render(
@@ -57,18 +73,36 @@ class ChatTemplate:
         template rejects them (`raise_exception`, a missing field); TokenizerError when it tries to leave the
         sandbox.
         """
-        chat = _messages(messages)
-        data = {key: _plain(value, key) for key, value in variables.items()}
-        data["tools"] = None if tools is None else _objects(tools, "tools")
-        data["documents"] = None if documents is None else _objects(documents, "documents")
-        data["add_generation_prompt"] = add_generation_prompt
+        data = chat_data(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, documents=documents, **variables
+        )
         try:
-            return self._template.render(messages=chat, **data)
+            return self.render_here(data)
+        except Costly:
+            return self._render_elsewhere(data)
+
+    def render_here(self, data: Mapping[str, Any]) -> str:
+        """Return the prompt text, made in this process; raises Costly where that would take long, else as `render`."""
+        environment = self._template.environment
+        try:
+            if isinstance(environment, GuardedSandbox):
+                return environment.limited(lambda: self._template.render(data))
+            return self._template.render(data)
+        except Costly:
+            raise
         except SecurityError as error:
             raise TokenizerError(f"chat template {self.name!r} is unsafe and was stopped: {_line(error)}") from error
         # A template is a program: it can fail in any way, and whatever it is, it is this request that fails.
         except Exception as error:
             raise RequestError(f"chat template {self.name!r} rejects these messages: {_line(error)}") from error
+
+    def _render_elsewhere(self, data: Mapping[str, Any]) -> str:
+        try:
+            with BoundedPool(1) as pool:
+                text = pool.run_sync(render_job, self.source, self.name, dict(data), limits=RENDERING)
+        except BoundExceeded as error:
+            raise RequestError(f"chat template {self.name!r} was stopped: {error}") from None
+        return str(text, "utf-8", "surrogatepass")
 
 
 def reads_roles(source: str) -> bool:
@@ -77,7 +111,7 @@ def reads_roles(source: str) -> bool:
     Raises TokenizerError when it is not a valid Jinja template.
     """
     try:
-        tree = _environment().parse(source)
+        tree = _environment(guarded=False).parse(source)
     except TemplateSyntaxError as error:
         raise TokenizerError(f"chat template, line {error.lineno}: {_line(error)}; correct the template") from error
     attributes = (node.attr for node in tree.find_all(nodes.Getattr))
@@ -85,8 +119,36 @@ def reads_roles(source: str) -> bool:
     return "role" in (*attributes, *constants)
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox that fails at an unsafe attribute; Jinja's own yields an undefined that prints as ''."""
+@job
+def render_job(_: None, source: str, name: str, data: dict[str, Any]) -> bytes:
+    """Render in a helper process."""
+    try:
+        return ChatTemplate(source, name, guarded=False).render_here(data).encode("utf-8", "surrogatepass")
+    except RequestError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
+        raise
+
+
+def chat_data(
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    **variables: Any,
+) -> dict[str, Any]:
+    """Return what the template is given, for `render_here`: copies that consist of JSON types only."""
+    chat = _messages(messages)
+    data = {key: _plain(value, key) for key, value in variables.items()}
+    data["tools"] = None if tools is None else _objects(tools, "tools")
+    data["documents"] = None if documents is None else _objects(documents, "documents")
+    data["add_generation_prompt"] = add_generation_prompt
+    return {"messages": chat, **data}
+
+
+class _Strict:
+    """Fails at an unsafe attribute; Jinja's own sandbox yields an undefined that prints as ''."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
@@ -121,12 +183,23 @@ def _refuse_private(name: str) -> None:
         raise SecurityError(f"a namespace cannot hold {name!r}")
 
 
-def _environment() -> Environment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+class _Free(_Strict, ImmutableSandboxedEnvironment):
+    """In a helper process."""
+
+
+class _Guarded(_Strict, GuardedSandbox):
+    """In this one."""
+
+
+def _environment(guarded: bool) -> Environment:
+    kind = _Guarded if guarded else _Free
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _Namespace
+    if isinstance(environment, GuardedSandbox):
+        environment.guard()
     return environment
 
 

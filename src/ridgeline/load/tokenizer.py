@@ -116,6 +116,11 @@ class Tokenizer:
         """Return the ids of a text that `render_chat` gave."""
         return self._with_prefix(self._encode(text))
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as far as is known."""
+        return self.characters_per_token or max(1, self._text.longest)
+
     def least_tokens(self, text: str) -> int:
         """Return the least tokens that `text` can have, by arithmetic; 0 where the tokenizer may delete characters."""
         if self.characters_per_token is None:
@@ -133,7 +138,7 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """Return the text of `messages` in the model's chat format; arguments and errors of `encode_chat`."""
-        return self._template(template, tools is not None).render(
+        return self.template_for(template, tools is not None).render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -205,7 +210,11 @@ class Tokenizer:
         first = written.index(self.bos_token_id) + 1
         return written[:first] + [token for token in written[first:] if token != self.bos_token_id] + rest
 
-    def _template(self, name: str | None, tools: bool) -> ChatTemplate:
+    def template_for(self, name: str | None, tools: bool) -> ChatTemplate:
+        """Return the chat template of that name, or the one for conversations with or without tools.
+
+        Raises TokenizerError when there is none.
+        """
         if name is None:
             name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
         if name not in self.chat_templates:

@@ -130,6 +130,7 @@ async def run_batch(
     on_done: called with each line of the results. Raises RidgelineError for a model that cannot be loaded.
     """
     client = EngineClient(model, llm_options, lambda loading: None)
+    service: Service | None = None
     try:
         service = Service(client, await client.start(), options)
         on_ready(service)
@@ -155,6 +156,8 @@ async def run_batch(
                     failed = failed.exceptions[0]
                 raise failed from None  # the output cannot be written, which ended all tasks
     finally:
+        if service is not None:
+            await asyncio.to_thread(service.helpers.close)
         await client.close()
 
 

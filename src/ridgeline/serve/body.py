@@ -1,42 +1,32 @@
-"""A request's body, from bytes to JSON: what would take long, or much memory, is refused before it is parsed."""
+"""How endpoints read their bodies: small ones here, large ones in a helper process."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from ridgeline.errors import RequestError
 from ridgeline.serve.errors import APIError
-
-# Of lists and objects, all together: as many as token ids in a list (types.MAX_IDS). An empty list is 3 bytes of JSON
-# and 64 of memory, and Python's parser holds up all threads until it is done.
-MAX_ELEMENTS = 1 << 20
-_SEPARATORS = (b",", b"[", b"{")
-
-
-def parse(body: bytes) -> Any:
-    """The JSON. Raises APIError for too many elements, ValueError or RecursionError for what is no JSON."""
-    if _separators(body) > MAX_ELEMENTS:  # some of them may be in texts, which are cheap
-        outside = body.replace(rb"\\", b"").replace(rb"\"", b"")
-        if outside.count(b'"') > 2 * MAX_ELEMENTS or sum(map(_separators, outside.split(b'"')[::2])) > MAX_ELEMENTS:
-            raise APIError(400, f"the body has more than {MAX_ELEMENTS} elements; send less at once", code="too_long")
-    return json.loads(body)
-
-
-def _separators(part: bytes) -> int:
-    return sum(map(part.count, _SEPARATORS))
+from ridgeline.serve.helpers import LARGE_BODY
+from ridgeline.serve.parse import parse
+from ridgeline.serve.service import Service
 
 
 class _Request(Request):
     async def json(self) -> Any:
-        return parse(await self.body())
+        body = await self.body()
+        service: Service = self.app.state.service
+        try:
+            return parse(body) if len(body) <= LARGE_BODY else await service.helpers.parse(body)
+        except RequestError as e:
+            raise APIError(400, str(e), code="too_long") from None
 
 
 class BodyRoute(APIRoute):
-    """An endpoint whose bodies are read by `parse`."""
+    """An endpoint whose bodies are read so."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()

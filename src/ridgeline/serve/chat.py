@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.frontend import Rendered
 from ridgeline.serve import logprobs
 from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.completions import collect
 from ridgeline.serve.params import chat_params
-from ridgeline.serve.prompt import encode, render
+from ridgeline.serve.prompt import rendered
 from ridgeline.serve.reasoning import OPEN
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import Events
@@ -45,17 +46,18 @@ class Chat:
         """Send it to the engine."""
         body = self._body
         return await self._service.open(
-            lambda: [self._prompt()], 1, self._params,
+            self._prompts, 1, self._params,
             operation="chat", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
         )  # fmt: skip
 
-    def _prompt(self) -> list[int]:
+    async def _prompts(self) -> list[Rendered]:
         body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
+        text = await rendered(self._service, body)
         # A structure holds from the first token on, so it does not go on with thoughts that the prompt has begun. It
         # may have some of its own.
         if self.reading.thinks and self._params.structured_outputs is None:
-            self.reading = replace(self.reading, inside=render(self._service, body).rstrip().endswith(OPEN))
-        return encode(self._service, body)
+            self.reading = replace(self.reading, inside=text.text.rstrip().endswith(OPEN))
+        return [text]
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer."""

@@ -36,7 +36,7 @@ class Completion:
             operation="text_completion", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
         )  # fmt: skip
 
-    def _fitting(self) -> list[Prompt]:
+    async def _fitting(self) -> list[Prompt]:
         """The prompts. Raises RequestError for ids that are too many, before each is looked at."""
         for prompt in self._prompts:
             if isinstance(prompt, list):

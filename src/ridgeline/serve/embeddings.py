@@ -22,7 +22,7 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     prompts = as_prompts(body.input)
     service.gate.enter(len(prompts))
     try:
-        ids = await service.off_loop(lambda: [_checked(service, p) for p in prompts])
+        ids = await _checked(service, prompts)
         vectors = await service.client.embed(ids, body.pooling or "mean")
     finally:
         service.gate.leave(len(prompts))
@@ -35,13 +35,15 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": service.name, "usage": usage}
 
 
-def _checked(service: Service, prompt: Prompt) -> list[int]:
+async def _checked(service: Service, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids, no more than the context has; where there are too many, before each is looked at."""
-    if isinstance(prompt, list):
-        _fits(service, len(prompt))
-    ids = service.frontend.encode(prompt)
-    _fits(service, len(ids))
-    return ids
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            _fits(service, len(prompt))
+    found = await service.token_ids(prompts)
+    for ids in found:
+        _fits(service, len(ids))
+    return found
 
 
 def _fits(service: Service, tokens: int) -> None:

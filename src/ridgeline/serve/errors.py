@@ -17,6 +17,7 @@ TYPES = {
 }  # fmt: skip
 
 
+_PIECE = 1 << 15  # elements that are encoded at once
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
 
 
@@ -85,3 +86,15 @@ async def send_error(error: APIError, send: Send) -> None:
     raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers()}.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def dumps_object(value: Mapping[str, Any]) -> bytes:
+    """The same of an object that has long lists, piece by piece: other threads can run between two pieces."""
+    return b"{" + b",".join(dumps(key) + b":" + _long(item) for key, item in value.items()) + b"}"
+
+
+def _long(value: Any) -> bytes:
+    if not isinstance(value, list):
+        return dumps(value)
+    pieces = (dumps(value[i : i + _PIECE])[1:-1] for i in range(0, len(value), _PIECE))
+    return b"[" + b",".join(pieces) + b"]"

@@ -22,7 +22,10 @@ class ServeOptions:
 
     names: of the model, as clients may call it; the first is what answers say. key_hashes: of the API keys; none: all
     may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
-    at once; None: no limit. max_body_bytes: of a request. chat_template: Jinja, instead of the model's.
+    at once; None: no limit. max_body_bytes: of a request.
+    max_prompt_chars: characters of one text that is tokenized; None: as many as fill the context if each token is the
+    longest one. trust_request_chat_template: requests may bring a chat template of their own.
+    chat_template: Jinja, instead of the model's.
     tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
     read answers (CORS). log_requests: prompts go into the log.
     shutdown_timeout: seconds that what is open may take after a signal. otlp_traces_endpoint: of
@@ -38,6 +41,8 @@ class ServeOptions:
     max_waiting: int = 1024
     max_concurrency_per_key: int | None = None
     max_body_bytes: int = 16 << 20
+    max_prompt_chars: int | None = None
+    trust_request_chat_template: bool = False
     chat_template: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.frontend import Rendered
+from ridgeline.load.chat import chat_data
+from ridgeline.load.chat_guard import Costly
 from ridgeline.serve.answer import parsed_arguments
+from ridgeline.serve.errors import APIError
 from ridgeline.serve.service import Service
 from ridgeline.serve.types import ChatMessage, TemplateBody
 
@@ -14,14 +18,32 @@ _FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _RESERVED = frozenset({"self", "template"})  # Python's and the tokenizer's own names, which templates cannot have
 
 
-def render(service: Service, body: TemplateBody) -> str:
-    """The text of a conversation in the model's format. Raises RequestError, TokenizerError."""
-    return service.frontend.tokenizer().render_chat(_messages(body.messages), **_arguments(body))
+async def rendered(service: Service, body: TemplateBody) -> Rendered:
+    """The text of a conversation in the model's format, or in that of the request's own template.
 
+    Raises RequestError, TokenizerError, APIError.
+    """
+    own = body.chat_template
 
-def encode(service: Service, body: TemplateBody) -> list[int]:
-    """Its ids, as the model reads them. Raises as `render`."""
-    return service.frontend.tokenizer().encode_chat(_messages(body.messages), **_arguments(body))
+    def here() -> Rendered | tuple[str, str, Mapping[str, Any]]:
+        tokenizer, arguments = service.frontend.tokenizer(), _arguments(body)
+        variables = {**tokenizer.special_tokens, **arguments}
+        if own is not None:  # a stranger's program, which is not even compiled here
+            return own, "of the request", chat_data(_messages(body.messages), **variables)
+        template = tokenizer.template_for(None, arguments["tools"] is not None)
+        data = chat_data(_messages(body.messages), **variables)
+        try:
+            return Rendered(template.render_here(data))
+        except Costly:
+            return template.source, template.name, data
+
+    if own is not None and not service.options.trust_request_chat_template:
+        raise APIError(
+            400, "chat_template is only taken where the server was started with --trust-request-chat-template",
+            param="chat_template", code="untrusted_chat_template",
+        )  # fmt: skip
+    found = await service.off_loop(here)
+    return found if isinstance(found, Rendered) else Rendered(await service.helpers.render(*found))
 
 
 def _arguments(body: TemplateBody) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from ridgeline.serve.body import BodyRoute
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
 from ridgeline.serve.embeddings import embeddings
-from ridgeline.serve.errors import APIError, dumps
+from ridgeline.serve.errors import APIError, dumps, dumps_object
 from ridgeline.serve.logprobs import TokenTexts
 from ridgeline.serve.prometheus import exposition
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import Events, EventStream, while_connected
 from ridgeline.serve.types import (
+    MAX_IDS,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -27,6 +28,8 @@ from ridgeline.serve.types import (
     TokenizeBody,
 )
 from ridgeline.serve.types_responses import ResponseBody
+
+MAX_TEXT = 1 << 22  # characters of an answer of /detokenize
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -47,7 +50,11 @@ def _service(request: Request) -> Service:
 
 
 def _json(value: Any) -> Response:
-    return Response(dumps(value), media_type="application/json")
+    return _raw(dumps(value))
+
+
+def _raw(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
 
 
 async def respond(request: Request, work: Answering, stream: bool) -> Response:
@@ -82,9 +89,11 @@ async def render(body: RenderBody, request: Request) -> Response:
     """What the model would read of a conversation: text and token ids."""
     service = _service(request)
     service.check_model(body.model)
-    text = await service.off_loop(lambda: prompt.render(service, body))
-    ids = await service.off_loop(lambda: prompt.encode(service, body))
-    return _json({"prompt": text, "prompt_token_ids": ids, "count": len(ids), "max_model_len": service.max_model_len})
+    text = await prompt.rendered(service, body)
+    ids = await service.tokenize(text.text, chat=True)
+    return _json(
+        {"prompt": text.text, "prompt_token_ids": ids, "count": len(ids), "max_model_len": service.max_model_len}
+    )
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"])
@@ -102,19 +111,20 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a prompt or of a conversation."""
     service = _service(request)
     service.check_model(body.model)
-    tokenizer = service.frontend.tokenizer()
     if (body.prompt is None) == (not body.messages):
         raise APIError(400, "give either a prompt or messages")
     if body.prompt is not None:
-        text, special = body.prompt, body.add_special_tokens is not False
-        ids = await service.off_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
+        ids = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = await service.off_loop(lambda: prompt.encode(service, body))
-    facts = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
+        ids = await service.tokenize((await prompt.rendered(service, body)).text, chat=True)
+    if len(ids) > MAX_IDS:
+        raise APIError(400, f"the text has {len(ids)} tokens; this endpoint tells {MAX_IDS} at most: send less at once")
+    facts = {"count": len(ids), "max_model_len": service.max_model_len}
 
     def answer() -> Response:
         texts = TokenTexts(service)
-        return _json({**facts, "token_strs": list(map(texts.text, ids)) if body.return_token_strs else None})
+        strings = map(texts.text, ids) if body.return_token_strs else None
+        return _raw(dumps_object({**facts, "tokens": ids, "token_strs": None if strings is None else list(strings)}))
 
     return await service.off_loop(answer)
 
@@ -128,7 +138,15 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 
     def answer() -> Response:
         ids = service.frontend.check_ids(body.tokens) if body.tokens else []
-        return _json({"prompt": tokenizer.decode(ids, skip_special_tokens=skip)})
+        stream, pieces, size = tokenizer.detokenizer(skip), [], 0
+        for token in ids:
+            pieces.append(stream.push(token))
+            size += len(pieces[-1])
+            if size > MAX_TEXT:
+                raise APIError(
+                    400, f"the text of these tokens exceeds {MAX_TEXT} characters; send fewer tokens at once"
+                )
+        return _json({"prompt": "".join([*pieces, stream.flush()])})
 
     return await service.off_loop(answer)
 

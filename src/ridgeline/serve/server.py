@@ -115,6 +115,7 @@ async def serve(
     on_bound(url)
     connections = _connections(options)
     client = EngineClient(model, llm_options, on_loading, options.patience)
+    service: Service | None = None
     try:
         service = Service(client, await client.start(), options, connections)
         config = uvicorn.Config(
@@ -134,6 +135,8 @@ async def serve(
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
     finally:
+        if service is not None:
+            await asyncio.to_thread(service.helpers.close)
         await client.close()
         listener.close()
 

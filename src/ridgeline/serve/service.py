@@ -7,13 +7,13 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
 from ridgeline import __version__
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend, Prompt
+from ridgeline.frontend import Frontend, Prompt, Rendered
 from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
@@ -22,6 +22,7 @@ from ridgeline.serve import reasoning, tools
 from ridgeline.serve.client import Answers, Batch, EngineClient
 from ridgeline.serve.connections import Connections
 from ridgeline.serve.errors import APIError
+from ridgeline.serve.helpers import LONG_TEXT, Helpers
 from ridgeline.serve.machine import StepLedger
 from ridgeline.serve.messages import Ready, Report
 from ridgeline.serve.meters import DELIVERY
@@ -137,7 +138,10 @@ class Service:
         self.tool_parser = options.tool_call_parser or tools.suggested(template)
         self.reasoning_parser = options.reasoning_parser or reasoning.suggested(template)
         self.max_model_len = ready.config.max_model_len
-        self.frontend = Frontend(ready.spec, self.tokenizer, ready.no_tokenizer, self.max_model_len, options.seed)
+        self.frontend = Frontend(
+            ready.spec, self.tokenizer, ready.no_tokenizer, self.max_model_len, options.seed, self._max_chars()
+        )  # fmt: skip
+        self.helpers = Helpers(ready.tokenizer)
         self.ledger = StepLedger(ready.deployment)
         self.gate = Gate(ready.config.max_num_seqs, options.max_waiting)
         self.created = int(time.time())
@@ -150,6 +154,12 @@ class Service:
         self._places = count()
         # Answers do not depend on company: the same request and seed under the same fingerprint give the same text.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
+
+    def _max_chars(self) -> int | None:
+        """Characters of a text, unless it is given: as many as fill the context if each token is the longest one."""
+        if self.options.max_prompt_chars is not None or self.tokenizer is None:
+            return self.options.max_prompt_chars
+        return self.max_model_len * self.tokenizer.longest_token
 
     @property
     def name(self) -> str:
@@ -172,11 +182,41 @@ class Service:
         """Run what takes a while (tokenising, templates) in a thread: other requests have chunks to deliver."""
         return await asyncio.to_thread(work)
 
+    async def tokenize(self, text: str, *, chat: bool = False, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, whether they fit the context or not; a helper process makes those of a long text.
+
+        chat: a chat template gave the text. Raises RequestError, TokenizerError, APIError.
+        """
+        tokenizer = self.frontend.tokenizer()
+        self.frontend.check_size(text)
+        if len(text) > LONG_TEXT:
+            return await self.helpers.encode(text, chat=chat, add_special_tokens=add_special_tokens)
+        if chat:
+            return await self.off_loop(lambda: tokenizer.encode_rendered(text))
+        return await self.off_loop(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def token_ids(self, prompts: Sequence[Prompt | Rendered]) -> list[list[int]]:
+        """Those of each prompt. Raises RequestError for one that does not fit the context by arithmetic."""
+        long = await self._long_ones(prompts)
+        return await self.off_loop(
+            lambda: [long[i] if i in long else self.frontend.encode(prompt) for i, prompt in enumerate(prompts)]
+        )
+
+    async def _long_ones(self, prompts: Sequence[Prompt | Rendered]) -> dict[int, list[int]]:
+        """The ids of the prompts that helpers tokenize, by place."""
+        found = {}
+        for place, prompt in enumerate(prompts):
+            text = prompt.text if isinstance(prompt, Rendered) else prompt
+            if isinstance(text, str) and len(text) > LONG_TEXT:
+                self.frontend.check_text(text)
+                found[place] = await self.tokenize(text, chat=isinstance(prompt, Rendered))
+        return found
+
     async def open(
-        self, make: Callable[[], Sequence[Prompt]], num_prompts: int, params: SamplingParams, *,
+        self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
         operation: str, priority: int | None, cache_salt: str | None, stream: bool,
     ) -> Turn:  # fmt: skip
-        """Send prompts to the engine. make: gives them, in a thread. operation: what traces call it.
+        """Send prompts to the engine. make: gives them. operation: what traces call it.
 
         Raises APIError, RequestError, EngineDown.
         """
@@ -185,14 +225,16 @@ class Service:
         numbers = [next(self._places) for _ in range(num_prompts)]
         salt = {"cache_salt": cache_salt} if cache_salt else {}
 
-        def build() -> list[GenerationRequest]:
-            return [
-                self.frontend.request(_salted(prompt, salt), params, number, priority or 0)
-                for number, prompt in zip(numbers, make(), strict=True)
-            ]
+        async def build() -> list[GenerationRequest]:
+            prompts = await make()
+            long = await self._long_ones(prompts)
+            return await self.off_loop(lambda: [
+                self._request(prompt, params, number, priority or 0, salt, long.get(place))
+                for place, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+            ])  # fmt: skip
 
         try:
-            requests = await self.off_loop(build)
+            requests = await build()
             if self.options.log_requests:
                 log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
             answers = self.client.submit(requests, arrived, stream=stream, over=lambda: self.gate.leave(places))
@@ -204,6 +246,14 @@ class Service:
             tokens = sum(len(r.prompt_token_ids) for r in requests)
             trace = self.traces.begin(operation, params, num_prompts, tokens)
         return Turn(requests, answers, trace)
+
+    def _request(
+        self, prompt: Prompt | Rendered, params: SamplingParams, number: int, priority: int,
+        salt: Mapping[str, str], ids: list[int] | None,
+    ) -> GenerationRequest:  # fmt: skip
+        if isinstance(prompt, Rendered):
+            prompt, ids = self.frontend.encode(prompt) if ids is None else ids, None
+        return self.frontend.request(_salted(prompt, salt), params, number, priority, ids)
 
     def is_special(self, token: int) -> bool:
         """Is the token none of the text?"""

@@ -23,6 +23,7 @@ MAX_FIELDS = 256  # of an object
 MAX_IDS = 1 << 20  # token ids in a list: more than a context holds
 MAX_ITEMS = 1 << 14  # of lists of objects and texts
 MAX_STOP = 32  # texts that end an answer: each is looked for in every token's text
+MAX_STOP_CHARS = 1024  # of each of them
 MAX_VOCABULARY = 1 << 19  # token ids that are allowed, forbidden, favoured or end an answer
 
 T = TypeVar("T")
@@ -45,7 +46,8 @@ Items = Annotated[list[T], AtMost(MAX_ITEMS)]
 Ids = Annotated[list[int], AtMost(MAX_IDS)]
 TokenSet = Annotated[list[int], AtMost(MAX_VOCABULARY), AfterValidator(lambda ids: list(dict.fromkeys(ids)))]
 Biases = Annotated[dict[str, float], AtMost(MAX_VOCABULARY)]
-Stop = str | Annotated[list[str], AtMost(MAX_STOP)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+Stop = StopText | Annotated[list[StopText], AtMost(MAX_STOP)]
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what counters of 8 bytes hold
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
@@ -214,6 +216,7 @@ class TemplateBody(Body):
     tools: Items[Tool] | None = None
     documents: Items[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 

@@ -1,0 +1,71 @@
+"""What the HTTP process gives to helper processes: large bodies, long texts, templates that take long.
+
+A helper leaves the streams of other clients alone, gives its memory back, and is killed at its limits.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.bounded import BoundedPool, Limits, Setup
+from ridgeline.errors import BoundExceeded, HelpersBusy
+from ridgeline.load.chat import RENDERING, render_job
+from ridgeline.serve import jobs
+from ridgeline.serve.errors import APIError
+from ridgeline.serve.packed import unpack
+
+LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
+LONG_TEXT = 1 << 16  # characters of a text that a helper tokenizes
+
+PARSING = Limits(10.0, 2 << 30)
+TOKENIZING = Limits(20.0, 6 << 30)
+SIZE, WAITING = 2, 16
+
+
+class Helpers:
+    """The helper processes of a server. tokenizer: its folder; None: there is none."""
+
+    def __init__(self, tokenizer: Path | None) -> None:
+        self._pool = BoundedPool(SIZE, max_waiting=WAITING)
+        setup = Setup(jobs.open_tokenizer, (str(tokenizer),)) if tokenizer is not None else None
+        self._tokenizers = BoundedPool(SIZE, max_waiting=WAITING, setup=setup)
+
+    async def parse(self, body: bytes) -> Any:
+        """The JSON of a body. Raises RequestError, JSONDecodeError, APIError."""
+        wrong, *parts = await self._run("the body was not parsed", self._pool, jobs.parse_body, body, limits=PARSING)
+        if wrong:
+            raise json.JSONDecodeError(wrong, "", *parts)
+        return unpack(parts)
+
+    async def encode(self, text: str, *, chat: bool, add_special_tokens: bool) -> list[int]:
+        """The ids of a text. chat: it was rendered by a chat template. Raises APIError."""
+        what = f"the text of {len(text)} characters was not tokenized"
+        data = text.encode("utf-8", "surrogatepass")
+        ids = await self._run(
+            what, self._tokenizers, jobs.encode_text, data, chat, add_special_tokens, limits=TOKENIZING
+        )  # fmt: skip
+        return array("I", ids).tolist()
+
+    async def render(self, source: str, name: str, data: Mapping[str, Any]) -> str:
+        """A conversation in a template's format. Raises APIError, RequestError, TokenizerError."""
+        text = await self._run(
+            "the chat template was stopped", self._pool, render_job, source, name, dict(data), limits=RENDERING
+        )  # fmt: skip
+        return str(text, "utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        """End them."""
+        self._pool.close()
+        self._tokenizers.close()
+
+    async def _run(self, what: str, pool: BoundedPool, function: Any, *args: Any, limits: Limits) -> Any:
+        try:
+            return await pool.run(function, *args, limits=limits)
+        except BoundExceeded as e:
+            raise APIError(400, f"{what}: {e}", code="too_expensive") from None
+        except HelpersBusy as e:
+            raise APIError(429, f"{what}: {e}", code="helpers_busy", retry_after=2) from None
