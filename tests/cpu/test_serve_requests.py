@@ -90,6 +90,14 @@ def test_variables_that_no_template_can_have(name: str) -> None:
     assert asyncio.run(rendered(one, RenderBody.model_validate(body))) == Rendered("1")
 
 
+def test_a_template_of_a_request_needs_the_option() -> None:
+    body = RenderBody.model_validate({"messages": MESSAGES, "chat_template": "x"})
+    one = service(options=ServeOptions(("m",)))
+    with pytest.raises(APIError, match="--trust-request-chat-template") as e:
+        asyncio.run(rendered(one, body))
+    assert (e.value.status, e.value.param) == (400, "chat_template")
+
+
 async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:
     one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]]())
     transport = httpx.ASGITransport(Guard(app, cast(Service, one)))

@@ -117,8 +117,8 @@ def test_damage_is_one_line(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.gguf", tmp_path):
-        with pytest.raises(CheckpointError, match="cannot be read"):
+    for path, text in ((tmp_path / "none.gguf", "cannot be read"), (tmp_path, "is a folder")):
+        with pytest.raises(CheckpointError, match=text):
             read_header(path)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import tokenizers
 
 from ridgeline.errors import TokenizerError
+from ridgeline.load.growth import MAX_GROWTH, growth
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
@@ -211,6 +212,10 @@ def _rules(backend: tokenizers.Tokenizer) -> _Rules:
                 "ByteLevel, Metaspace, or Replace, ByteFallback, Fuse, Strip in this order are"
             )
         done.add(kind)
+    if (most := growth(json.loads(backend.decoder.__getstate__()))) > MAX_GROWTH:
+        raise TokenizerError(
+            f"the decoder of tokenizer.json can make {most:.3g} characters of one; the limit is {MAX_GROWTH}"
+        )
     return rules
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ridgeline.errors import CheckpointError
+from ridgeline.spec.folders import check_regular
 
 GgufValue: TypeAlias = "bool | int | float | str | list[GgufValue]"
 
@@ -44,6 +45,7 @@ def read_header(path: Path) -> GgufHeader:
     big-endian, is truncated, or holds a value that the format does not allow.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise CheckpointError(f"{path} is empty; copy or download the GGUF file again")

@@ -17,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 
 from ridgeline.errors import CheckpointError
 from ridgeline.ops.mapped import release
+from ridgeline.spec.folders import check_regular, read_text
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAX_INDEX_BYTES = 64 << 20
 
 # safetensors' name of a type -> ours, and the numpy type that holds its bits
 _DTYPES: Mapping[str, tuple[str, Any]] = {
@@ -139,7 +141,7 @@ def _find_files(folder: Path) -> list[Path]:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(read_text(index, MAX_INDEX_BYTES))["weight_map"]
         names = {str(k): str(v) for k, v in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as e:
         raise CheckpointError(f"{index.name} is unreadable: {type(e).__name__}: {e}") from None
@@ -150,6 +152,7 @@ def _read_index(index: Path) -> dict[str, str]:
 
 def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
     try:
+        check_regular(file)
         with safe_open(file, framework="numpy"):
             pass  # opening checks the header against the file's length
         with file.open("rb") as f:

@@ -10,11 +10,16 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from ridgeline.errors import TokenizerError
+from ridgeline.errors import CheckpointError, TokenizerError
+from ridgeline.load.growth import check_growth
+from ridgeline.spec.folders import read_text
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
+MAX_TOKENIZER_BYTES = 128 << 20  # of a tokenizer.json; published ones have up to 35 MB
+MAX_OBJECT_BYTES = 16 << 20  # of the files beside it
+MAX_TEMPLATE_BYTES = 1 << 20
 _Config = dict[str, Any]
 T = TypeVar("T")
 
@@ -59,7 +64,8 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
             f"{folder} has {other} but no tokenizer.json; convert it once with transformers "
             "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder))"
         )
-    text = _text(path)
+    text = _text(path, MAX_TOKENIZER_BYTES)
+    check_growth(text, str(path))
     return guarded(lambda: tokenizers.Tokenizer.from_str(text), str(path))
 
 
@@ -109,10 +115,9 @@ def _add_declared(backend: tokenizers.Tokenizer, declared: object, special: set[
     if not isinstance(declared, dict):
         raise TokenizerError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for index, token in sorted(_tokens(declared, special, folder)):
-        if token.content in known:
-            continue
-        backend.add_tokens([token])
+    added = [item for item in sorted(_tokens(declared, special, folder)) if item[1].content not in known]
+    backend.add_tokens([token for _, token in added])  # all at once: each call reads all added tokens again
+    for index, token in added:
         if (got := backend.token_to_id(token.content)) != index:
             raise TokenizerError(
                 f"{folder / 'tokenizer_config.json'} declares {token.content!r} as id {index}, "
@@ -137,9 +142,9 @@ def _templates(folder: Path, config: _Config) -> dict[str, str]:
     path = folder / "chat_template.json"
     templates.update(_named_templates(_object(path).get("chat_template"), path))
     if (path := folder / "chat_template.jinja").exists():
-        templates["default"] = _text(path)
+        templates["default"] = _text(path, MAX_TEMPLATE_BYTES)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _text(path)
+        templates[path.stem] = _text(path, MAX_TEMPLATE_BYTES)
     return templates
 
 
@@ -162,7 +167,7 @@ def _object(path: Path) -> _Config:
     if not path.exists():
         return {}
     try:
-        value = json.loads(_text(path))
+        value = json.loads(_text(path, MAX_OBJECT_BYTES))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
@@ -170,9 +175,11 @@ def _object(path: Path) -> _Config:
     return value
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, most_bytes)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise TokenizerError(f"{path} cannot be read ({reason}); check or download it again") from error

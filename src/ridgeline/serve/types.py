@@ -46,8 +46,15 @@ Items = Annotated[list[T], AtMost(MAX_ITEMS)]
 Ids = Annotated[list[int], AtMost(MAX_IDS)]
 TokenSet = Annotated[list[int], AtMost(MAX_VOCABULARY), AfterValidator(lambda ids: list(dict.fromkeys(ids)))]
 Biases = Annotated[dict[str, float], AtMost(MAX_VOCABULARY)]
-StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-Stop = StopText | Annotated[list[StopText], AtMost(MAX_STOP)]
+
+
+def _short(stop: str | list[str]) -> str | list[str]:
+    if (longest := max(map(len, [stop] if isinstance(stop, str) else stop), default=0)) > MAX_STOP_CHARS:
+        raise ValueError(f"a text that ends the answer has {longest} characters; the limit is {MAX_STOP_CHARS}")
+    return stop
+
+
+Stop = Annotated[str | Annotated[list[str], AtMost(MAX_STOP)], AfterValidator(_short)]
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what counters of 8 bytes hold
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 

@@ -4,12 +4,50 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import CheckpointError
+
+MAX_CONFIG_BYTES = 4 << 20  # of a config.json; published ones have up to 100 KB
+
+
+def check_regular(path: Path) -> None:
+    """Raise CheckpointError for a pipe, a device or a folder, also behind a link: reading one may never end.
+
+    Raises OSError for what is not there.
+    """
+    _check_kind(path, path.stat())
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The text of a regular file, every end of a line as a newline.
+
+    Raises CheckpointError for one that is larger, and for what is no regular file; OSError; ValueError for what is not
+    UTF-8.
+    """
+    check_regular(path)
+    # Without waiting: the file may have become a pipe since.
+    with os.fdopen(
+        os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
+    ) as file:
+        found = os.fstat(file.fileno())
+        _check_kind(path, found)
+        data = file.read(most_bytes + 1) if found.st_size <= most_bytes else b""
+    size = max(found.st_size, len(data))
+    if size > most_bytes:
+        raise CheckpointError(f"{path} has {size} bytes; the limit for such a file is {most_bytes}")
+    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check_kind(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
+        kind = kinds.get(stat.S_IFMT(found.st_mode), "no file with contents")
+        raise CheckpointError(f"{path} is {kind}; it must be a regular file")
 
 
 def cache_folder() -> Path:
@@ -39,10 +77,10 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, most_bytes))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as e:
