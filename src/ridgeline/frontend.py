@@ -70,7 +70,6 @@ class Frontend:
 
     def check_text(self, text: str) -> None:
         """Raise RequestError for a prompt that cannot fit the context, by arithmetic, before it is tokenized."""
-        self.check_size(text)
         tokenizer, limit = self.tokenizer(), self._max_model_len
         if (least := tokenizer.least_tokens(text)) > limit:
             raise RequestError(
@@ -78,6 +77,7 @@ class Frontend:
                 f"at most {tokenizer.characters_per_token} characters); the context is {limit} tokens: shorten it"
                 f"{self._longer_context()}"
             )
+        self.check_size(text)
 
     def request(
         self,

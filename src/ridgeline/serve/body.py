@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,13 +15,20 @@ from ridgeline.serve.helpers import LARGE_BODY
 from ridgeline.serve.parse import parse
 from ridgeline.serve.service import Service
 
+SMALL_BODY = 1 << 16
+
 
 class _Request(Request):
     async def json(self) -> Any:
         body = await self.body()
         service: Service = self.app.state.service
         try:
-            return parse(body) if len(body) <= LARGE_BODY else await service.helpers.parse(body)
+            if len(body) > LARGE_BODY:
+                return await service.helpers.parse(body)
+            found = parse(body)
+            if len(body) > SMALL_BODY:
+                await asyncio.sleep(0)  # streams are written between the parser and the validation
+            return found
         except RequestError as e:
             raise APIError(400, str(e), code="too_long") from None
 
