@@ -13,6 +13,7 @@ except ImportError:  # Windows: the parent still ends a job that takes too long
 else:
     _resource = resource
 
+NICENESS = 5  # beside the steps of an engine
 OPEN_FILES = 64  # of a helper: shared libraries and its two pipes
 
 
@@ -32,7 +33,9 @@ class Limits:
 
 
 def restrict_process() -> None:
-    """Limit the whole helper process: it dumps no core, writes no file and opens few."""
+    """Limit the whole helper process: it dumps no core, writes no file, opens few, and leaves cores to its parent."""
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
     if _resource is not None:
         _set_soft(_resource.RLIMIT_CORE, 0)
         _set_soft(_resource.RLIMIT_FSIZE, 0)

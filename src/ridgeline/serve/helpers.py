@@ -22,7 +22,7 @@ LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
 LONG_TEXT = 1 << 16  # characters of a text that a helper tokenizes
 
 PARSING = Limits(10.0, 2 << 30)
-TOKENIZING = Limits(20.0, 6 << 30)
+TOKENIZING = Limits(60.0, 6 << 30)
 SIZE, WAITING = 2, 16
 
 
