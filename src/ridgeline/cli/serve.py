@@ -149,7 +149,8 @@ def which_model(argument: str | None, option: str | None) -> str:
 
 # Numbers of requests and of what they carry, which may not be negative.
 AT_LEAST = (
-    "max_waiting", "max_concurrency_per_key", "max_body_bytes", "max_prompt_chars", "shutdown_timeout", "max_connections",
+    "max_waiting", "max_concurrency_per_key", "max_body_bytes", "max_prompt_chars", "shutdown_timeout",
+    "max_connections",
 )  # fmt: skip
 
 
