@@ -72,12 +72,10 @@ def test_a_text_that_cannot_fit(server: Server, path: str, body: dict[str, Any])
 
 
 def test_more_characters_than_the_option_allows(server: Server) -> None:
-    for path, body in ((p, {**b}) for p, b in REFUSED[:1]):
-        body["prompt"] = "a" * (CHARS + 1)
-        status, answer = server.ask("POST", path, body)
-        assert status == 400
-        assert f"{CHARS + 1} characters; the limit is {CHARS} (--max-prompt-chars)" in answer["error"]["message"]
-    assert server.post("/tokenize", prompt="a" * (CHARS + 1))[0] == 400
+    """Where the context is no limit."""
+    status, answer = server.post("/tokenize", prompt="a" * (CHARS + 1))
+    assert status == 400
+    assert f"{CHARS + 1} characters; the limit is {CHARS} (--max-prompt-chars)" in answer["error"]["message"]
 
 
 def test_a_long_text_has_the_tokens_that_it_has(server: Server) -> None:
