@@ -138,6 +138,7 @@ class LLM:
             fixed_len=self.options.max_model_len is not None,
             fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
             device_is_host=memory.on_host,
+            float_bytes=memory.float_bytes,
             host_free_bytes=free_bytes(),
             advice=advice,
         )

@@ -82,7 +82,8 @@ def baseline(name: str) -> Tokens:
 
 def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
     spec, length = loaded(name).loaded.spec, CONTEXT[name]
-    chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True)
+    float_bytes = loaded(name).loaded.table.memory.float_bytes
+    chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True, float_bytes=float_bytes)
     if tight:  # little more than the longest request needs alone: the others are preempted
         chosen = replace(chosen, num_pages=tuple(g.most_pages(85) + 3 for g in chosen.groups))
     return chosen

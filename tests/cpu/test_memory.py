@@ -289,7 +289,8 @@ class Driver:
             (Path(folder) / "config.json").write_text(json.dumps(case.shape))
             kept: dict[str, Any] = {"dtype": case.dtype, "kv_cache_dtype": case.kv_cache_dtype}
             loaded = LLM(folder, load_format="dummy", cache="off", device=device, **kept).loaded
-        resolved = partial(resolve, loaded.spec, kv_cache_dtype=case.kv_cache_dtype)
+        float_bytes = loaded.table.memory.float_bytes
+        resolved = partial(resolve, loaded.spec, kv_cache_dtype=case.kv_cache_dtype, float_bytes=float_bytes)
         self.runs = 0
         self.vocab, length = loaded.spec.vocab_size, loaded.max_model_len
         few = EngineOptions(max_num_seqs=2, max_num_batched_tokens=16)

@@ -214,7 +214,9 @@ def test_a_short_convolution_is_torchs(m: int) -> None:
 def test_a_state_that_nobody_wrote_is_zero() -> None:
     pages = torch.full((4, 2, 3), torch.nan)
     pages[2] = 5.0
-    states = r.read_state(pages, torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]), torch.tensor([1, 2, 3]))
+    states = r.read_state(torch.float32)(
+        pages, torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]), torch.tensor([1, 2, 3])
+    )
     assert states[0].eq(0).all() and states[1].eq(5).all() and states[2].eq(0).all()
     r.write_state(pages, torch.tensor([1]), torch.ones(1, 2, 3))
     assert pages[1].eq(1).all() and pages[2].eq(5).all() and pages[3].isnan().all()

@@ -53,7 +53,10 @@ class Steps:
         chunk, sequences = max(chunk, sequences), sequences + 1  # pages of one more: the scheduler keeps some free
         options = EngineOptions(max_num_seqs=sequences, max_num_batched_tokens=chunk, steps_in_flight=1)
         room = 4 * sequences * loaded.spec.state_elements(length) * 3 + (4 << 30)
-        self.config = resolve(loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0)
+        self.config = resolve(
+            loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0,
+            float_bytes=loaded.table.memory.float_bytes,
+        )  # fmt: skip
         self._engine = Engine(loaded, self.config)
         self._session = Session(self._engine, None)
 

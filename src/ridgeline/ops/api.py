@@ -393,6 +393,11 @@ class Memory(Protocol):
         """Is it this machine's main memory? Then weights that keep their type stay views of their files."""
         ...
 
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of a number in the type in which models compute here."""
+        ...
+
     def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:
         """A host array of `dtype` elements (bfloat16 as uint16) as an array of type `to`; shared if it can be."""
         ...
@@ -425,7 +430,7 @@ class Memory(Protocol):
         ...
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """A new float32 array of zeros."""
+        """A new array of zeros, in the type in which models compute here."""
         ...
 
     def copy_pages(self, pages: Array, source: Sequence[int], target: Sequence[int]) -> None:

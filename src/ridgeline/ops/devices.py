@@ -56,11 +56,15 @@ def training_device(name: str) -> str:
     return device
 
 
-def open_table(device: str, overrides: Mapping[str, str] | None = None, threads: int | None = None) -> OpsTable:
+def open_table(
+    device: str, overrides: Mapping[str, str] | None = None, threads: int | None = None, *, exact: bool = False
+) -> OpsTable:
     """The kernels of a device that `resolve_device` returned.
 
-    threads: of the kernels of `cpu`; None for one on each physical core that this process may use. Raises DeviceError
-    for more than there are CPUs, and where there are no such kernels.
+    threads: of the kernels of `cpu`; None for one on each physical core that this process may use. exact: `reference`
+    computes in float64, because torch's products in float32 depend on what else is in a batch, and by more than a close
+    decision between two tokens bears; without it, for training, in float32. The other devices compute in float32.
+    Raises DeviceError for more threads than there are CPUs, and where there are no such kernels.
     """
     if threads is not None:
         _check_threads(device, threads)
@@ -71,7 +75,7 @@ def open_table(device: str, overrides: Mapping[str, str] | None = None, threads:
         return OpsTable(memory, backends, overrides, driver)
     from ridgeline.ops.reference.backend import open_reference
 
-    return OpsTable(*open_reference(device), overrides)
+    return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)
 
 
 def _check_threads(device: str, threads: int) -> None:

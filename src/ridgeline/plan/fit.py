@@ -27,7 +27,7 @@ from ridgeline.plan.config import EngineOptions
 from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups
-from ridgeline.spec.storage import Storage
+from ridgeline.spec.storage import SNAPSHOTS, Storage
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
 STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
@@ -37,8 +37,9 @@ LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a
-    sequence in a step. most_seqs, most_tokens: of a step, where memory allows it.
+    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a sequence in a step.
+    float_bytes: of a number in the type in which the device computes. most_seqs, most_tokens: of a step, where memory
+    allows it.
     """
 
     spec: ModelSpec
@@ -51,6 +52,7 @@ class Problem:
     swap: int
     on_host: bool
     drafts: int
+    float_bytes: int
     most_seqs: int = SEQS
     most_tokens: int = TOKENS
 
@@ -80,9 +82,10 @@ class Problem:
             self.spec,
             page_tokens=page_tokens,
             storage=self.storage,
+            snapshots=SNAPSHOTS[self.float_bytes],
             checkpoint_tokens=self.options.checkpoint_tokens or checkpoint_grid(page_tokens, 0),
         )
-        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts)
+        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts, float_bytes=self.float_bytes)
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 

@@ -75,10 +75,20 @@ class StepSize:
 class Workspace:
     """Counts what the steps of one model hold at their peak. groups: its state groups, with pages of the size to be.
 
-    on_cpu: the blocks of attention are those of a CPU. drafts: of a sequence in a step.
+    on_cpu: the blocks of attention are those of a CPU. drafts: of a sequence in a step. float_bytes: of a number in the
+    type in which the device computes.
     """
 
-    def __init__(self, spec: ModelSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        groups: Sequence[StateGroup],
+        *,
+        on_cpu: bool,
+        drafts: int = 0,
+        float_bytes: int = FLOAT,
+    ) -> None:
+        self._wider = float_bytes // FLOAT  # all is counted in float32
         self._spec, self._groups, self._block = spec, groups, CPU_BLOCK if on_cpu else GPU_BLOCK
         self._drafts, self._on_cpu = drafts, on_cpu
         self._kept = FLOAT * drafts * _kept_elements(spec)
@@ -98,15 +108,16 @@ class Workspace:
         stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
         layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
         rotaries = FLOAT * size.tokens * self._rotary_dims
-        forward = stream + rotaries + max(layers, _head(size, self._spec)) + _layouts(size, self._groups)
-        held = LIBRARY_BYTES + _tables(size, self._groups) + self._kept * size.rows
+        floats = stream + rotaries + max(layers, _head(size, self._spec))
+        forward = self._wider * floats + _layouts(size, self._groups)
+        held = LIBRARY_BYTES + _tables(size, self._groups) + self._wider * self._kept * size.rows
         if self._on_cpu and not any(group.snapshot for group in self._groups):
             held += _recorded(size, self._spec, self._groups)
         return held + max(forward, _moves(size, self._groups, swap_bytes))
 
     def logits(self, max_tokens: int, max_seqs: int) -> int:
         """Of these bytes, at most, what logits take, and what sampling and log probabilities make of them."""
-        return _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
+        return self._wider * _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
 
 
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:

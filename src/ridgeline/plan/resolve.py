@@ -41,6 +41,7 @@ def resolve(
     host_free_bytes: int | None = None,
     num_speculative_tokens: int = 0,
     kv_cache_dtype: str = "auto",
+    float_bytes: int = 4,
     advice: Advice | None = None,
 ) -> EngineConfig:
     """Choose what is open.
@@ -49,8 +50,8 @@ def resolve(
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
     free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
-    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. advice: of the cost model on a calibrated
-    machine. Raises RequestError where even the smallest open settings do not fit, with the numbers and what would.
+    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. float_bytes: `Memory.float_bytes`. advice:
+    of the cost model. Raises RequestError, with the numbers, where even the smallest open settings do not fit.
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
@@ -58,7 +59,7 @@ def resolve(
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
         spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
-        num_speculative_tokens, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
+        num_speculative_tokens, float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
     )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
@@ -69,7 +70,6 @@ def resolve(
     pages, host_pages = found.pages(), found.host_pages()
     if problem.swap and not any(host_pages):
         why_swap = f"none: {num_bytes(problem.swap)} do not hold a page of each state group"
-    books = PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0))
     return EngineConfig(
         max_model_len=found.length,
         max_num_seqs=found.seqs,
@@ -81,7 +81,7 @@ def resolve(
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
-        workspace_bytes=found.workspace() + books,
+        workspace_bytes=found.workspace() + PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0)),
         free_bytes=free_bytes,
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")

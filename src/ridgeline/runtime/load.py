@@ -74,8 +74,10 @@ class LoadedModel:
 
     def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
         """A pass over whole sequences without pages, which sees what pages would hold. `sequences`: none empty."""
-        store = None if self.storage.is_exact else self.table.primitive(api.STORE_ROWS, self.storage)
-        return DenseStep.build(sequences, self.table.memory, store)
+        memory = self.table.memory
+        is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes
+        store = None if is_kept else self.table.primitive(api.STORE_ROWS, self.storage)
+        return DenseStep.build(sequences, memory, store)
 
 
 def no_progress(total: int) -> Callable[[int], None]:
@@ -103,7 +105,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
-    table = open_table(resolve_device(options.device), options.ops, options.threads)
+    table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
     files = None if is_dummy else open_tensors(checkpoint)
     found = _weights(checkpoint, files, table, format, dtype)
     if build is not PassingModel:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import ALL, State
-from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage, storage_of
+from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage
 
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
 
@@ -120,12 +120,17 @@ class StateGroup:
 
 
 def state_groups(
-    spec: ModelSpec, *, page_tokens: int, storage: Storage = EXACT, checkpoint_tokens: int = 256
+    spec: ModelSpec,
+    *,
+    page_tokens: int,
+    storage: Storage = EXACT,
+    snapshots: Storage = EXACT,
+    checkpoint_tokens: int = 256,
 ) -> tuple[StateGroup, ...]:
     """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
 
-    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. Layers that keep
-    nothing are in no group.
+    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. snapshots: of
+    states. Layers that keep nothing are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
@@ -134,7 +139,8 @@ def state_groups(
             continue
         slots = members.setdefault((state.lookback, state.first_tokens, state.snapshot), [])
         offset = slots[-1].offset + slots[-1].bytes if slots else 0
-        slots.append(_slot(i, offset, state, storage_of(state, storage), 1 if state.snapshot else page_tokens))
+        tokens, kept = (1, snapshots) if state.snapshot else (page_tokens, storage)
+        slots.append(_slot(i, offset, state, kept, tokens))
     return tuple(
         StateGroup(
             name=_name(lookback, first_tokens, snapshot),

@@ -1,6 +1,7 @@
 """How the rows of state that attention keeps are stored: sizes of pages, their arrays and all counts derive from it.
 
-The states of recurrent layers are float32 always: each step would round what the one before it rounded already.
+The states of recurrent layers are kept in the type in which the device computes, float32 or float64: each step would
+round what the one before it rounded already.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Final, Literal, get_args
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import State
 
-StateDType = Literal["float32", "bfloat16", "float16", "int8"]
-_BYTES: Final[Mapping[StateDType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+StateDType = Literal["float64", "float32", "bfloat16", "float16", "int8"]
+_BYTES: Final[Mapping[StateDType, int]] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_BYTES = 4  # a float32
 ALIGNMENT = 4  # bytes: every array of a page begins on a multiple
 
@@ -46,7 +47,9 @@ class Storage:
 
 
 EXACT: Final = Storage("float32")
-STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_args(StateDType)}
+SNAPSHOTS: Final[Mapping[int, Storage]] = {4: EXACT, 8: Storage("float64")}  # by the bytes of a number that is computed
+# How rows may be stored.
+STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_args(StateDType) if name != "float64"}
 
 
 def storage_of(state: State, storage: Storage) -> Storage:

@@ -107,6 +107,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         fixed_len=True,
         num_speculative_tokens=case.drafts,
         kv_cache_dtype=loaded.storage.dtype,
+        float_bytes=loaded.table.memory.float_bytes,
     )
     if not case.preempt:
         return config

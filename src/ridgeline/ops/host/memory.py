@@ -62,6 +62,7 @@ class NumpyMemory:
 
     device = "cpu"
     on_host = True
+    float_bytes = 4
 
     def put(self, host: Ndarray, dtype: str, to: str) -> Ndarray:
         x = host.view(dtype_of(dtype)) if dtype == "bfloat16" else host

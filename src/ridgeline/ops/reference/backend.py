@@ -25,9 +25,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
           "int8": torch.int8}  # fmt: skip
 
 _PLAIN = {
-    api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
+    api.LINEAR: p.linear, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
-    api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
+    api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
     api.PLACES: p.places, api.BEST: p.best,
 }  # fmt: skip
@@ -43,18 +43,26 @@ _BY_CASE = {
     api.STATE_SPACE: s4.state_space,
     api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
+# What begins a computation says in which type it goes on: every other op computes in the type of what it is given.
+_BEGINNINGS = {api.EMBEDDING: p.embedding, api.ROTARY: p.rotary, api.READ_STATE: r.read_state}
 
 
 class ReferenceBackend:
-    """All primitives; no stage, because a stage's composition of them is its definition."""
+    """All primitives; no stage, because a stage's composition of them is its definition.
+
+    dtype: in which a model computes.
+    """
 
     name = "reference"
 
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._plain = {**_PLAIN, **{op: begin(dtype) for op, begin in _BEGINNINGS.items()}}
+
     def refuses(self, op: Op[Any], case: object) -> str | None:
-        return None if op in _PLAIN or op in _BY_CASE else "defined by its composition"
+        return None if op in self._plain or op in _BY_CASE else "defined by its composition"
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
-        return _PLAIN[op] if op in _PLAIN else _BY_CASE[op](case)
+        return self._plain[op] if op in self._plain else _BY_CASE[op](case)
 
     def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
         raise DeviceError(f"the reference backend has no fused {op.name}")
@@ -111,10 +119,11 @@ def torch_device(name: str) -> torch.device:
 
 
 class TorchMemory:
-    """Arrays as torch tensors on one device: `reference`, or a GPU."""
+    """Arrays as torch tensors on one device: `reference`, or a GPU. dtype: in which a model computes."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, dtype: torch.dtype = torch.float32) -> None:
+        self.device, self._dtype = device, dtype
+        self.float_bytes = dtype.itemsize
         self.on_host = device == REFERENCE
         self._place = torch_device(device)
 
@@ -144,7 +153,7 @@ class TorchMemory:
         return pages[:, offset : offset + math.prod(shape) * kept.itemsize].view(kept).unflatten(1, shape)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, device=self._place)
+        return torch.zeros(shape, device=self._place, dtype=self._dtype)
 
     def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         pages[list(target)] = pages[list(source)]
@@ -160,6 +169,7 @@ class TorchMemory:
         return torch.randn(shape, generator=generator, device=self._place, dtype=DTYPES[dtype]).mul_(std)
 
 
-def open_reference(device: str) -> tuple[Memory, tuple[Backend, ...]]:
-    """torch's memory on `device`, and the backends that work on it, best first."""
-    return TorchMemory(device), (SdpaBackend(), ReferenceBackend())
+def open_reference(device: str, *, exact: bool = False) -> tuple[Memory, tuple[Backend, ...]]:
+    """torch's memory on `device`, and the backends that work on it, best first. exact: see `open_table`."""
+    dtype = torch.float64 if exact else torch.float32
+    return TorchMemory(device, dtype), (SdpaBackend(), ReferenceBackend(dtype))

@@ -51,7 +51,8 @@ def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
-    keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2)) for x in (kv.keys, kv.values))  # [n, K, S, D]
+    # [n, K, S, D]
+    keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype) for x in (kv.keys, kv.values))
     place, held = key_places(b, kv.keys.shape[1])
     # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out

@@ -36,8 +36,8 @@ ACTIVATIONS = {
 }
 
 
-def embedding(table: Tensor, ids: Tensor) -> Tensor:
-    return table[ids].float()
+def embedding(dtype: torch.dtype):
+    return lambda table, ids: table[ids].to(dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,7 +51,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def norm(case: RMSNorm | LayerNorm):
     if isinstance(case, LayerNorm):
-        return lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias, case.eps)
+        return lambda x, weight, bias: F.layer_norm(
+            x, x.shape[-1:], weight.to(x.dtype), None if bias is None else bias.to(x.dtype), case.eps
+        )
 
     def rms_norm(x: Tensor, weight: Tensor, bias: None) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + case.eps) * (case.offset + weight)
@@ -59,9 +61,12 @@ def norm(case: RMSNorm | LayerNorm):
     return rms_norm
 
 
-def rotary(positions: Tensor, inverse_frequencies: Tensor, attention_factor: float) -> Rotary:
-    angles = positions[:, None].float() * inverse_frequencies
-    return Rotary(angles.cos() * attention_factor, angles.sin() * attention_factor)
+def rotary(dtype: torch.dtype):
+    def tables(positions: Tensor, inverse_frequencies: Tensor, attention_factor: float) -> Rotary:
+        angles = positions[:, None].to(dtype) * inverse_frequencies.to(dtype)
+        return Rotary(angles.cos() * attention_factor, angles.sin() * attention_factor)
+
+    return tables
 
 
 def rope(case: Rope):
@@ -172,7 +177,7 @@ def places(page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    values, ids = logits.max(dim=1)
+    values, ids = logits.float().max(dim=1)  # as the sampler sees them
     return ids, values
 
 

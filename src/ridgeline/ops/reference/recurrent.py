@@ -19,10 +19,13 @@ SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: mor
 SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
 
 
-def read_state(pages: Tensor, read: Tensor, fresh: Tensor, write: Tensor) -> Tensor:
-    kept = pages[read]
-    # What a page holds that nobody wrote may be anything, NaN included.
-    return kept.masked_fill(fresh.view(-1, *[1] * (kept.dim() - 1)).bool(), 0.0)
+def read_state(dtype: torch.dtype):
+    def read_pages(pages: Tensor, read: Tensor, fresh: Tensor, write: Tensor) -> Tensor:
+        kept = pages[read].to(dtype)
+        # What a page holds that nobody wrote may be anything, NaN included.
+        return kept.masked_fill(fresh.view(-1, *[1] * (kept.dim() - 1)).bool(), 0.0)
+
+    return read_pages
 
 
 def write_state(pages: Tensor, write: Tensor, states: Tensor) -> None:

@@ -20,6 +20,7 @@ def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if dtype != torch.int8:
         return x.to(dtype)
+    x = x.float()
     scales = x.abs().amax(-1, keepdim=True) / 127
     inverse = 1 / scales
     broken, tiny = ~(inverse > 0), inverse.isinf()  # an infinity or a NaN; a scale that has no reciprocal
