@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Coroutine
 from typing import Any
@@ -71,16 +72,24 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
             await anext(chunks)
         await chunks.aclose()
 
-    async def cancelled(llm: AsyncLLM, after: float) -> None:
-        task = asyncio.create_task(llm.answer([4, 4], SamplingParams(max_tokens=120, ignore_eos=True)))
-        await asyncio.sleep(after)
+    async def cancelled(llm: AsyncLLM, after: int) -> None:
+        came, reached = itertools.count(1), asyncio.Event()
+
+        async def read() -> None:
+            async for _ in llm.generate([4, 4], SamplingParams(max_tokens=120, ignore_eos=True)):
+                if next(came) == after:
+                    reached.set()
+                await asyncio.sleep(0)  # also where many chunks have come, so that the task is cancelled between them
+
+        task = asyncio.create_task(read())
+        await (reached.wait() if after else asyncio.sleep(0))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, 0.002 * n) for n in range(5)]
+            leavers = [leave(llm, n) for n in range(6)] + [cancelled(llm, n) for n in range(5)]
             results = await asyncio.gather(*(collect(llm, i) for i in range(4)), *leavers)
             assert results[:4] == wanted
             stats = await llm.stats()
@@ -126,12 +135,27 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
     run(main())
 
 
-def test_closing_tells_everybody(folder: str) -> None:
+def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         llm = AsyncLLM(folder)
+        # The engine waits in its second step, with a token of the answer out, until it is being closed.
+        steps, begun, closing = itertools.count(), asyncio.Event(), threading.Event()
+        submit, loop = Runner.submit, asyncio.get_running_loop()
+
+        def waiting(runner: Runner, plan: Any) -> Any:
+            if next(steps) == 1:
+                loop.call_soon_threadsafe(begun.set)
+                assert closing.wait(60)
+            return submit(runner, plan)
+
+        monkeypatch.setattr(Runner, "submit", waiting)
         task = asyncio.create_task(llm.answer([3], SamplingParams(max_tokens=90, ignore_eos=True)))
-        await asyncio.sleep(0.02)
-        await asyncio.to_thread(llm.close)
+        await begun.wait()
+        closed = asyncio.create_task(asyncio.to_thread(llm.close))
+        while not llm._engine._closed:  # it waits for the engine's thread from here on
+            await asyncio.sleep(0)
+        closing.set()
+        await closed
         llm.close()
         with pytest.raises(EngineClosed):
             await task
@@ -166,7 +190,7 @@ def test_books_that_do_not_agree_are_noticed_when_idle(
             assert not caplog.records
             llm.llm.session._generator._scheduler._cache.pools[0].take()  # type: ignore[attr-defined]
             assert await collect(llm, 1) == wanted[1]
-            for _ in range(100):
+            for _ in range(1200):
                 if caplog.records:
                     break
                 await asyncio.sleep(0.05)
