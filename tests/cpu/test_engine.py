@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -18,9 +18,10 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, EngineOptions, resolve
-from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.spec import LatentAttention
+from ridgeline.spec.request import CompletionOutput, TokenLogprobs
 from shares import ONE_OF_EACH, daily
 
 Tokens = dict[tuple[int, int], list[int]]
@@ -34,8 +35,12 @@ PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (1, 7, 30, 60)]
 PROMPTS += [[*SHARED, 5, 6, 7], [*SHARED, 9], SHARED[:33]]
 KINDS = [(0.0, 1), (1.0, 1), (0.0, 3), (1.0, 4), (0.0, 1), (1.0, 2), (0.0, 1)]
 REQUESTS = [
-    SamplingParams(max_tokens=20, temperature=t, seed=i, n=n, ignore_eos=True) for i, (t, n) in enumerate(KINDS)
+    SamplingParams(max_tokens=20, temperature=t, seed=i, n=n, ignore_eos=True, logprobs=None if t or i == 6 else 2)
+    for i, (t, n) in enumerate(KINDS)
 ]
+# The largest difference that company may make to a logit of device `reference`, which computes in float64: a logit is
+# rounded to float32 once, so it is the same number or its neighbor, and the largest logits of the cases are below 16.
+REFERENCE_NOISE = 1e-6
 
 
 # A model with a regime switch is served in the regime of its case.
@@ -71,13 +76,32 @@ def fitting(name: str) -> list[int]:
 
 
 @cache
-def baseline(name: str) -> Tokens:
+def alone(name: str) -> dict[tuple[int, int], CompletionOutput]:
     """Naive sampling, one request at a time."""
     llm, out = loaded(name), {}
     for i in fitting(name):
         (answer,) = llm.generate([PROMPTS[i]], REQUESTS[i])
-        out |= {(i, choice.index): choice.token_ids for choice in answer.outputs}
+        out |= {(i, choice.index): choice for choice in answer.outputs}
     return out
+
+
+def baseline(name: str) -> Tokens:
+    """The tokens of naive sampling."""
+    return {key: answer.token_ids for key, answer in alone(name).items()}
+
+
+def compare_logprobs(name: str, events: Sequence[Event]) -> tuple[float, float]:
+    """The largest difference of a log probability between events and naive sampling, and the smallest lead of a greedy
+    token over the next best, of the answers that ask for log probabilities."""
+    noise, lead, found = 0.0, float("inf"), dict[tuple[int, int], list[TokenLogprobs]]()
+    for event in events:
+        found.setdefault((event.request, event.choice), []).extend(event.logprobs)
+    for key, entries in found.items():
+        for got, wanted in zip(entries, alone(name)[key].logprobs or (), strict=True):
+            pairs = zip(got.top, wanted.top, strict=True)
+            noise = max(noise, *(abs(a - b) for (_, a), (_, b) in pairs))
+            lead = min(lead, wanted.top[0][1] - wanted.top[1][1])
+    return noise, lead
 
 
 def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
@@ -94,8 +118,12 @@ def serve(
     settings: EngineConfig,
     arrivals: Mapping[int, int] | None = None,
     between: Callable[[Engine], None] | None = None,
+    seen: list[Event] | None = None,
 ) -> tuple[Tokens, Engine]:
-    """All requests through one engine; books checked at every step. arrivals: request -> the step it comes in."""
+    """All requests through one engine; books checked at every step.
+
+    arrivals: request -> the step it comes in. seen: a list that all events are added to.
+    """
     engine, out, step = Engine(loaded(name).loaded, settings), {}, 0
     todo = {i: (arrivals or {}).get(i, 0) for i in fitting(name)}
     while todo or len(engine):
@@ -105,6 +133,8 @@ def serve(
         for event in engine.step():
             assert event.error is None
             out.setdefault((event.request, event.choice), []).extend(event.tokens)
+            if seen is not None:
+                seen.append(event)
         if between:
             between(engine)
         engine.check()
@@ -115,10 +145,19 @@ def serve(
 
 @pytest.mark.parametrize("name", CONTEXT)
 def test_every_family_is_exact_in_company(name: str) -> None:
-    """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone."""
+    """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone.
+
+    That says something only if no token is decided by less than company can change, on any CPU: a tenth of the smallest
+    lead is more than the largest difference.
+    """
     settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
-    out, engine = serve(name, settings)
+    events: list[Event] = []
+    out, engine = serve(name, settings, seen=events)
     assert out == baseline(name)
+    noise, lead = compare_logprobs(name, events)
+    assert lead > 10 * noise
+    if name not in ON_CPU:
+        assert noise < REFERENCE_NOISE < lead / 10
     if CONTEXT[name] > 100:
         assert engine.stats().preempted_recompute > 0
 
