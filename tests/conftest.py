@@ -4,7 +4,7 @@ import os
 import signal
 import tempfile
 
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("RIDGELINE_TEST_THREADS", "1")  # more: cpu/test_perturbed.py
 # What tests measure is kept where no user looks for it.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ridgeline-tests-")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oracle.build import build, oracle_greedy, oracle_logits, oracle_margins
+from oracle.build import build, double, oracle_greedy, oracle_logits, oracle_margins
 from oracle.case import Case, greedy_prompt, prompts
 from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
@@ -19,7 +19,8 @@ from ridgeline import LLM, SamplingParams
 
 @dataclass(frozen=True)
 class Comparison:
-    """error: largest |difference| of any logit. margin: smallest lead of a greedy token, in float64."""
+    """error: largest |difference| of any logit from transformers in float64, which is the same on every CPU. margin:
+    smallest lead of a greedy token, in float64."""
 
     error: float
     logit_std: float
@@ -32,7 +33,8 @@ def compare(case: Case, folder: Path, **options: object) -> Comparison:
     model = build(case, folder)
     llm = LLM(str(folder), max_model_len=case.max_model_len, **options)
     sequences = prompts(case)
-    wanted = oracle_logits(model, sequences)
+    exact = double(model)
+    wanted = oracle_logits(exact, sequences)
     error = max(float(np.abs(a - b).max()) for a, b in zip(llm.logits(sequences), wanted, strict=True))
     std = float(np.concatenate(wanted).std())
     if not case.greedy_tokens:
@@ -41,7 +43,7 @@ def compare(case: Case, folder: Path, **options: object) -> Comparison:
     ids, _ = oracle_greedy(model, prompt, case.greedy_tokens)
     params = SamplingParams(max_tokens=case.greedy_tokens, temperature=0, ignore_eos=True)
     (output,) = llm.generate([prompt], params)
-    margin = float(oracle_margins(model, prompt, ids).min())
+    margin = float(oracle_margins(exact, prompt, ids).min())
     return Comparison(error, std, output.outputs[0].token_ids == ids, margin)
 
 

@@ -39,7 +39,8 @@ from pure.published import PUBLISHED
 from ridgeline.archs import spec_from_config
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
-TOLERANCE = 1e-4  # what a comparison of float32 logits allows
+TOLERANCE = 1e-4  # what a comparison of our float32 logits with transformers' float64 allows
+SAFE_MARGIN = 1e-3  # the least lead of a greedy token; ten times the largest float32 noise on any CPU
 ALL = pytest.mark.parametrize("name", CASES)
 GREEDY = pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.greedy_tokens])
 TOGGLES = pytest.mark.parametrize(
@@ -63,10 +64,11 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
 
 
 @ALL
-def test_float32_noise_is_far_below_the_tolerance(name: str) -> None:
+def test_float32_noise_is_far_below_the_margins(name: str) -> None:
+    """Greedy tokens of transformers are its float32 ones: on this CPU they must be those of float64, too."""
     exact = oracle_logits(double(built(name)), prompts(CASES[name]))
     assert all(row.dtype == np.float64 and np.isfinite(row).all() for row in exact)
-    assert largest_difference(logits_of(name), exact) < TOLERANCE / 2.5
+    assert largest_difference(logits_of(name), exact) < SAFE_MARGIN / 10
     assert 0.5 < float(np.std(exact[-1])) < 3.0
 
 
@@ -74,7 +76,7 @@ def test_float32_noise_is_far_below_the_tolerance(name: str) -> None:
 def test_greedy_is_decided_by_safe_margins(name: str) -> None:
     found = measure(CASES[name])
     assert np.isfinite(found["margin"])
-    assert found["margin"] > 1e-3
+    assert found["margin"] > max(SAFE_MARGIN, 10 * found["noise"])
     assert found["special"] == 0
     assert found["distinct"] >= 10
     assert found["gap"] > 3e-4
@@ -90,14 +92,16 @@ def test_each_feature_moves_the_logits(name: str, index: int) -> None:
 @ALL
 def test_saved_models_load_in_both_spellings(name: str, tmp_path: Path) -> None:
     case, model = CASES[name], built(name)
+    exact = oracle_logits(double(model), prompts(case))
+    noise = largest_difference(logits_of(name), exact)
     build(case, tmp_path / "new")
     respell(tmp_path / "new", tmp_path / "old")
     configs = []
     for folder in ("new", "old"):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder, dtype=torch.float32, **PLAIN)
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
-        # Not to the last bit: the weights may lie differently in memory.
-        assert largest_difference(oracle_logits(loaded.eval(), prompts(case)), logits_of(name)) < TOLERANCE / 5
+        # Not to the last bit: the weights may lie differently in memory, which is noise like any other.
+        assert largest_difference(oracle_logits(loaded.eval(), prompts(case)), exact) < 2 * noise
         configs.append(loaded.config.to_dict())
     new, old = configs
     if "rope_parameters" in old:

@@ -1,0 +1,47 @@
+"""Runs the numerically sensitive tests on other paths through torch, its libraries and our kernels, as other CPUs would.
+
+Each setting is a process of its own, because the libraries read their environment once. What a CPU has no instructions
+for falls back to what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Tests that compare floats which torch or our kernels computed, or tokens that such floats decide.
+SENSITIVE = (
+    "tests/cpu/test_engine.py", "tests/oracle/test_oracle.py", "tests/cpu/test_gradients.py",
+    "tests/cpu/test_families.py", "tests/cpu/test_verify.py", "tests/cpu/test_hybrids.py", "tests/cpu/test_drafts.py",
+    "tests/cpu/test_beams.py", "tests/cpu/test_engine_beams.py", "tests/cpu/test_swap.py", "tests/cpu/test_kv_cache.py",
+    "tests/cpu/test_primitives.py", "tests/cpu/test_delta.py", "tests/cpu/test_recurrent.py",
+    "tests/cpu/test_state_spaces.py", "tests/cpu/test_latent.py", "tests/cpu/test_paged.py", "tests/cpu/test_host.py",
+    "tests/cpu/test_host_recurrent.py",
+)  # fmt: skip
+SETTINGS: dict[str, dict[str, str]] = {
+    **{f"torch {level}": {"ATEN_CPU_CAPABILITY": level} for level in ("default", "avx2")},
+    **{f"oneDNN {level}": {"ONEDNN_MAX_CPU_ISA": level} for level in ("SSE41", "AVX2", "AVX512_CORE")},
+    "two threads": {"RIDGELINE_TEST_THREADS": "2", "MKL_NUM_THREADS": "2"},
+    **{f"MKL {level}": {"MKL_CBWR": level} for level in ("COMPATIBLE", "AVX2", "AVX512")},
+    **{f"ours {level}": {"RIDGELINE_ISA": level} for level in ("portable", "avx2")},
+    "oldest of all, two threads": {
+        "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE",
+        "RIDGELINE_ISA": "portable", "RIDGELINE_TEST_THREADS": "2", "MKL_NUM_THREADS": "2",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SETTINGS)
+def test_sensitive_tests_pass_under_other_settings(name: str) -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | SETTINGS[name]
+    command = [sys.executable, "-m", "pytest", *SENSITIVE, "-p", "no:cacheprovider", "--maxfail", "20"]
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    if "this CPU has no such" in run.stdout + run.stderr:
+        pytest.skip(f"this CPU has no {SETTINGS[name]}")
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
