@@ -1,4 +1,4 @@
-"""Runs the numerically sensitive tests on other paths through torch, its libraries and our kernels, as other CPUs would.
+"""Runs the numerically sensitive tests on other paths through torch, its libraries and our kernels: as other CPUs do.
 
 Each setting is a process of its own, because the libraries read their environment once. What a CPU has no instructions
 for falls back to what it has.
