@@ -15,6 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from ridgeline.archs import FAMILIES, spec_from_config
+from ridgeline.errors import ConfigError
+from ridgeline.spec import ModelSpec
 
 # The fields that no class can guess. 64 heads, so that every class's default of key/value heads divides them; 24
 # numbers to a head, which is nobody's default; layers enough for every rule that counts them, Qwen's 28 included.
@@ -82,6 +84,14 @@ def filled(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
     return json.loads(CONFIG_MAPPING[model_type](**copy).to_json_string(use_diff=False))
 
 
+def read(config: dict[str, Any]) -> ModelSpec | None:
+    """The spec, or None where the config is refused: a null that the class takes and its model does not."""
+    try:
+        return spec_from_config(config)
+    except ConfigError:
+        return None
+
+
 def _infinity(value: dict[str, Any]) -> Any:
     """What the classes write for an infinity they cannot read themselves."""
     return math.inf if value == {"__float__": "Infinity"} else value
@@ -126,7 +136,7 @@ def test_each_field_null(model_type: str) -> None:
         except (StrictDataclassError, TypeError):  # the class takes no null here
             continue
         compared += 1
-        if spec_from_config({"model_type": model_type, **given}) != spec_from_config(whole):
+        if read({"model_type": model_type, **given}) != read(whole):
             different.append(field)
     assert compared > 2
     assert not different

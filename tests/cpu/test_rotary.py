@@ -24,7 +24,8 @@ SIZES: dict[str, Any] = {
 
 def ours(head_dim: int, length: int, rope: dict[str, Any]) -> tuple[np.ndarray, float]:
     """From the config's words to frequencies, for contexts up to `length`."""
-    spec = spec_from_config({"model_type": "llama", **SIZES, "head_dim": head_dim, "rope_parameters": dict(rope)})
+    family = "glm" if "partial_rotary_factor" in rope else "llama"  # which rotates whole heads
+    spec = spec_from_config({"model_type": family, **SIZES, "head_dim": head_dim, "rope_parameters": dict(rope)})
     (found,) = spec.ropes()
     return frequencies(found, length)
 

@@ -11,6 +11,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
     elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
         transposed = isinstance(module, Conv1D) or type(module).__name__ == "GptOssExperts"
         fan_in = value.shape[-2 if transposed else -1]
-        value.normal_(0.0, GAIN * fan_in**-0.5, generator=generator)
+        value.normal_(0.0, GAIN * max(fan_in, 1) ** -0.5, generator=generator)
     else:
         value.normal_(0.0, 1.0, generator=generator)
 
@@ -148,8 +149,33 @@ def _forward(model: nn.Module, tokens: Sequence[int], **kwargs: Any) -> Any:
 
 
 def oracle_logits(model: nn.Module, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype."""
-    return [_forward(model, tokens).logits[0].numpy() for tokens in sequences]
+    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype.
+
+    Past the trained length of dynamic NTK the frequencies of a key depend on when it was computed: there the run is
+    token by token, with a cache.
+    """
+    return [
+        _stepwise(model, tokens) if _grows(model, tokens) else _forward(model, tokens).logits[0].numpy()
+        for tokens in sequences
+    ]
+
+
+def _grows(model: nn.Module, tokens: Sequence[int]) -> bool:
+    rotation = getattr(model.config, "rope_parameters", None) or {}
+    return rotation.get("rope_type") == "dynamic" and len(tokens) > model.config.max_position_embeddings
+
+
+@torch.no_grad()
+def _stepwise(model: nn.Module, tokens: Sequence[int]) -> np.ndarray:
+    """Logits of one sequence, each token in a pass of its own."""
+    rows, past = [], None
+    exact = next(model.parameters()).dtype is torch.float64
+    with Float64() if exact else nullcontext():
+        for token in tokens:
+            out = model(input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            rows.append(out.logits[0, -1])
+    return torch.stack(rows).numpy()
 
 
 def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list[int], float]:

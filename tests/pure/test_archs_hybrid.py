@@ -102,7 +102,7 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         (GRANITE, {"layer_types": ["mamba", "conv"] * 2}, "layer_types must hold 4 entries"),
         (GRANITE, {"mamba_d_head": 24}, "mamba_expand makes 128 channels, mamba_n_heads x mamba_d_head 192"),
-        (GRANITE, {"mamba_d_head": "many"}, "mamba_d_head is 'many', not a whole number"),
+        (GRANITE, {"mamba_d_head": "many"}, "mamba_d_head is 'many', not int"),
         (GRANITE, {"shared_intermediate_size": 0, "num_local_experts": 0}, "intermediate_size must be positive"),
         (BAMBA, {"attn_rotary_emb": 4}, "attn_rotary_emb is 4"),
     ],

@@ -106,6 +106,6 @@ def _part(c: Config, family: Family, name: str) -> ModelSpec:
     tied = c.get_bool("tie_word_embeddings", spec.tie_word_embeddings)
     if tied == spec.tie_word_embeddings:
         return spec
-    if text.has("tie_word_embeddings"):
+    if text.present("tie_word_embeddings"):
         raise c.error("tie_word_embeddings", f"is {tied}, but that of {name} is {not tied}; make them one")
     return replace(spec, tie_word_embeddings=tied)

@@ -6,7 +6,7 @@ from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
 from ridgeline.archs.mamba import step_limits
 from ridgeline.archs.names import LLAMA, Source
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import Layer, Mamba2, ModelSpec, RMSNorm
 
 MAMBA: dict[str, Source | None] = {
@@ -27,36 +27,42 @@ NAMES = LLAMA.with_parts(
     },
 )
 # How a scan is cut, and what follows from attn_layer_indices.
-HARMLESS = ("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "layers_block_type", "layer_types")
+HARMLESS = (
+    "mamba_chunk_size",
+    "partial_rotary_factor",
+    "num_logits_to_keep",
+    "z_loss_coefficient",
+    "layers_block_type",
+    "layer_types",
+)
 
 
 def bamba(c: Config) -> ModelSpec:
     """Bamba 9B (IBM, Princeton, CMU and UIUC, 2024): half of each attention head is rotated."""
     norm, heads, bias = rms_norm(c, 1e-5), Heads.read(c, num_kv_heads=8), c.get_bool("attention_bias", False)
     c.expect("attn_rotary_emb", heads.head_dim // 2)
-    full = attention(heads, read_rope(c, heads.head_dim, partial=0.5), qkv_bias=bias, out_bias=bias)
+    rope = read_rope(c, heads.head_dim, Rotation(partial=0.5, partial_field=None))
+    full = attention(heads, rope, qkv_bias=bias, out_bias=bias)
     mamba, mlp = mamba2_mixer(c, norm), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
-    indices = c.get_list("attn_layer_indices", [])
+    indices = c.get_indices("attn_layer_indices", [])
     layers = tuple(Layer(full if i in indices else mamba, mlp, norm) for i in range(c.get_layer_count()))
-    return decoder(c, layers, norm, max_len=c.get_int("max_position_embeddings", 262_144))
+    return decoder(c, layers, norm, max_len=c.get_size("max_position_embeddings", 262_144))
 
 
 def mamba2_mixer(c: Config, norm: RMSNorm) -> Mamba2:
     """Mamba-2 as the configs of Bamba and Granite 4 describe it."""
-    heads, inner = c.get_int("mamba_n_heads", 128), c.get_int("mamba_expand", 2) * c.get_int("hidden_size")
-    head_dim = c.raw("mamba_d_head")
-    if head_dim in (None, "auto"):
-        head_dim = inner // heads
-    if type(head_dim) is not int:
-        raise c.error("mamba_d_head", f'is {head_dim!r}, not a whole number or "auto"')
+    heads, inner = c.get_size("mamba_n_heads", 128), c.get_size("mamba_expand", 2) * c.get_size("hidden_size")
+    head_dim = c.get_auto("mamba_d_head", inner // heads)
     if heads * head_dim != inner:
         raise c.error("mamba_expand", f"makes {inner} channels, mamba_n_heads x mamba_d_head {heads * head_dim}")
     least, most = step_limits(c)
+    groups = c.get_size("mamba_n_groups", 1)
+    c.divide("mamba_n_heads", heads, "mamba_n_groups", groups)
     return Mamba2(
-        num_heads=heads, head_dim=head_dim, state_size=c.get_int("mamba_d_state", 256),
-        num_groups=c.get_int("mamba_n_groups", 1), conv_size=c.get_int("mamba_d_conv", 4), norm=norm,
-        activation=c.get_activation("hidden_act", "silu"), bias=c.get_bool("mamba_proj_bias", False),
-        conv_bias=c.get_bool("mamba_conv_bias", not c.present("mamba_conv_bias")), dt_least=least, dt_most=most,
+        num_heads=heads, head_dim=head_dim, state_size=c.get_size("mamba_d_state", 256),
+        num_groups=groups, conv_size=c.get_size("mamba_d_conv", 4), norm=norm,
+        activation=c.get_activation("hidden_act", "silu"), bias=c.get_bool("mamba_proj_bias", False, null=False),
+        conv_bias=c.get_bool("mamba_conv_bias", True, null=False), dt_least=least, dt_most=most,
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from ridgeline.errors import ConfigError
 from ridgeline.spec import Activation
 
 T = TypeVar("T")
-REQUIRED: Final = object()
+N = TypeVar("N")
+REQUIRED: Final[Any] = object()
 MAX_INT: Final = 2**53
 MAX_LAYERS: Final = 10_000
 MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields stop being numbers
@@ -53,48 +54,88 @@ HARMLESS: Final = frozenset(
 
 
 class Config:
-    """Typed, tracked access to a mapping. Every message names the field by its path."""
+    """Typed, tracked access to a mapping. Every message names the field by its path.
 
-    def __init__(self, raw: Mapping[str, Any], path: str = "config.json: ") -> None:
+    An absent field and a null are two things, as they are in transformers: each getter takes the `default` of an absent
+    field and, apart from it, what a `null` means. Without a default the field is required; without `null` a null is an
+    error.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], path: str = "config.json: ", model_type: str | None = None) -> None:
         self._raw = raw
         self._path = path
         self._read: set[str] = set()
+        self.model_type = str(raw.get("model_type", model_type))
 
     @property
-    def model_type(self) -> str:
-        return str(self._raw.get("model_type"))
+    def names_read(self) -> Collection[str]:
+        """The fields that were asked for, be they there or not."""
+        return self._read
+
+    @property
+    def filled(self) -> bool:
+        """Tell whether there is any field at all."""
+        return bool(self._raw)
+
+    def fields(self, name: str | None = None) -> Mapping[str, Any]:
+        """The mapping as it was parsed, or the one at `name`; empty where there is none."""
+        return self._raw if name is None else self._raw.get(name) or {}
+
+    def is_null(self, name: str) -> bool:
+        """Tell whether the field is there and null."""
+        return self.present(name) and self._raw[name] is None
 
     def present(self, name: str) -> bool:
-        """Is the field there, be it null?"""
+        """Tell whether the field is there, be it null."""
         return name in self._raw
-
-    def has(self, name: str) -> bool:
-        """Is the field there, and not null?"""
-        return self._raw.get(name) is not None
 
     @overload
     def get_int(self, name: str) -> int: ...
     @overload
     def get_int(self, name: str, default: T) -> int | T: ...
-    def get_int(self, name: str, default: Any = REQUIRED) -> Any:
-        """A whole number; a null counts as absent. Raises ConfigError if it is absent or something else."""
-        value = self._get(name, (int,), default)
-        if value is not default and abs(value) > MAX_INT:
+    @overload
+    def get_int(self, name: str, default: T, null: N) -> int | T | N: ...
+    def get_int(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """A whole number. Raises ConfigError for anything else."""
+        value = self._get(name, (int,), default, null)
+        if type(value) is int and abs(value) > MAX_INT:
             raise self.error(name, f"is {value}; no model is that large")
+        return value
+
+    @overload
+    def get_size(self, name: str) -> int: ...
+    @overload
+    def get_size(self, name: str, default: T) -> int | T: ...
+    @overload
+    def get_size(self, name: str, default: T, null: N) -> int | T | N: ...
+    def get_size(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """A whole number of at least one, such as a number of heads or of rows."""
+        value = self.get_int(name, default, null)
+        if type(value) is int and value < 1:
+            raise self.error(name, f"is {value}; it must be at least 1")
         return value
 
     @overload
     def get_float(self, name: str) -> float: ...
     @overload
     def get_float(self, name: str, default: T) -> float | T: ...
-    def get_float(self, name: str, default: Any = REQUIRED) -> Any:
-        """A finite number; a null counts as absent."""
-        value = self._get(name, (int, float), default)
-        if value is default:
+    @overload
+    def get_float(self, name: str, default: T, null: N) -> float | T | N: ...
+    def get_float(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """A finite number."""
+        value = self._get(name, (int, float), default, null)
+        if type(value) not in (int, float):
             return value
         if not abs(value) <= MAX_FLOAT:  # also true of NaN
             raise self.error(name, f"is {value}; it must be a number of at most {MAX_FLOAT:g}")
         return float(value)
+
+    def get_auto(self, name: str, auto: int) -> int:
+        """A whole number of at least one, or `auto` where the field is absent or says "auto"."""
+        if not self.present(name) or self.raw(name) == "auto":
+            self.raw(name)
+            return auto
+        return self.get_size(name)
 
     def get_layer_count(self, name: str = "num_hidden_layers") -> int:
         """The number of layers: from one to MAX_LAYERS, so that a typing error does not fill the memory."""
@@ -103,53 +144,102 @@ class Config:
             raise self.error(name, f"is {count}; it must be from 1 to {MAX_LAYERS}")
         return count
 
-    def get_positive(self, name: str, default: float) -> float:
+    @overload
+    def get_positive(self, name: str) -> float: ...
+    @overload
+    def get_positive(self, name: str, default: T) -> float | T: ...
+    @overload
+    def get_positive(self, name: str, default: T, null: N) -> float | T | N: ...
+    def get_positive(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
         """A number above zero."""
-        value = self.get_float(name, default)
-        if value <= 0:
+        value = self.get_float(name, default, null)
+        if value is not None and value <= 0:
             raise self.error(name, f"is {value}; it must be positive")
         return value
 
-    def get_bool(self, name: str, default: bool) -> bool:
-        value: bool = self._get(name, (bool,), default)
+    def get_eps(self, name: str, default: float) -> float:
+        """What a norm adds to a mean square: zero or more."""
+        value = self.get_float(name, default)
+        if value < 0:
+            raise self.error(name, f"is {value}; it must not be negative")
+        return value
+
+    def get_bool(self, name: str, default: bool, null: Any = REQUIRED) -> bool:
+        """True or false."""
+        value: bool = self._get(name, (bool,), default, null)
         return value
 
     @overload
     def get_str(self, name: str) -> str: ...
     @overload
     def get_str(self, name: str, default: T) -> str | T: ...
-    def get_str(self, name: str, default: Any = REQUIRED) -> Any:
-        return self._get(name, (str,), default)
+    @overload
+    def get_str(self, name: str, default: T, null: N) -> str | T | N: ...
+    def get_str(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """A text."""
+        return self._get(name, (str,), default, null)
 
     @overload
     def get_list(self, name: str) -> list[Any]: ...
     @overload
     def get_list(self, name: str, default: T) -> list[Any] | T: ...
-    def get_list(self, name: str, default: Any = REQUIRED) -> Any:
-        return self._get(name, (list,), default)
+    @overload
+    def get_list(self, name: str, default: T, null: N) -> list[Any] | T | N: ...
+    def get_list(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
+        """A list of anything."""
+        return self._get(name, (list,), default, null)
+
+    def get_choices(self, name: str, count: int, allowed: Collection[Any], null: bool = True) -> list[Any] | None:
+        """A list of `count` entries, each one of `allowed`; None where it is absent or, with `null`, null."""
+        values: list[Any] | None = self.get_list(name, None, None if null else REQUIRED)
+        if values is None:
+            return None
+        if len(values) != count or not all(type(v) in (str, int) and v in allowed for v in values):
+            known = " or ".join(repr(v) for v in sorted(allowed))
+            raise self.error(name, f"must hold {count} entries, each {known}")
+        return values
+
+    def get_indices(self, name: str, default: T) -> list[int] | T:
+        """A list of whole numbers, such as layers' places; a null is the default."""
+        values: list[int] | T = self.get_list(name, default, default)
+        if isinstance(values, list) and not all(type(v) is int for v in values):
+            raise self.error(name, f"is {values!r}; it must be a list of whole numbers")
+        return values
 
     def sub(self, name: str) -> Config | None:
         """An object inside this one, or None where it is absent or null."""
-        value = self._get(name, (dict,), None)
-        return None if value is None else Config(value, f"{self._path}{name}.")
+        value = self._get(name, (dict,), None, None)
+        return None if value is None else self.inside(name, value)
+
+    def inside(self, name: str, raw: Mapping[str, Any]) -> Config:
+        """A reader of an object that stands at `name`; its messages name the model type of this one."""
+        return Config(raw, f"{self._path}{name}.", self.model_type)
 
     def raw(self, name: str) -> Any:
         """The value as it was parsed, or None."""
         self._read.add(name)
         return self._raw.get(name)
 
-    def expect(self, name: str, *allowed: object) -> None:
-        """A field that is supported only at these values (None: absent or null)."""
+    def expect(self, name: str, *allowed: object, null: bool = True) -> None:
+        """A field that is supported only at these values; absent; or null, where the class takes one."""
         value = self.raw(name)
+        if not null and self.is_null(name):
+            raise self.error(name, "is null, which means nothing here")
         if not any(value is a or (type(value) is type(a) and value == a) for a in (None, *allowed)):
             wanted = " or ".join(repr(a) for a in allowed) or "absent"
             raise ConfigError(f"{self._path}{name} is {value!r}, which is not supported; it must be {wanted}")
 
-    def get_activation(self, name: str, default: str | None = None) -> Activation:
-        value = self.get_str(name, default) if default else self.get_str(name)
+    def get_activation(self, name: str, default: str) -> Activation:
+        """The function that a name stands for."""
+        value = self.get_str(name, default)
         if value not in ACTIVATIONS:
             raise self.error(name, f"is {value!r}; known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
+
+    def divide(self, name: str, value: int, other: str, divisor: int) -> None:
+        """Raise ConfigError unless the value of one field is a multiple of that of the other."""
+        if value % divisor:
+            raise self.error(name, f"{value} is not a multiple of {other} {divisor}")
 
     def error(self, name: str, problem: str) -> ConfigError:
         return ConfigError(f"{self._path}{name} {problem}")
@@ -162,13 +252,14 @@ class Config:
                 "refusing to compute something other than what it describes"
             )
 
-    def _get(self, name: str, types: tuple[type, ...], default: Any) -> Any:
+    def _get(self, name: str, types: tuple[type, ...], default: Any, null: Any) -> Any:
         value = self.raw(name)
         if value is None:
-            if default is REQUIRED:
-                raise ConfigError(f"{self._path}{name} is missing")
-            return default
+            found = null if self.present(name) else default
+            if found is REQUIRED:
+                raise self.error(name, "is null, which means nothing here" if self.present(name) else "is missing")
+            return found
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join(t.__name__ for t in types)
-            raise ConfigError(f"{self._path}{name} is {value!r}, not {wanted}")
+            raise self.error(name, f"is {value!r}, not {wanted}")
         return value

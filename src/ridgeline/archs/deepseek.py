@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, decoder, gated_mlp, rms_norm
+from ridgeline.archs.family import Family, decoder, expert_groups, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, Flat, Tensor
-from ridgeline.archs.rope import read_rope, yarn_temperature
-from ridgeline.spec import ExpertGroups, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm, YarnScaling
+from ridgeline.archs.rope import Rotation, read_rope, yarn_temperature
+from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm
 
 
 def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
     """The heads of both generations; yarn's temperature is on the scale, where configs ask for it there."""
-    nope, rotated = c.get_int("qk_nope_head_dim", 128), c.get_int("qk_rope_head_dim", 64)
+    nope, rotated = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
-    rope = read_rope(c, rotated, interleaved=interleaved)
+    rope = read_rope(c, rotated, Rotation(interleaved=interleaved))
     return LatentAttention(
-        num_heads=c.get_int("num_attention_heads"),
-        kv_lora_rank=c.get_int("kv_lora_rank", 512),
+        num_heads=c.get_size("num_attention_heads"),
+        kv_lora_rank=c.get_size("kv_lora_rank", 512),
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rotated,
-        v_head_dim=c.get_int("v_head_dim", 128),
+        v_head_dim=c.get_size("v_head_dim", 128),
         scale=(nope + rotated) ** -0.5 * _temperature(c, rope.scaling) ** 2,
         latent_norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
-        q_lora_rank=c.get_int("q_lora_rank", None if c.present("q_lora_rank") else 1536),  # null: no compression
+        q_lora_rank=c.get_size("q_lora_rank", 1536, None),  # null: no compression
         rope=rope,
         latent_bias=bias,
         out_bias=bias,
@@ -33,36 +33,28 @@ def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
 
 def _temperature(c: Config, scaling: object) -> float:
     """By what yarn multiplies queries and keys, besides cosines and sines: `mscale_all_dim` says it."""
-    fields = c.sub("rope_parameters") or c.sub("rope_scaling")
-    if fields is None or not isinstance(scaling, YarnScaling):
+    old, new = c.sub("rope_scaling"), c.sub("rope_parameters")
+    fields = old if old is not None and old.filled else new
+    if fields is None or scaling is None:
         return 1.0
-    mscale = fields.get_float("mscale_all_dim", 0.0)
-    return yarn_temperature(scaling.factor, mscale) if mscale else 1.0
+    mscale = fields.get_float("mscale_all_dim", None, None)
+    return yarn_temperature(fields.get_positive("factor"), mscale) if mscale else 1.0
 
 
 def _layers(c: Config, mixer: LatentAttention, norm: Norm, moe: MoE, dense: GatedMLP, first: int) -> tuple[Layer, ...]:
-    """Experts in every `moe_layer_freq`-th layer from the layer `first` on."""
-    every = c.get_int("moe_layer_freq", 1)
-    if every < 1:
-        raise c.error("moe_layer_freq", f"is {every}; it must be positive")
-    return tuple(
-        Layer(mixer, moe if i >= first and i % every == 0 else dense, norm) for i in range(c.get_layer_count())
-    )
+    """Experts from the layer `first` on."""
+    c.expect("moe_layer_freq", 1)
+    return tuple(Layer(mixer, moe if i >= first else dense, norm) for i in range(c.get_layer_count()))
 
 
 def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shared: int, width: int) -> MoE:
     """The experts, chosen in the plainest way; the defaults of how many there are, of shared ones, and of their width.
-    The shared ones are one MLP of their widths together; null means none of them, as 0 does."""
-    inner = c.get_int("moe_intermediate_size", width)
-    together = c.get_int("n_shared_experts", 0 if c.present("n_shared_experts") else num_shared)
+    The shared ones are one MLP of their widths together."""
+    inner = c.get_size("moe_intermediate_size", width)
+    together = c.get_int("n_shared_experts", num_shared)
     shared = replace(dense, intermediate_size=inner * together) if together else None
-    experts = c.get_int("n_routed_experts") if c.present("n_routed_experts") else count
+    experts = c.get_size("n_routed_experts", count)
     return MoE(experts, per_token, inner, dense.activation, shared=shared)
-
-
-def _limit(groups: ExpertGroups) -> ExpertGroups | None:
-    """One group limits nothing."""
-    return groups if groups.count > 1 else None
 
 
 def deepseek_v2(c: Config) -> ModelSpec:
@@ -71,16 +63,17 @@ def deepseek_v2(c: Config) -> ModelSpec:
     c.expect("norm_topk_prob", False)  # published code and transformers disagree on what true would mean
     c.expect("scoring_func", "softmax")
     method = c.get_str("topk_method", "greedy")
-    count, chosen = c.get_int("n_group", None), c.get_int("topk_group", None)
+    count, chosen = c.get_size("n_group", None, None), c.get_size("topk_group", None, None)
     groups = None
     if method == "group_limited_greedy":
         if count is None or chosen is None:
             raise c.error("n_group" if count is None else "topk_group", f"is missing, but topk_method is {method!r}")
-        groups = _limit(ExpertGroups(count, chosen, "best"))
+        experts = c.get_size("n_routed_experts", 64)
+        groups = expert_groups(c, ("n_routed_experts", experts), ("n_group", count), ("topk_group", chosen), "best")
     elif method != "greedy":
         raise c.error("topk_method", f"is {method!r}; known are greedy, group_limited_greedy")
     moe = replace(
-        _experts(c, dense, c.get_int("num_experts_per_tok"), count=64, num_shared=2, width=1407),
+        _experts(c, dense, c.get_size("num_experts_per_tok"), count=64, num_shared=2, width=1407),
         normalise=False,
         groups=groups,
         scale=c.get_float("routed_scaling_factor", 1.0),
@@ -95,14 +88,20 @@ def deepseek_v3(c: Config) -> ModelSpec:
     c.expect("scoring_func", "sigmoid")
     c.expect("topk_method", "noaux_tc")
     moe = replace(
-        _experts(c, dense, c.get_int("num_experts_per_tok", 8), count=256, num_shared=1, width=2048),
-        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")),
+        _experts(c, dense, c.get_size("num_experts_per_tok", 8), count=256, num_shared=1, width=2048),
+        normalise=c.get_bool("norm_topk_prob", True, null=False),
         scores="sigmoid",
         choice_bias=True,
-        groups=_limit(ExpertGroups(c.get_int("n_group", 8), c.get_int("topk_group", 4), "best_two")),
+        groups=expert_groups(
+            c,
+            ("n_routed_experts", c.get_size("n_routed_experts", 256)),
+            ("n_group", c.get_size("n_group", 8)),
+            ("topk_group", c.get_size("topk_group", 4)),
+            "best_two",
+        ),
         scale=c.get_float("routed_scaling_factor", 2.5),
     )
-    interleaved = c.get_bool("rope_interleave", not c.present("rope_interleave"))  # null is false there
+    interleaved = c.get_bool("rope_interleave", True, null=False)
     first = c.get_int("first_k_dense_replace", 3)
     return decoder(c, _layers(c, _attention(c, interleaved=interleaved), norm, moe, dense, first), norm)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from ridgeline.archs.config import Config
+from ridgeline.archs.config import REQUIRED, Config
 from ridgeline.archs.names import LLAMA, Names
 from ridgeline.archs.rope import FULL, SLIDING, stretched_context
-from ridgeline.spec import AnyLayer, Attention, GatedMLP, Layer, ModelSpec, Norm, RMSNorm, Rope
+from ridgeline.spec import AnyLayer, Attention, ExpertGroups, GatedMLP, Layer, ModelSpec, Norm, RMSNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +39,25 @@ class Heads:
     head_dim: int
 
     @classmethod
-    def read(cls, c: Config, *, num_kv_heads: int | None = None, head_dim_default: int | None = None) -> Heads:
+    def read(
+        cls, c: Config, *, num_kv_heads: int | None = None, head_dim_default: int | None = None,
+        null_kv: bool = True, null_head_dim: bool = False,
+    ) -> Heads:  # fmt: skip
         """As most configs write them. num_kv_heads, head_dim_default: what the family's class means by leaving
-        `num_key_value_heads` or `head_dim` out; None is as many as queries, and the width over the heads. A null
-        means the latter everywhere.
+        `num_key_value_heads` or `head_dim` out; None is as many as queries, and the width over the heads, which is what
+        a null means where the class takes one (null_kv, null_head_dim).
         """
-        heads = c.get_int("num_attention_heads")
-        head_dim = c.get_int("head_dim", None)
-        if head_dim is None and not c.present("head_dim"):
-            head_dim = head_dim_default
+        heads = c.get_size("num_attention_heads")
+        head_dim = c.get_size("head_dim", head_dim_default, None if null_head_dim else REQUIRED)
         if head_dim is None:
-            head_dim, rest = divmod(c.get_int("hidden_size"), heads)
+            head_dim, rest = divmod(c.get_size("hidden_size"), heads)
             if rest:
                 raise c.error(
-                    "hidden_size",
-                    f"is not a multiple of num_attention_heads {heads}, and head_dim is missing",
+                    "hidden_size", f"is not a multiple of num_attention_heads {heads}, and there is no head_dim"
                 )
-        absent = not c.present("num_key_value_heads")
-        kv_default = num_kv_heads if absent and num_kv_heads is not None else heads
-        return cls(heads, c.get_int("num_key_value_heads", kv_default), head_dim)
+        kv_heads = c.get_size("num_key_value_heads", num_kv_heads or heads, heads if null_kv else REQUIRED)
+        c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+        return cls(heads, kv_heads, head_dim)
 
 
 def attention(heads: Heads, rope: Rope | None, **fields: object) -> Attention:
@@ -66,11 +67,11 @@ def attention(heads: Heads, rope: Rope | None, **fields: object) -> Attention:
 
 
 def rms_norm(c: Config, default: float = 1e-6, offset: float = 0.0) -> RMSNorm:
-    return RMSNorm(c.get_float("rms_norm_eps", default), offset)
+    return RMSNorm(c.get_eps("rms_norm_eps", default), offset)
 
 
 def gated_mlp(c: Config, activation: str = "hidden_act", *, bias: bool = False) -> GatedMLP:
-    return GatedMLP(c.get_int("intermediate_size"), c.get_activation(activation, "silu"), bias)
+    return GatedMLP(c.get_size("intermediate_size"), c.get_activation(activation, "silu"), bias)
 
 
 def pre_norm_layers(c: Config, mixer: Attention, norm: Norm, mlp: GatedMLP | None = None) -> tuple[Layer, ...]:
@@ -78,19 +79,25 @@ def pre_norm_layers(c: Config, mixer: Attention, norm: Norm, mlp: GatedMLP | Non
     return (Layer(mixer, mlp or gated_mlp(c), norm),) * c.get_layer_count()
 
 
-def layer_windows(c: Config, default: Callable[[int], bool], window_default: int | None = None) -> list[int | None]:
-    """The window of every layer (None: full), from `layer_types` or, where absent, from `default(i)`: is it local?"""
-    window = c.get_int("sliding_window", window_default)
+def expert_groups(
+    c: Config, experts: tuple[str, int], count: tuple[str, int], chosen: tuple[str, int],
+    score: Literal["best", "best_two"],
+) -> ExpertGroups | None:  # fmt: skip
+    """Groups of experts, from the names and the values of three fields; None for one group, which limits nothing."""
+    c.divide(*experts, *count)
+    if not 0 < chosen[1] <= count[1]:
+        raise c.error(chosen[0], f"is {chosen[1]}; it must be at least 1 and at most {count[0]} {count[1]}")
+    return ExpertGroups(count[1], chosen[1], score) if count[1] > 1 else None
+
+
+def layer_windows(c: Config, default: Callable[[int], bool], window: int | None) -> list[int | None]:
+    """The window of every layer (None: full), from `layer_types` or, where that is absent or null, from `default(i)`:
+    is it local? window: of the local layers. Raises ConfigError if there are some and there is none."""
     count = c.get_layer_count()
-    kinds = c.get_list("layer_types", None)
-    if kinds is None:
-        local = [default(i) for i in range(count)]
-    else:
-        if len(kinds) != count or not set(kinds) <= {FULL, SLIDING}:
-            raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {SLIDING!r}")
-        local = [kind == SLIDING for kind in kinds]
+    kinds = c.get_choices("layer_types", count, {FULL, SLIDING})
+    local = [default(i) for i in range(count)] if kinds is None else [kind == SLIDING for kind in kinds]
     if any(local) and window is None:
-        raise c.error("sliding_window", "is missing, but some layers are sliding")
+        raise c.error("sliding_window", "is null or switched off, but some layers are sliding")
     return [window if is_local else None for is_local in local]
 
 
@@ -101,11 +108,11 @@ def decoder(
     """The model around the layers; `tied` is the family's default for `tie_word_embeddings`."""
     rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
     if max_len is None:
-        max_len = stretched_context(c, rope) if rope else c.get_int("max_position_embeddings")
+        max_len = stretched_context(c, rope) if rope else c.get_size("max_position_embeddings")
     return ModelSpec(
         family=c.model_type,
-        vocab_size=c.get_int("vocab_size"),
-        hidden_size=c.get_int("hidden_size"),
+        vocab_size=c.get_size("vocab_size"),
+        hidden_size=c.get_size("hidden_size"),
         max_position_embeddings=max_len,
         layers=layers,
         norm=norm,

@@ -16,16 +16,16 @@ def _mlp(c: Config) -> GatedMLP:
 def gemma2(c: Config) -> ModelSpec:
     """Every second layer is local; scores and logits are capped (arXiv:2408.00118)."""
     heads, norm, bias = (
-        Heads.read(c, num_kv_heads=4, head_dim_default=256),
+        Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False),
         rms_norm(c, offset=1.0),
         c.get_bool("attention_bias", False),
     )
     c.expect("use_bidirectional_attention", False)
     rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
     # Left out, a cap is the default; only null is none.
-    softcap = c.get_float("attn_logit_softcapping", None if c.present("attn_logit_softcapping") else 50.0)
-    logit_softcap = c.get_float("final_logit_softcapping", None if c.present("final_logit_softcapping") else 30.0)
-    scale = c.get_positive("query_pre_attn_scalar", 256.0) ** -0.5
+    softcap = c.get_positive("attn_logit_softcapping", 50.0, None)
+    logit_softcap = c.get_positive("final_logit_softcapping", 30.0, None)
+    scale = c.get_size("query_pre_attn_scalar", 256) ** -0.5
     layers = tuple(
         Layer(
             attention(
@@ -33,11 +33,11 @@ def gemma2(c: Config) -> ModelSpec:
             ),
             mlp, norm, norm,
         )
-        for window in layer_windows(c, lambda i: i % 2 == 0, 4096)
+        for window in layer_windows(c, lambda i: i % 2 == 0, c.get_size("sliding_window", 4096, None))
     )  # fmt: skip
     return decoder(
         c, layers, norm, tied=True,
-        embedding_scale=c.get_int("hidden_size") ** 0.5,
+        embedding_scale=c.get_size("hidden_size") ** 0.5,
         logit_softcap=logit_softcap,
     )  # fmt: skip
 
@@ -45,7 +45,7 @@ def gemma2(c: Config) -> ModelSpec:
 def gemma3(c: Config) -> ModelSpec:
     """Five local layers to one global, each kind with its own rotation; q and k norms (arXiv:2503.19786)."""
     heads, norm, bias = (
-        Heads.read(c, num_kv_heads=4, head_dim_default=256),
+        Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False),
         rms_norm(c, offset=1.0),
         c.get_bool("attention_bias", False),
     )
@@ -54,8 +54,8 @@ def gemma3(c: Config) -> ModelSpec:
     ropes = read_ropes_by_kind(
         c, heads.head_dim, full_theta=1e6, sliding_theta=1e4, sliding_theta_field="rope_local_base_freq"
     )
-    period = c.get_int("sliding_window_pattern", c.get_int("_sliding_window_pattern", 6))
-    scale, mlp = c.get_positive("query_pre_attn_scalar", 256.0) ** -0.5, _mlp(c)
+    period = c.get_size("sliding_window_pattern", 6)
+    scale, mlp = c.get_size("query_pre_attn_scalar", 256) ** -0.5, _mlp(c)
     layers = tuple(
         Layer(
             attention(
@@ -64,12 +64,12 @@ def gemma3(c: Config) -> ModelSpec:
             ),
             mlp, norm, norm,
         )
-        for window in layer_windows(c, lambda i: (i + 1) % period != 0, 4096)
+        for window in layer_windows(c, lambda i: (i + 1) % period != 0, c.get_size("sliding_window", 4096, None))
     )  # fmt: skip
     return decoder(
-        c, layers, norm, tied=True, max_len=c.get_int("max_position_embeddings"),
-        embedding_scale=c.get_int("hidden_size") ** 0.5,
-        logit_softcap=c.get_float("final_logit_softcapping", None),
+        c, layers, norm, tied=True, max_len=c.get_size("max_position_embeddings"),
+        embedding_scale=c.get_size("hidden_size") ** 0.5,
+        logit_softcap=c.get_positive("final_logit_softcapping", None, None),
     )  # fmt: skip
 
 
@@ -84,5 +84,5 @@ NAMES = LLAMA.with_parts(
 # Some configs also carry hidden_act and sliding_window_size, which the published code does not read.
 FAMILIES = (
     Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
-    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act",)),
+    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act", "_sliding_window_pattern")),
 )

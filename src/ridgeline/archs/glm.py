@@ -5,15 +5,15 @@ from __future__ import annotations
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
 from ridgeline.archs.names import FUSED_GATE_UP, LLAMA
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import Attention, Layer, ModelSpec
 
 EPS = 1.5625e-7
 
 
 def _attention(c: Config) -> Attention:
-    heads = Heads.read(c, num_kv_heads=2, head_dim_default=128)
-    rope = read_rope(c, heads.head_dim, partial=0.5, interleaved=True)
+    heads = Heads.read(c, num_kv_heads=2, head_dim_default=128, null_kv=False)
+    rope = read_rope(c, heads.head_dim, Rotation(partial=0.5, null_partial=1.0, interleaved=True))
     return attention(heads, rope, qkv_bias=c.get_bool("attention_bias", True))
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
 from ridgeline.archs.names import HeadPart, Names, Part
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelLayer
 
 
 def gpt2(c: Config) -> ModelSpec:
     """GPT-2: learned positions, tied head (Radford et al. 2019)."""
-    width, heads, positions = c.get_int("n_embd"), c.get_int("n_head"), c.get_int("n_positions")
+    width, heads, positions = c.get_size("n_embd"), c.get_size("n_head"), c.get_size("n_positions")
     c.expect("n_ctx", positions)
     if width % heads:
         raise c.error("n_embd", f"is not a multiple of n_head {heads}")
-    norm, sizes = LayerNorm(c.get_float("layer_norm_epsilon", 1e-5)), Heads(heads, heads, width // heads)
-    mlp = MLP(c.get_int("n_inner", 4 * width), c.get_activation("activation_function", "gelu_new"), bias=True)
+    norm, sizes = LayerNorm(c.get_eps("layer_norm_epsilon", 1e-5)), Heads(heads, heads, width // heads)
+    mlp = MLP(
+        c.get_size("n_inner", 4 * width, 4 * width), c.get_activation("activation_function", "gelu_new"), bias=True
+    )
     scale = sizes.head_dim**-0.5 if c.get_bool("scale_attn_weights", True) else 1.0
     by_depth = c.get_bool("scale_attn_by_inverse_layer_idx", False)
 
@@ -26,7 +28,7 @@ def gpt2(c: Config) -> ModelSpec:
 
     return ModelSpec(
         family=c.model_type,
-        vocab_size=c.get_int("vocab_size"),
+        vocab_size=c.get_size("vocab_size"),
         hidden_size=width,
         max_position_embeddings=positions,
         layers=tuple(map(layer, range(c.get_layer_count("n_layer")))),
@@ -38,12 +40,15 @@ def gpt2(c: Config) -> ModelSpec:
 
 def gpt_neox(c: Config) -> ModelSpec:
     """GPT-NeoX and Pythia: rotation of a quarter of each head, both branches in parallel (arXiv:2204.06745)."""
-    heads, norm = Heads.read(c), LayerNorm(c.get_float("layer_norm_eps", 1e-5))
-    theta, partial = c.get_float("rotary_emb_base", 1e4), c.get_float("rotary_pct", 0.25)
+    count, width = c.get_size("num_attention_heads"), c.get_size("hidden_size")
+    c.divide("hidden_size", width, "num_attention_heads", count)
+    heads, norm = Heads(count, count, width // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
     bias = c.get_bool("attention_bias", True)
-    rope = read_rope(c, heads.head_dim, theta=theta, partial=partial)
+    rope = read_rope(
+        c, heads.head_dim, Rotation(1e4, partial=0.25, theta_field="rotary_emb_base", partial_field="rotary_pct")
+    )
     mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias)
-    mlp = MLP(c.get_int("intermediate_size"), c.get_activation("hidden_act", "gelu"), bias=True)
+    mlp = MLP(c.get_size("intermediate_size"), c.get_activation("hidden_act", "gelu"), bias=True)
     parallel = c.get_bool("use_parallel_residual", True)
     layer: AnyLayer = ParallelLayer(mixer, mlp, norm) if parallel else Layer(mixer, mlp, norm)
     return decoder(c, (layer,) * c.get_layer_count(), norm)

@@ -51,13 +51,13 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     """Granite 4: Mamba-2 and attention, mostly without positions; without experts the shared MLP is all there is."""
     full, shared = _attention(c), _mlp(c, c.get_int("shared_intermediate_size", 1024))
     attends = _attends(c)
-    if c.get_str("position_embedding_type", None) != "rope":
+    if c.get_str("position_embedding_type", None, None) != "rope":
         c.expect("position_embedding_type", "nope")
         full = attention(Heads(full.num_heads, full.num_kv_heads, full.head_dim), None, scale=full.scale,
                          qkv_bias=full.qkv_bias, out_bias=full.out_bias)  # fmt: skip
     mamba = mamba2_mixer(c, rms_norm(c))
     mlp: ChannelMixer = shared
-    if c.get_int("num_local_experts", 8):
+    if c.get_int("num_local_experts", 8, 0):
         mlp = _experts(c, shared)
     else:
         for name in ("intermediate_size", "num_experts_per_tok"):  # of experts, of which there are none
@@ -77,17 +77,15 @@ def _mlp(c: Config, size: int) -> GatedMLP:
 
 def _experts(c: Config, shared: GatedMLP | None) -> MoE:
     """The experts; their default numbers are those of the class."""
-    count, chosen = c.get_int("num_local_experts", 8), c.get_int("num_experts_per_tok", 2)
-    return MoE(count, chosen, c.get_int("intermediate_size"), c.get_activation("hidden_act", "silu"), shared=shared)
+    count, chosen = c.get_size("num_local_experts", 8), c.get_size("num_experts_per_tok", 2)
+    return MoE(count, chosen, c.get_size("intermediate_size"), c.get_activation("hidden_act", "silu"), shared=shared)
 
 
 def _attends(c: Config) -> list[bool]:
     """Which layers are attention."""
     count = c.get_layer_count()
-    kinds = c.get_list("layer_types", c.get_list("layers_block_type", ["mamba"] * count))
-    if len(kinds) != count or not all(isinstance(kind, str) and kind in KINDS for kind in kinds):
-        raise c.error("layer_types", f"must hold {count} entries, each {', '.join(map(repr, KINDS))}")
-    return [KINDS[kind] for kind in kinds]
+    kinds = c.get_choices("layer_types", count, KINDS) or c.get_choices("layers_block_type", count, KINDS)
+    return [KINDS[kind] for kind in kinds or ["mamba"] * count]
 
 
 def _model(c: Config, mixers: Sequence[TokenMixer], mlp: ChannelMixer) -> ModelSpec:
@@ -97,7 +95,7 @@ def _model(c: Config, mixers: Sequence[TokenMixer], mlp: ChannelMixer) -> ModelS
     return decoder(
         c, layers, norm,
         embedding_scale=c.get_float("embedding_multiplier", 1.0),
-        logit_scale=1.0 / c.get_float("logits_scaling", 1.0),
+        logit_scale=1.0 / c.get_positive("logits_scaling", 1.0),
     )  # fmt: skip
 
 

@@ -38,18 +38,14 @@ HARMLESS = (
 
 def jamba(c: Config) -> ModelSpec:
     """Jamba and Jamba-1.5 (arXiv:2403.19887, 2408.12570)."""
-    norm, hidden = rms_norm(c), c.get_int("hidden_size")
-    rank = c.raw("mamba_dt_rank")
-    if rank in (None, "auto"):
-        rank = math.ceil(hidden / 16)
-    if type(rank) is not int:
-        raise c.error("mamba_dt_rank", f'is {rank!r}, not a whole number or "auto"')
+    norm, hidden = rms_norm(c), c.get_size("hidden_size")
+    rank = c.get_auto("mamba_dt_rank", math.ceil(hidden / 16))
     c.expect("sliding_window")
     c.expect("mamba_inner_layernorms", True)
-    full = attention(Heads.read(c, num_kv_heads=8), None)
+    full = attention(Heads.read(c, num_kv_heads=8, null_kv=False), None)
     mamba = Mamba(
-        inner_size=c.get_int("mamba_expand", 2) * hidden, state_size=c.get_int("mamba_d_state", 16),
-        conv_size=c.get_int("mamba_d_conv", 4), dt_rank=rank, activation=c.get_activation("hidden_act", "silu"),
+        inner_size=c.get_size("mamba_expand", 2) * hidden, state_size=c.get_size("mamba_d_state", 16),
+        conv_size=c.get_size("mamba_d_conv", 4), dt_rank=rank, activation=c.get_activation("hidden_act", "silu"),
         bias=c.get_bool("mamba_proj_bias", False), conv_bias=c.get_bool("mamba_conv_bias", True),
         inner_norm=norm, inner_norm_weights=True,
     )  # fmt: skip
@@ -58,12 +54,12 @@ def jamba(c: Config) -> ModelSpec:
     channels: dict[bool, ChannelMixer] = {True: _experts(c, mlp), False: mlp}
     is_full, is_moe = _period(c, "attn_layer", 8, 4), _period(c, "expert_layer", 2, 1)
     layers = tuple(Layer(mixers[is_full(i)], channels[is_moe(i)], norm) for i in range(c.get_layer_count()))
-    return decoder(c, layers, norm, max_len=c.get_int("max_position_embeddings", 262_144))
+    return decoder(c, layers, norm, max_len=c.get_size("max_position_embeddings", 262_144))
 
 
 def _experts(c: Config, mlp: GatedMLP) -> ChannelMixer:
     """A mixture of the usual MLP, or that alone where there is one expert."""
-    experts, chosen = c.get_int("num_experts", 16), c.get_int("num_experts_per_tok", 2)
+    experts, chosen = c.get_size("num_experts", 16), c.get_size("num_experts_per_tok", 2)
     if experts == 1:
         return mlp
     return MoE(experts, chosen, mlp.intermediate_size, mlp.activation, normalise=False)

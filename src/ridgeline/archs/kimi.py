@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.deepseek import V2_NAMES
-from ridgeline.archs.family import Family, decoder, gated_mlp, rms_norm
+from ridgeline.archs.family import Family, decoder, expert_groups, gated_mlp, rms_norm
 from ridgeline.archs.names import Each, Tensor
 from ridgeline.archs.rope import FULL
 from ridgeline.spec import (
-    ExpertGroups,
     GatedMLP,
     KimiDelta,
     LatentAttention,
@@ -39,59 +38,73 @@ def kimi_linear(c: Config) -> ModelSpec:
     )  # fmt: skip
 
 
-def _either(c: Config, name: str, other: str, default: int) -> int:
+def _either(c: Config, name: str, other: str, default: int, least: int = 1) -> int:
     """A number that transformers and the published code call differently."""
     value = c.get_int(name, c.get_int(other, default))
     if c.get_int(other, value) != value:
         raise c.error(other, f"is {c.get_int(other)}, but {name} is {value}; they are one field")
+    if value < least:
+        raise c.error(name, f"is {value}; it must be at least {least}")
     return value
 
 
 def _mixers(c: Config) -> tuple[list[str], KimiDelta]:
     """The kind of every layer, and the delta layers, from the published field or from transformers' own."""
-    count, kinds, delta = c.get_layer_count(), c.get_list("layer_types", None), c.sub("linear_attn_config")
-    heads, size = c.get_int("linear_num_heads", 32), c.get_int("linear_head_dim", 128)
-    conv = c.get_int("linear_conv_kernel_dim", 4)
+    count, kinds, delta = c.get_layer_count(), c.get_list("layer_types", None, None), c.sub("linear_attn_config")
+    heads, size = c.get_size("linear_num_heads", 32), c.get_size("linear_head_dim", 128)
+    conv = c.get_size("linear_conv_kernel_dim", 4)
+    if c.is_null("linear_attn_config"):
+        raise c.error("linear_attn_config", "is null, which means nothing here")
     if delta is not None:
-        heads, size = delta.get_int("num_heads", heads), delta.get_int("head_dim", size)
-        conv = delta.get_int("short_conv_kernel_size", conv)
+        heads, size = delta.get_size("num_heads", heads), delta.get_size("head_dim", size)
+        conv = delta.get_size("short_conv_kernel_size", conv)
         full, linear = delta.get_list("full_attn_layers", None), delta.get_list("kda_layers", None)
         delta.finish()
         if kinds is None and full is not None and linear is not None:  # both count from 1
-            if sorted([*full, *linear]) != list(range(1, count + 1)):
+            if not all(type(i) is int for i in (*full, *linear)) or sorted([*full, *linear]) != list(
+                range(1, count + 1)
+            ):
                 raise c.error("linear_attn_config", f"must name each of the layers 1 to {count} once")
             kinds = [FULL if i + 1 in full else LINEAR for i in range(count)]
     if kinds is None:
         kinds = [FULL if i and i % 4 == 0 else LINEAR for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
+    if len(kinds) != count or not all(kind in (FULL, LINEAR) for kind in kinds):
         raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {LINEAR!r}")
     act = c.get_activation("hidden_act", "silu")
     return kinds, KimiDelta(heads, size, conv, size, rms_norm(c, 1e-5), act)
 
 
 def _attention(c: Config) -> LatentAttention:
-    nope, shared = c.get_int("qk_nope_head_dim", 128), c.get_int("qk_rope_head_dim", 64)
+    nope, shared = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
     return LatentAttention(
-        num_heads=c.get_int("num_attention_heads"), kv_lora_rank=c.get_int("kv_lora_rank", 512),
-        qk_nope_head_dim=nope, qk_rope_head_dim=shared, v_head_dim=c.get_int("v_head_dim", 128),
+        num_heads=c.get_size("num_attention_heads"), kv_lora_rank=c.get_size("kv_lora_rank", 512),
+        qk_nope_head_dim=nope, qk_rope_head_dim=shared, v_head_dim=c.get_size("v_head_dim", 128),
         scale=(nope + shared) ** -0.5, latent_norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
-        q_lora_rank=c.get_int("q_lora_rank", None), latent_bias=bias, out_bias=bias,
+        q_lora_rank=c.get_size("q_lora_rank", None, None), latent_bias=bias, out_bias=bias,
     )  # fmt: skip
 
 
 def _experts(c: Config) -> MoE:
-    inner, act = c.get_int("moe_intermediate_size", 1024), c.get_activation("hidden_act", "silu")
-    shared = _either(c, "num_shared_experts", "n_shared_experts", 1)
-    groups = ExpertGroups(_either(c, "num_expert_group", "n_group", 1), c.get_int("topk_group", 1), "best_two")
+    inner, act = c.get_size("moe_intermediate_size", 1024), c.get_activation("hidden_act", "silu")
+    shared = _either(c, "num_shared_experts", "n_shared_experts", 1, least=0)
+    experts = _either(c, "num_experts", "num_local_experts", 256)
+    count = _either(c, "num_expert_group", "n_group", 1)
+    groups = expert_groups(
+        c,
+        ("num_experts", experts),
+        ("num_expert_group", count),
+        ("topk_group", c.get_size("topk_group", 1)),
+        "best_two",
+    )
     normalise = c.get_bool("norm_topk_prob", c.get_bool("moe_renormalize", True))
     if c.get_bool("moe_renormalize", normalise) != normalise:
         raise c.error("norm_topk_prob", f"is {normalise}, but moe_renormalize is not; they are one field")
     return MoE(
-        _either(c, "num_experts", "num_local_experts", 256),
+        experts,
         _either(c, "num_experts_per_token", "num_experts_per_tok", 8),
         inner, act, normalise=normalise, scores="sigmoid", choice_bias=True,
-        groups=groups if groups.count > 1 else None,  # one limits nothing
+        groups=groups,
         scale=c.get_float("routed_scaling_factor", 2.446),
         shared=GatedMLP(inner * shared, act) if shared else None,
     )  # fmt: skip
@@ -101,12 +114,12 @@ def _sparse(c: Config) -> list[bool]:
     """Which layers have experts."""
     count, kinds, first = (
         c.get_layer_count(),
-        c.get_list("mlp_layer_types", None),
+        c.get_list("mlp_layer_types", None, None),
         c.get_int("first_k_dense_replace", 1),
     )
     if kinds is None:
         return [i >= first for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+    if len(kinds) != count or not all(kind in ("dense", "sparse") for kind in kinds):
         raise c.error("mlp_layer_types", f"must hold {count} entries, each 'dense' or 'sparse'")
     return [kind == "sparse" for kind in kinds]
 

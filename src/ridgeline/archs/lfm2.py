@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
 from ridgeline.archs.names import LLAMA, Each, Tensor
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, RMSNorm, ShortConvolution
 
 NAMES = LLAMA.with_parts(
@@ -44,29 +45,32 @@ def lfm2(c: Config) -> ModelSpec:
 
 def lfm2_moe(c: Config) -> ModelSpec:
     """LFM2-8B-A1B: experts, but for the first layers."""
-    dense, first = GatedMLP(c.get_int("intermediate_size", 7168)), c.get_int("num_dense_layers", 2)
+    dense, first = GatedMLP(c.get_size("intermediate_size", 7168)), c.get_int("num_dense_layers", 2)
     moe = MoE(
-        c.get_int("num_experts", 32), c.get_int("num_experts_per_tok", 4), c.get_int("moe_intermediate_size", 1792),
-        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")), scores="sigmoid",
-        choice_bias=c.get_bool("use_expert_bias", not c.present("use_expert_bias")),
+        c.get_size("num_experts", 32), c.get_size("num_experts_per_tok", 4), c.get_size("moe_intermediate_size", 1792),
+        normalise=c.get_bool("norm_topk_prob", True), scores="sigmoid",
+        choice_bias=c.get_bool("use_expert_bias", True),
         scale=c.get_float("routed_scaling_factor", 1.0),
     )  # fmt: skip
     return _model(c, [dense if i < first else moe for i in range(c.get_layer_count())])
 
 
 def _model(c: Config, mlps: Sequence[ChannelMixer]) -> ModelSpec:
-    norm, heads = RMSNorm(c.get_float("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8)
-    full = attention(heads, read_rope(c, heads.head_dim, theta=1e6), qk_norm=norm)
-    conv = ShortConvolution(c.get_int("hidden_size"), c.get_int("conv_L_cache", 3), c.get_bool("conv_bias", False))
+    norm, heads = RMSNorm(c.get_eps("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8, null_kv=False)
+    full = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
+    if c.get_size("conv_L_cache", 3) == 1:
+        raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution sees no other token")
+    conv = ShortConvolution(c.get_size("hidden_size"), c.get_size("conv_L_cache", 3), c.get_bool("conv_bias", False))
     layers = tuple(Layer(full if is_full else conv, mlp, norm) for is_full, mlp in zip(_full(c), mlps, strict=True))
-    tied = c.get_bool("tie_embedding", True)
-    return decoder(c, layers, norm, tied=tied, max_len=c.get_int("max_position_embeddings", 128_000))
+    tied = c.get_bool("tie_word_embeddings", True)
+    model = decoder(c, layers, norm, tied=tied, max_len=c.get_size("max_position_embeddings", 128_000))
+    return replace(model, tie_word_embeddings=c.get_bool("tie_embedding", tied))  # where it is there, it counts
 
 
 def _inner_size(c: Config) -> int:
     """Two thirds of what the config says, rounded up, unless it says not to."""
-    size = c.get_int("block_ff_dim", c.get_int("intermediate_size", 12_288))
-    multiple, factor = c.get_int("block_multiple_of", 256), c.get_float("block_ffn_dim_multiplier", 1.0)
+    size = c.get_size("block_ff_dim", c.get_size("intermediate_size", 12_288))
+    multiple, factor = c.get_size("block_multiple_of", 256), c.get_positive("block_ffn_dim_multiplier", 1.0)
     if not c.get_bool("block_auto_adjust_ff_dim", True):
         return size
     return -(-int(factor * int(2 * size / 3)) // multiple) * multiple
@@ -74,11 +78,10 @@ def _inner_size(c: Config) -> int:
 
 def _full(c: Config) -> list[bool]:
     """Which layers are attention."""
-    count, indices, kinds = c.get_layer_count(), c.get_list("full_attn_idxs", None), c.get_list("layer_types", None)
+    count, indices = c.get_layer_count(), c.get_indices("full_attn_idxs", None)
+    kinds = c.get_choices("layer_types", count, KINDS)
     if kinds is None:
         return [indices is None or i in indices for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= KINDS:
-        raise c.error("layer_types", f"must hold {count} entries, each {' or '.join(map(repr, sorted(KINDS)))}")
     return [kind == "full_attention" for kind in kinds]
 
 

@@ -16,13 +16,13 @@ from ridgeline.archs.family import (
     rms_norm,
 )
 from ridgeline.archs.names import FUSED_GATE_UP, FUSED_QKV, LLAMA
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import PHI3_SCALINGS, Rotation, read_rope
 from ridgeline.spec import Attention, Layer, ModelSpec, RMSNorm
 
 
 def llama(c: Config) -> ModelSpec:
     """Llama 1 to 3.x, and what copies it: Yi, TinyLlama, SmolLM 1 and 2, ... (arXiv:2302.13971, 2407.21783)"""
-    heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
+    heads, norm, bias = Heads.read(c, null_head_dim=True), rms_norm(c), c.get_bool("attention_bias", False)
     c.expect("rope_interleaved", False)
     mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias)
     mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
@@ -31,8 +31,8 @@ def llama(c: Config) -> ModelSpec:
 
 def mistral(c: Config) -> ModelSpec:
     """Mistral 7B: every layer has the same sliding window, or none (arXiv:2310.06825)."""
-    heads, norm = Heads.read(c, num_kv_heads=8), rms_norm(c)
-    window = c.get_int("sliding_window", None) if c.present("sliding_window") else 4096  # null means none
+    heads, norm = Heads.read(c, num_kv_heads=8, null_kv=False, null_head_dim=True), rms_norm(c)
+    window = c.get_size("sliding_window", 4096, None)
     mixer = attention(heads, read_rope(c, heads.head_dim), window=window)
     return decoder(c, pre_norm_layers(c, mixer, norm), norm)
 
@@ -40,11 +40,17 @@ def mistral(c: Config) -> ModelSpec:
 def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]:
     """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on are local."""
     c.expect("use_mrope", False)
-    first_local = c.get_int("max_window_layers", 28)
-    sliding = c.get_bool("use_sliding_window", False)
-    windows = layer_windows(c, lambda i: sliding and i >= first_local, 4096)
-    mlp = gated_mlp(c)
-    return tuple(Layer(replace(mixer, window=w if sliding else None), mlp, norm) for w in windows)
+    first_local, mlp, window = c.get_int("max_window_layers", 28), gated_mlp(c), switched_window(c)
+    windows = layer_windows(c, lambda i: window is not None and i >= first_local, window)
+    return tuple(Layer(replace(mixer, window=w), mlp, norm) for w in windows)
+
+
+def switched_window(c: Config) -> int | None:
+    """The window of Qwen's local layers: none without `use_sliding_window`, and none where it is null."""
+    window = c.get_int("sliding_window", 4096, None)
+    if not c.get_bool("use_sliding_window", False):
+        return None
+    return c.get_size("sliding_window", window, None)
 
 
 def qwen2(c: Config) -> ModelSpec:
@@ -71,15 +77,19 @@ def smollm3(c: Config) -> ModelSpec:
     """SmolLM3: every fourth layer has no position information at all (NoPE, arXiv:2501.18795)."""
     heads, norm, bias = Heads.read(c, num_kv_heads=4), rms_norm(c), c.get_bool("attention_bias", False)
     count, interval = c.get_layer_count(), c.get_int("no_rope_layer_interval", 4)
-    rotated = c.get_list("no_rope_layers", None) or [int((i + 1) % interval != 0) for i in range(count)]
-    if len(rotated) < count or not set(rotated) <= {0, 1}:
+    if interval < 1:
+        raise c.error("no_rope_layer_interval", f"is {interval}; it must be positive")
+    rotated = c.get_list("no_rope_layers", None, None)
+    if rotated is None:
+        rotated = [int((i + 1) % interval != 0) for i in range(count)]
+    if len(rotated) < count or not all(type(r) is int and r in (0, 1) for r in rotated):
         raise c.error("no_rope_layers", f"must hold {count} entries, each 0 or 1")
-    sliding = c.get_bool("use_sliding_window", False) and c.has("sliding_window")
-    windows = layer_windows(c, lambda i: sliding and not rotated[i])
-    mixer = attention(heads, read_rope(c, heads.head_dim, theta=2e6), qkv_bias=bias, out_bias=bias)
+    sliding, window = c.get_bool("use_sliding_window", False), c.get_size("sliding_window", None, None)
+    windows = layer_windows(c, lambda i: sliding and window is not None and not rotated[i], window)
+    mixer = attention(heads, read_rope(c, heads.head_dim, Rotation(2e6)), qkv_bias=bias, out_bias=bias)
     mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
     layers = tuple(
-        Layer(replace(mixer, rope=mixer.rope if r else None, window=w if sliding else None), mlp, norm)
+        Layer(replace(mixer, rope=mixer.rope if r else None, window=w), mlp, norm)
         for r, w in zip(rotated, windows, strict=False)  # the list may be longer than the model
     )
     return decoder(c, layers, norm, tied=True)
@@ -95,19 +105,20 @@ def granite(c: Config) -> ModelSpec:
     return decoder(
         c, (layer,) * c.get_layer_count(), norm,
         embedding_scale=c.get_float("embedding_multiplier", 1.0),
-        logit_scale=1.0 / c.get_float("logits_scaling", 1.0),
+        logit_scale=1.0 / c.get_positive("logits_scaling", 1.0),
     )  # fmt: skip
 
 
 def phi3(c: Config) -> ModelSpec:
     """Phi-3 and Phi-4: fused matrices in the checkpoint, LongRoPE in the long-context ones (arXiv:2404.14219)."""
     heads, norm = Heads.read(c), rms_norm(c, 1e-5)
-    c.get_int("original_max_position_embeddings", None)  # read again by the LongRoPE fields, where there are any
+    trained = c.get_int("original_max_position_embeddings", 4096)  # also where nothing is stretched
     for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
         c.expect(name, False)
     for name in ("full_attn_mod", "interpolate_factor"):  # Phi-4 mini writes them; the published code has one value
         c.expect(name, 1)
-    mixer = attention(heads, read_rope(c, heads.head_dim), window=c.get_int("sliding_window", None))
+    rope = read_rope(c, heads.head_dim, Rotation(partial=1.0, kinds=PHI3_SCALINGS, length=trained))
+    mixer = attention(heads, rope, window=c.get_size("sliding_window", None, None))
     return decoder(c, pre_norm_layers(c, mixer, norm), norm)
 
 

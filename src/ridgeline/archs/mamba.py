@@ -43,19 +43,21 @@ def mamba(c: Config) -> ModelSpec:
 
 def falcon_mamba(c: Config) -> ModelSpec:
     """FalconMamba: Mamba with norms, without weights, of dt, B and C (arXiv:2410.05355)."""
-    return _model(c, _mamba_mixer(c, RMSNorm(c.get_float("mixer_rms_eps", 1e-6))))
+    return _model(c, _mamba_mixer(c, RMSNorm(c.get_eps("mixer_rms_eps", 1e-6))))
 
 
 def mamba2(c: Config) -> ModelSpec:
     """Mamba-2 (arXiv:2405.21060)."""
-    heads, head_dim = c.get_int("num_heads", 128), c.get_int("head_dim", 64)
-    inner = int(c.get_float("expand", 2.0) * c.get_int("hidden_size"))
+    heads, head_dim = c.get_size("num_heads", 128), c.get_size("head_dim", 64)
+    inner = c.get_size("expand", 2) * c.get_size("hidden_size")
     if inner != heads * head_dim:
         raise c.error("expand", f"makes {inner} channels, num_heads x head_dim {heads * head_dim}")
     least, most = step_limits(c)
+    groups = c.get_size("n_groups", 8)
+    c.divide("num_heads", heads, "n_groups", groups)
     mixer = Mamba2(
-        num_heads=heads, head_dim=head_dim, state_size=c.get_int("state_size", 128),
-        num_groups=c.get_int("n_groups", 8), conv_size=c.get_int("conv_kernel", 4), norm=_norm(c),
+        num_heads=heads, head_dim=head_dim, state_size=c.get_size("state_size", 128),
+        num_groups=groups, conv_size=c.get_size("conv_kernel", 4), norm=_norm(c),
         activation=c.get_activation("hidden_act", "silu"),
         bias=c.get_bool("use_bias", False), conv_bias=c.get_bool("use_conv_bias", True),
         dt_least=least, dt_most=most,
@@ -66,39 +68,35 @@ def mamba2(c: Config) -> ModelSpec:
 def step_limits(c: Config) -> tuple[float, float | None]:
     """The least and the largest step of a Mamba-2 layer; None: there is no largest one."""
     limit = [math.inf if x in UNLIMITED else x for x in c.get_list("time_step_limit", [0.0, math.inf])]
-    if len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
+    if len(limit) != 2 or not all(type(x) in (int, float) for x in limit) or not 0 <= limit[0] <= limit[1]:
         raise c.error("time_step_limit", f"is {limit!r}, not a least and a largest step")
     return float(limit[0]), float(limit[1]) if math.isfinite(limit[1]) else None
 
 
 def _mamba_mixer(c: Config, inner_norm: RMSNorm | None) -> Mamba:
-    hidden = c.get_int("hidden_size")
+    hidden = c.get_size("hidden_size")
     # FalconMamba's published config has an expand of 16 beside the 8,192 channels that its weights have.
-    inner = c.get_int("intermediate_size", int(c.get_float("expand", 2.0) * hidden))
+    inner = c.get_size("intermediate_size", c.get_size("expand", 2) * hidden)
     if c.get_int("d_inner", inner) != inner:
-        raise c.error("d_inner", f"is {c.get_int('d_inner')}, intermediate_size {inner}")
-    rank = c.raw("time_step_rank")
-    if rank in (None, "auto"):
-        rank = math.ceil(hidden / 16)
-    if type(rank) is not int:
-        raise c.error("time_step_rank", f'is {rank!r}, not a whole number or "auto"')
+        raise c.error("d_inner", f"is {c.get_int('d_inner')}, but intermediate_size is {inner}; they are one field")
+    rank = c.get_auto("time_step_rank", math.ceil(hidden / 16))
     c.expect("ssm_cfg", {})
     return Mamba(
-        inner_size=inner, state_size=c.get_int("state_size", 16), conv_size=c.get_int("conv_kernel", 4), dt_rank=rank,
+        inner_size=inner, state_size=c.get_size("state_size", 16), conv_size=c.get_size("conv_kernel", 4), dt_rank=rank,
         activation=c.get_activation("hidden_act", "silu"), bias=c.get_bool("use_bias", False),
         conv_bias=c.get_bool("use_conv_bias", True), inner_norm=inner_norm,
     )  # fmt: skip
 
 
 def _norm(c: Config) -> RMSNorm:
-    return RMSNorm(c.get_float("layer_norm_epsilon", 1e-5))
+    return RMSNorm(c.get_eps("layer_norm_epsilon", 1e-5))
 
 
 def _model(c: Config, mixer: Mamba | Mamba2, tied: bool = True) -> ModelSpec:
     norm = _norm(c)
     c.expect("rms_norm", True)
     return ModelSpec(
-        family=c.model_type, vocab_size=c.get_int("vocab_size"), hidden_size=c.get_int("hidden_size"),
+        family=c.model_type, vocab_size=c.get_size("vocab_size"), hidden_size=c.get_size("hidden_size"),
         max_position_embeddings=LONGEST, layers=(Layer(mixer, None, norm),) * c.get_layer_count(), norm=norm,
         tie_word_embeddings=c.get_bool("tie_word_embeddings", tied),
     )  # fmt: skip

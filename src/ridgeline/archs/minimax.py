@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, rms_norm
 from ridgeline.archs.moe import MIXTRAL_NAMES
-from ridgeline.archs.rope import FULL, read_rope
+from ridgeline.archs.rope import FULL, Rotation, read_rope
 from ridgeline.spec import DeepNormLayer, LightningAttention, ModelSpec, MoE, RMSNorm
 
 NAMES = MIXTRAL_NAMES.with_parts(
@@ -34,9 +34,9 @@ def minimax_text_01(c: Config) -> ModelSpec:
     c.expect("postnorm", True)
     if c.raw("shared_intermediate_size") not in (None, 0, [0]):
         raise c.error("shared_intermediate_size", "is not 0: an expert that every token visits is not supported")
-    kinds = c.get_list("attn_type_list")
-    if len(kinds) != c.get_layer_count() or not set(kinds) <= {0, 1}:
-        raise c.error("attn_type_list", f"must hold {c.get_layer_count()} entries, each 0 (linear) or 1 (full)")
+    kinds = c.get_choices("attn_type_list", c.get_layer_count(), {0, 1}, null=False)
+    if kinds is None:
+        raise c.error("attn_type_list", "is missing")
     full = [kind == 1 for kind in kinds]
     return _model(c, full, lambda part, factor: f"layernorm_{part}_{factor}", "full_attention", "linear_attention")
 
@@ -48,14 +48,18 @@ def minimax_m1(c: Config) -> ModelSpec:
 
 def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts: str) -> ModelSpec:
     """full: which layers are. name: of the field that holds alpha or beta of a part; parts: full, linear attention."""
-    heads, norm, count = Heads.read(c, num_kv_heads=8), rms_norm(c, 1e-5), c.get_layer_count()
+    heads, norm = Heads.read(c, num_kv_heads=8, null_kv=False, null_head_dim=True), rms_norm(c, 1e-5)
+    count = c.get_layer_count()
     # transformers' class rotates whole heads; the model was trained, and is published, with half of them.
-    rotated = c.get_int("rotary_dim", heads.head_dim) / heads.head_dim
-    rope = read_rope(c, heads.head_dim, theta=1e6, partial=rotated)
-    whole = attention(heads, rope, window=c.get_int("sliding_window", None))
+    rotated = c.get_size("rotary_dim", None, None)
+    if rotated is not None and rotated > heads.head_dim:
+        raise c.error("rotary_dim", f"is {rotated}, more than the {heads.head_dim} numbers of a head")
+    partial = None if rotated is None else rotated / heads.head_dim
+    rope = read_rope(c, heads.head_dim, Rotation(1e6, partial))
+    whole = attention(heads, rope, window=c.get_size("sliding_window", None, None))
     act = c.get_activation("hidden_act", "silu")
-    experts, chosen = c.get_int("num_local_experts", 8), c.get_int("num_experts_per_tok", 2)
-    moe = MoE(experts, chosen, c.get_int("intermediate_size"), act)
+    experts, chosen = c.get_size("num_local_experts", 8), c.get_size("num_experts_per_tok", 2)
+    moe = MoE(experts, chosen, c.get_size("intermediate_size"), act)
     factors = {part: [c.get_float(name(part, f), 1.0) for f in ("alpha", "beta")] for part in (*parts, "mlp")}
 
     def layer(i: int) -> DeepNormLayer:
@@ -69,11 +73,10 @@ def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts:
 
 def _layer_types(c: Config) -> list[bool]:
     """Which layers are full: every second one, from the first, where the config does not say."""
-    count, kinds = c.get_layer_count(), c.get_list("layer_types", None)
+    count = c.get_layer_count()
+    kinds = c.get_choices("layer_types", count, {FULL, LINEAR})
     if kinds is None:
         return [i % 2 == 0 for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
-        raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {LINEAR!r}")
     return [kind == FULL for kind in kinds]
 
 

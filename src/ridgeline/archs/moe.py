@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
-from ridgeline.archs.llama import qwen3_attention
+from ridgeline.archs.llama import qwen3_attention, switched_window
 from ridgeline.archs.names import LLAMA, Each
-from ridgeline.archs.rope import read_rope
+from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
 
 
 def mixtral(c: Config) -> ModelSpec:
     """Mixtral 8x7B and 8x22B (arXiv:2401.04088)."""
-    heads, norm = Heads.read(c, num_kv_heads=8), rms_norm(c, 1e-5)
-    rope = read_rope(c, heads.head_dim, theta=1e6)
-    mixer = attention(heads, rope, window=c.get_int("sliding_window", None))
-    experts = (c.get_int("num_local_experts"), c.get_int("num_experts_per_tok"), c.get_int("intermediate_size"))
+    heads, norm = Heads.read(c, num_kv_heads=8, null_kv=False, null_head_dim=True), rms_norm(c, 1e-5)
+    rope = read_rope(c, heads.head_dim, Rotation(1e6))
+    mixer = attention(heads, rope, window=c.get_size("sliding_window", None, None))
+    experts = (c.get_size("num_local_experts"), c.get_size("num_experts_per_tok"), c.get_size("intermediate_size"))
     layer = Layer(mixer, MoE(*experts, c.get_activation("hidden_act", "silu")), norm)
     return decoder(c, (layer,) * c.get_layer_count(), norm)
 
@@ -23,16 +23,15 @@ def mixtral(c: Config) -> ModelSpec:
 def qwen3_moe(c: Config) -> ModelSpec:
     """Qwen3-MoE: a mixture in every `decoder_sparse_step`-th layer, but for `mlp_only_layers` (arXiv:2505.09388)."""
     norm = rms_norm(c)
-    window = c.get_int("sliding_window", 4096) if c.get_bool("use_sliding_window", False) else None
-    c.raw("sliding_window")
-    mixer = qwen3_attention(c, norm, Heads.read(c, num_kv_heads=4), window)
-    num_experts = c.get_int("num_experts", None) or c.get_int("num_local_experts")
+    heads = Heads.read(c, num_kv_heads=4, null_kv=False)
+    mixer = qwen3_attention(c, norm, heads, switched_window(c))
+    num_experts = c.get_size("num_experts") if c.present("num_experts") else c.get_size("num_local_experts")
     moe = MoE(
-        num_experts, c.get_int("num_experts_per_tok"), c.get_int("moe_intermediate_size"),
+        num_experts, c.get_size("num_experts_per_tok"), c.get_size("moe_intermediate_size"),
         c.get_activation("hidden_act", "silu"), normalise=c.get_bool("norm_topk_prob", False),
     )  # fmt: skip
     dense: GatedMLP = gated_mlp(c)
-    step, dense_layers = c.get_int("decoder_sparse_step", 1), c.get_list("mlp_only_layers", [])
+    step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])
     layers = tuple(
         Layer(mixer, dense if i in dense_layers or (i + 1) % step else moe, norm) for i in range(c.get_layer_count())
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder
+from ridgeline.archs.family import Family, Heads, attention, decoder, expert_groups
 from ridgeline.archs.mamba import step_limits
 from ridgeline.archs.names import LLAMA, Each, Tensor
-from ridgeline.spec import MLP, Attention, ExpertGroups, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Ungated
+from ridgeline.spec import MLP, Attention, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Ungated
 
 NAMES = LLAMA.with_parts(
     root={"embed": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
@@ -39,12 +39,12 @@ NAMES = LLAMA.with_parts(
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 WORDS = {**{word: word for word in LETTERS.values()}, "linear_attention": "mamba", "full_attention": "attention"}
 # How weights are drawn, how a scan is cut and with what it runs; a second token's prediction; positions that nothing
-# is turned by; what the numbers of heads and their size say again.
+# is turned by; what the numbers of heads and their size say again; biases of attention, which no model has.
 HARMLESS = (
     "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "chunk_size",
     "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep",
     "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "rope_theta",
-    "partial_rotary_factor", "rope_parameters", "expand",
+    "partial_rotary_factor", "rope_parameters", "expand", "attention_bias",
 )  # fmt: skip
 
 
@@ -54,39 +54,41 @@ def nemotron_h(c: Config) -> ModelSpec:
     Steps are limited by `time_step_limit`, as in the published models' own code: `time_step_min`, below which
     transformers 5 lets no step of a prompt fall, only says how biases are drawn.
     """
-    eps = c.get_float("layer_norm_epsilon", 1e-5)
+    eps = c.get_eps("layer_norm_epsilon", 1e-5)
     for name in ("rms_norm_eps", "norm_eps"):
         c.expect(name, eps)
     norm = RMSNorm(eps)
     layers = {
         "mamba": Layer(_mamba(c, norm), None, norm),
         "attention": Layer(_attention(c), None, norm),
-        "mlp": Layer(None, _mlp(c, c.get_int("intermediate_size", 21504)), norm),
+        "mlp": Layer(None, _mlp(c, c.get_size("intermediate_size", 21504)), norm),
         "moe": Layer(None, _experts(c), norm),
     }
-    max_len = c.get_int("max_position_embeddings", 4096)
+    max_len = c.get_size("max_position_embeddings", 4096)
     return decoder(c, tuple(layers[kind] for kind in _kinds(c)), norm, max_len=max_len)
 
 
 def _mamba(c: Config, norm: RMSNorm) -> Mamba2:
     least, most = step_limits(c)
-    c.expect("mamba_proj_bias", False)  # use_bias says it
+    c.expect("mamba_proj_bias", False, null=False)  # use_bias says it
+    heads, groups = c.get_size("mamba_num_heads", 128), c.get_size("n_groups", 8)
+    c.divide("mamba_num_heads", heads, "n_groups", groups)
     return Mamba2(
-        num_heads=c.get_int("mamba_num_heads", 128), head_dim=c.get_int("mamba_head_dim", 64),
-        state_size=c.get_int("ssm_state_size", 128), num_groups=c.get_int("n_groups", 8),
-        conv_size=c.get_int("conv_kernel", 4), norm=norm, activation=c.get_activation("mamba_hidden_act", "silu"),
-        bias=c.get_bool("use_bias", False), conv_bias=c.get_bool("use_conv_bias", not c.present("use_conv_bias")),
+        num_heads=heads, head_dim=c.get_size("mamba_head_dim", 64), state_size=c.get_size("ssm_state_size", 128),
+        num_groups=groups,
+        conv_size=c.get_size("conv_kernel", 4), norm=norm, activation=c.get_activation("mamba_hidden_act", "silu"),
+        bias=c.get_bool("use_bias", False), conv_bias=c.get_bool("use_conv_bias", True),
         dt_least=least, dt_most=most,
     )  # fmt: skip
 
 
 def _attention(c: Config) -> Attention:
-    heads, size = c.get_int("num_attention_heads", 32), c.get_int("attention_head_dim", 128)
+    heads, size = c.get_size("num_attention_heads", 32), c.get_size("attention_head_dim", 128)
     c.expect("sliding_window")
     c.expect("rope_scaling")
-    c.expect("attention_bias", False)
-    kv_heads = c.get_int("num_key_value_heads", heads if c.present("num_key_value_heads") else 8)
-    return attention(Heads(heads, kv_heads, c.get_int("head_dim", size)), None)
+    kv_heads = c.get_size("num_key_value_heads", 8)
+    c.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    return attention(Heads(heads, kv_heads, c.get_size("head_dim", size)), None)
 
 
 def _mlp(c: Config, size: int) -> MLP:
@@ -95,26 +97,35 @@ def _mlp(c: Config, size: int) -> MLP:
 
 def _experts(c: Config) -> MoE:
     """Nemotron 3: DeepSeek-V3's choice of experts without gates; in Super and Ultra they work on a shorter vector."""
-    latent = c.get_int("moe_latent_size", None)
+    latent = c.get_size("moe_latent_size", None, None)
     if latent is not None:
         c.expect("mlp_bias", False)  # the matrices around the experts would have them, too
-    c.expect("n_shared_experts", 1)  # of the size that moe_shared_expert_intermediate_size says
-    groups = ExpertGroups(c.get_int("n_group", 1), c.get_int("topk_group", 1), "best_two")
+    c.expect("n_shared_experts", 1, null=False)  # of the size that moe_shared_expert_intermediate_size says
+    experts, count, chosen = (
+        c.get_size("n_routed_experts", 8),
+        c.get_size("n_group", 1),
+        c.get_size("topk_group", 1),
+    )
+    groups = expert_groups(c, ("n_routed_experts", experts), ("n_group", count), ("topk_group", chosen), "best_two")
     return MoE(
-        c.get_int("n_routed_experts", 8), c.get_int("num_experts_per_tok", 2), c.get_int("moe_intermediate_size", 7688),
+        experts, c.get_size("num_experts_per_tok", 2),
+        c.get_size("moe_intermediate_size", 7688),
         Ungated(c.get_activation("mlp_hidden_act", "relu2")),
-        normalise=c.get_bool("norm_topk_prob", not c.present("norm_topk_prob")), scores="sigmoid", choice_bias=True,
-        groups=groups if groups.count > 1 else None, scale=c.get_float("routed_scaling_factor", 1.0),
-        shared=_mlp(c, c.get_int("moe_shared_expert_intermediate_size", 7688)), latent_size=latent,
+        normalise=c.get_bool("norm_topk_prob", True), scores="sigmoid", choice_bias=True,
+        groups=groups, scale=c.get_float("routed_scaling_factor", 1.0),
+        shared=_mlp(c, c.get_size("moe_shared_expert_intermediate_size", 7688)), latent_size=latent,
     )  # fmt: skip
 
 
 def _kinds(c: Config) -> list[str]:
     """What each layer is: a letter each, or a list of words, which may have either of two names."""
-    letters, words = c.get_str("hybrid_override_pattern", None), c.get_list("layer_types", None)
+    letters, words = c.get_str("hybrid_override_pattern", None, None), c.get_list("layer_types", None, None)
     if letters is None and words is None:
         words = c.get_list("layers_block_type")
-    words = c.get_list("layers_block_type", words)  # it is written beside the letters, too
+    block = c.get_list("layers_block_type", words, words)  # it is written beside the letters, too
+    if c.present("layer_types") and c.present("layers_block_type") and words != block:
+        raise c.error("layer_types", "is not what layers_block_type is; they are one field")
+    words = block
     name, found, known = "hybrid_override_pattern", list(letters or ""), LETTERS
     if words is not None:
         name, found, known = "layers_block_type", words, WORDS

@@ -28,9 +28,9 @@ def olmo3(c: Config) -> ModelSpec:
     ropes = read_ropes_by_kind(c, heads.head_dim, full_theta=5e5, sliding_theta=5e5, sliding_theta_field=None)
     layers = tuple(
         Layer(_attention(c, heads, ropes[SLIDING if w else FULL], norm, w), mlp, None, norm)
-        for w in layer_windows(c, lambda i: (i + 1) % 4 != 0, 4096)
+        for w in layer_windows(c, lambda i: (i + 1) % 4 != 0, c.get_size("sliding_window", 4096, None))
     )
-    return decoder(c, layers, norm, max_len=c.get_int("max_position_embeddings"))
+    return decoder(c, layers, norm, max_len=c.get_size("max_position_embeddings"))
 
 
 NAMES = LLAMA.with_parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, ExpertPart, GroupPart, HeadPart, Part
-from ridgeline.archs.rope import FULL, read_rope
+from ridgeline.archs.rope import FULL, Rotation, read_rope
 from ridgeline.spec import ChannelMixer, GatedDelta, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
 LINEAR = "linear_attention"
@@ -15,7 +15,7 @@ MROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three posi
 def qwen3_next(c: Config) -> ModelSpec:
     """Qwen3-Next: experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
     normalise = c.get_bool("norm_topk_prob", True)
-    step, dense_layers = c.get_int("decoder_sparse_step", 1), c.get_list("mlp_only_layers", [])
+    step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])
     count = c.get_layer_count()
     sparse = [i not in dense_layers and (i + 1) % step == 0 for i in range(count)]
     experts, dense = _experts(c, 512, 10, normalise), gated_mlp(c)
@@ -36,11 +36,11 @@ def qwen3_5_moe(c: Config) -> ModelSpec:
 
 def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
     norm = rms_norm(c, offset=1.0)
-    heads = Heads.read(c, num_kv_heads=num_kv_heads, head_dim_default=256)
+    heads = Heads.read(c, num_kv_heads=num_kv_heads, head_dim_default=256, null_kv=False)
     bias = c.get_bool("attention_bias", False)
     c.expect("attn_output_gate", True)
     c.expect("output_gate_type", "swish")  # of the delta layers
-    rope = read_rope(c, heads.head_dim, partial=0.25, harmless=MROPE)
+    rope = read_rope(c, heads.head_dim, Rotation(partial=0.25, null_partial=1.0, harmless=MROPE))
     full = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, out_gate=True)
     mixers: dict[str, TokenMixer] = {FULL: full, LINEAR: _delta(c)}
     kinds = zip(_layer_types(c, len(mlps)), mlps, strict=True)
@@ -48,10 +48,12 @@ def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
 
 
 def _delta(c: Config) -> GatedDelta:
+    heads, keys = c.get_size("linear_num_value_heads", 32), c.get_size("linear_num_key_heads", 16)
+    c.divide("linear_num_value_heads", heads, "linear_num_key_heads", keys)
     return GatedDelta(
-        num_heads=c.get_int("linear_num_value_heads", 32), num_key_heads=c.get_int("linear_num_key_heads", 16),
-        key_dim=c.get_int("linear_key_head_dim", 128), head_dim=c.get_int("linear_value_head_dim", 128),
-        conv_size=c.get_int("linear_conv_kernel_dim", 4), norm=rms_norm(c),
+        num_heads=heads, num_key_heads=keys,
+        key_dim=c.get_size("linear_key_head_dim", 128), head_dim=c.get_size("linear_value_head_dim", 128),
+        conv_size=c.get_size("linear_conv_kernel_dim", 4), norm=rms_norm(c),
         activation=c.get_activation("hidden_act", "silu"),
     )  # fmt: skip
 
@@ -60,21 +62,15 @@ def _experts(c: Config, count: int, per_token: int, normalise: bool) -> MoE:
     """With the class's defaults of how many there are and how many of them a token visits."""
     act = c.get_activation("hidden_act", "silu")
     return MoE(
-        c.get_int("num_experts", count), c.get_int("num_experts_per_tok", per_token),
-        c.get_int("moe_intermediate_size", 512), act, normalise=normalise,
-        shared=GatedMLP(c.get_int("shared_expert_intermediate_size", 512), act), shared_gate=True,
+        c.get_size("num_experts", count), c.get_size("num_experts_per_tok", per_token),
+        c.get_size("moe_intermediate_size", 512), act, normalise=normalise,
+        shared=GatedMLP(c.get_size("shared_expert_intermediate_size", 512), act), shared_gate=True,
     )  # fmt: skip
 
 
 def _layer_types(c: Config, count: int) -> list[str]:
-    interval, kinds = c.get_int("full_attention_interval", 4), c.get_list("layer_types", None)
-    if kinds is None:
-        if interval < 1:
-            raise c.error("full_attention_interval", f"is {interval}; it must be positive")
-        return [FULL if (i + 1) % interval == 0 else LINEAR for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= {FULL, LINEAR}:
-        raise c.error("layer_types", f"must hold {count} entries, each {FULL!r} or {LINEAR!r}")
-    return kinds
+    interval, kinds = c.get_size("full_attention_interval", 4), c.get_choices("layer_types", count, {FULL, LINEAR})
+    return kinds or [LINEAR if (i + 1) % interval else FULL for i in range(count)]
 
 
 _MLP = ("gate", "up", "down")

@@ -1,4 +1,4 @@
-"""Rotary fields of config.json, in both spellings.
+"""Rotary fields of config.json, in both spellings, as transformers reads them.
 
 transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor` at the top level; transformers 5
 writes one object, `rope_parameters`, or one per kind of layer. Both must give the same Rope.
@@ -7,11 +7,11 @@ writes one object, `rope_parameters`, or one per kind of layer. Both must give t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from ridgeline.archs.config import Config
-from ridgeline.errors import ConfigError
+from ridgeline.archs.config import REQUIRED, Config
 from ridgeline.spec import (
     DynamicNTKScaling,
     LinearScaling,
@@ -24,23 +24,69 @@ from ridgeline.spec import (
 
 # Kinds of layers, as `layer_types` spells them.
 FULL, SLIDING = "full_attention", "sliding_attention"
+PARTIAL: Final = "partial_rotary_factor"
+MAX_GROWN: Final = 1 << 18  # tokens of dynamic NTK, which has angles of its own at each of them
 
 
-def read_rope(
-    c: Config, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False,
-    harmless: Collection[str] = (),
-) -> Rope:  # fmt: skip
-    """The one rotation of a model, whichever spelling its config uses.
+@dataclass(frozen=True)
+class Rotation:
+    """What a family's class takes for granted of its rotation.
 
-    theta, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`. harmless: fields of it that
-    change nothing.
+    theta: the base. partial: the factor on the head size where the config gives none; None: whole heads are rotated,
+    and the field is ignored but with a scaling. null_partial: what a null at the top level means; None: it is an error.
+    theta_field, partial_field: the names at the top level; None: there is none. kinds: the scalings by name. length:
+    the trained length, where the class has one of its own. parameters: what stands for absent `rope_parameters`.
+    harmless: fields that change nothing.
     """
-    theta = c.get_float("rope_theta", theta)
-    partial = c.get_float("partial_rotary_factor", partial)
-    if c.has("rope_parameters") and c.has("rope_scaling"):
-        raise ConfigError("config.json has both rope_parameters and rope_scaling; keep the one that is meant")
-    old = c.sub("rope_scaling")
-    return _rope(c, c.sub("rope_parameters") or old, head_dim, theta, partial, interleaved, harmless)
+
+    theta: float = 10_000.0
+    partial: float | None = None
+    null_partial: float | None = None
+    theta_field: str | None = "rope_theta"
+    partial_field: str | None = PARTIAL
+    interleaved: bool = False
+    kinds: Mapping[str, Callable[[_Fields], RopeScaling | None]] | None = None
+    length: int | None = None
+    parameters: Mapping[str, Any] | None = None
+    harmless: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a scaling: c is the whole config, r the object that describes the rotation.
+
+    outer: the object that holds one rotation per kind of layer, or None where r is the only one.
+    """
+
+    c: Config
+    r: Config
+    outer: Config | None
+    length: int | None
+
+    @property
+    def original(self) -> int:
+        """The trained length: the top level has priority (Phi-3), unless there is a rotation per kind of layer."""
+        name = "original_max_position_embeddings"
+        inner: int | None = self.r.get_size(name, None) if not self.r.is_null(name) else None
+        if self.outer is None and (self.length is not None or self.c.present(name)):
+            return self.c.get_size(name, REQUIRED if self.length is None else self.length)
+        if self.r.is_null(name):
+            raise self.r.error(name, "is null, which means nothing here")
+        return self.c.get_size("max_position_embeddings") if inner is None else inner
+
+    def stretch(self, original: int) -> float:
+        """`factor`, where null stands for the ratio of the longest to the trained length."""
+        ratio = self.c.get_size("max_position_embeddings") / original
+        return self.r.get_positive("factor", ratio, ratio)
+
+
+def read_rope(c: Config, head_dim: int, rotation: Rotation = Rotation()) -> Rope:
+    """The one rotation of a model, whichever spelling its config uses; `rope_scaling` goes before `rope_parameters`."""
+    given, scaling = c.sub("rope_parameters"), c.sub("rope_scaling")
+    if given is None and rotation.parameters is not None:
+        given = c.inside("rope_parameters", rotation.parameters)
+    r = scaling if scaling is not None and scaling.filled else given
+    return _rope(c, r or c.inside("rope_parameters", {}), head_dim, rotation)
 
 
 def read_ropes_by_kind(
@@ -48,19 +94,23 @@ def read_ropes_by_kind(
 ) -> dict[str, Rope]:
     """The rotations of full and of sliding layers (Gemma 3, OLMo 3).
 
-    In the old spelling `rope_theta` and `rope_scaling` speak of the full layers; the sliding ones are never
-    scaled and take their base from `sliding_theta_field`, or from the family's default.
+    Only what `rope_parameters` says of a kind of layers counts: fields beside the kinds change nothing, but for
+    `truncate`. In the old spelling `rope_theta` and `rope_scaling` speak of the full layers; the sliding ones take
+    their base from `sliding_theta_field`, or from the family's default. All of this is as in transformers.
     """
-    sub = c.sub("rope_parameters")
-    if sub is None:
-        full = _rope(c, c.sub("rope_scaling"), head_dim, c.get_float("rope_theta", full_theta), 1.0, False)
-        local = c.get_float(sliding_theta_field, sliding_theta) if sliding_theta_field else sliding_theta
-        return {FULL: full, SLIDING: Rope(head_dim, local)}
+    outer, old = c.sub("rope_parameters"), c.sub("rope_scaling")
+    fields = outer or c.inside("rope_parameters", {})
+    given = {kind: fields.sub(kind) for kind in (FULL, SLIDING)}
+    if old is not None:
+        if outer is not None and given[FULL] is None:
+            raise c.error("rope_scaling", f"is given, and rope_parameters has no {FULL} that it could change")
+        given[FULL] = c.inside("rope_scaling", {"rope_type": "default", **fields.fields(FULL), **old.fields()})
+    rotations = {FULL: Rotation(full_theta), SLIDING: Rotation(sliding_theta, theta_field=sliding_theta_field)}
     ropes = {
-        kind: _rope(c, sub.sub(kind), head_dim, default, 1.0, False)
-        for kind, default in ((FULL, full_theta), (SLIDING, sliding_theta))
+        kind: _rope(c, given[kind] or fields.inside(kind, {}), head_dim, rotation, fields)
+        for kind, rotation in rotations.items()
     }
-    sub.finish(())
+    fields.finish(_NAMES)
     return ropes
 
 
@@ -70,51 +120,73 @@ def stretched_context(c: Config, rope: Rope) -> int:
     True of linear, dynamic NTK and yarn scaling as Llama and Qwen configs use them; Llama 3 and LongRoPE configs
     already hold the final length.
     """
-    length = c.get_int("max_position_embeddings")
+    length = c.get_size("max_position_embeddings")
     match rope.scaling:
         case LinearScaling(factor):
-            return int(length * factor)
+            return max(1, int(length * factor))
         case DynamicNTKScaling(factor, original) | YarnScaling(factor, original):
             return max(length, int(original * factor))
     return length
 
 
-def _rope(
-    c: Config, r: Config | None, head_dim: int, theta: float, partial: float, interleaved: bool,
-    harmless: Collection[str] = (),
-) -> Rope:  # fmt: skip
-    scaling: RopeScaling | None = None
-    if r is not None:
-        theta = r.get_float("rope_theta", theta)
-        partial = r.get_float("partial_rotary_factor", partial)
-        kind = r.get_str("rope_type", None) or r.get_str("type", "default")
-        r.raw("type")  # old files carry both spellings
-        if kind not in _SCALINGS:
-            raise r.error("rope_type", f"is {kind!r}; known are {', '.join(sorted(_SCALINGS))}")
-        scaling = _SCALINGS[kind](c, r)
-        r.finish(harmless)
-    return Rope(int(head_dim * partial), theta, interleaved, scaling)
+def _rope(c: Config, r: Config, head_dim: int, rotation: Rotation, outer: Config | None = None) -> Rope:
+    """The rotation that r describes, with what the top level and the family say where it says nothing."""
+    kinds = rotation.kinds or SCALINGS
+    kind = r.get_str("rope_type") if r.present("rope_type") else r.get_str("type", "default")
+    r.raw("type")  # old files carry both spellings
+    if kind not in kinds:
+        raise r.error("rope_type", f"is {kind!r}; known are {', '.join(sorted(kinds))}")
+    scaling = kinds[kind](_Fields(c, r, outer, rotation.length))
+    rope = _plain(c, r, head_dim, rotation, scaled=scaling is not None)
+    r.finish(rotation.harmless)
+    if rope.odd and isinstance(scaling, YarnScaling):
+        raise r.error(PARTIAL, f"leaves an odd number of {head_dim} to rotate, which yarn cannot")
+    if rope.theta == 1.0 and isinstance(scaling, YarnScaling):
+        raise r.error("rope_theta", "is 1, which yarn cannot stretch")
+    return replace(rope, scaling=scaling)
 
 
-def _original(c: Config, r: Config) -> int:
-    """The trained length: Phi-3 keeps it at the top level, and there it has priority."""
-    inner = r.get_int("original_max_position_embeddings", None)
-    outer = c.get_int("original_max_position_embeddings", None)
-    return outer or inner or c.get_int("max_position_embeddings")
+def _plain(c: Config, r: Config, head_dim: int, rotation: Rotation, scaled: bool) -> Rope:
+    """The base and the size of a rotation."""
+    theta = rotation.theta
+    if rotation.theta_field:
+        theta = c.get_float(rotation.theta_field, theta, theta if r.present("rope_theta") else REQUIRED)
+    theta = r.get_positive("rope_theta") if r.present("rope_theta") else theta
+    if theta <= 0:
+        raise c.error(str(rotation.theta_field), f"is {theta}; it must be positive")
+    whole, null = rotation.partial is None, rotation.null_partial
+    factor = 1.0 if rotation.partial is None else rotation.partial
+    if rotation.partial_field:
+        factor = c.get_float(rotation.partial_field, factor, 1.0 if whole else REQUIRED if null is None else null)
+    factor = r.get_float(PARTIAL, factor)
+    if whole and (not scaled or factor == 1.0):
+        if head_dim % 2:
+            raise c.error("head_dim", f"is {head_dim}; whole heads are rotated in pairs, so it must be even")
+        return Rope(head_dim, theta, rotation.interleaved)
+    if whole:
+        raise r.error(PARTIAL, f"is {factor}, but {c.model_type} rotates whole heads")
+    size = int(head_dim * factor)
+    rotated = size + size % 2  # an odd size is rotated as one more, at the frequencies of the odd one
+    if not 0 < rotated <= head_dim:
+        raise r.error(PARTIAL, f"is {factor}: of {head_dim} numbers in a head {size} cannot be rotated")
+    return Rope(rotated, theta, rotation.interleaved, odd=bool(size % 2))
 
 
-def _linear(c: Config, r: Config) -> RopeScaling:
-    return LinearScaling(r.get_float("factor"))
+def _linear(f: _Fields) -> RopeScaling:
+    return LinearScaling(f.r.get_positive("factor"))
 
 
-def _dynamic(c: Config, r: Config) -> RopeScaling:
-    r.raw("original_max_position_embeddings")  # written by some exporters, read by no implementation
-    return DynamicNTKScaling(r.get_float("factor"), c.get_int("max_position_embeddings"))
+def _dynamic(f: _Fields) -> RopeScaling:
+    f.r.raw("original_max_position_embeddings")  # written by some exporters, read by no implementation
+    factor, original = f.r.get_positive("factor"), f.c.get_size("max_position_embeddings")
+    if factor > 1 and factor * original > MAX_GROWN:
+        raise f.r.error("factor", f"is {factor}, which makes {original} tokens more than {MAX_GROWN}")
+    return DynamicNTKScaling(factor, original)
 
 
-def _llama3(c: Config, r: Config) -> RopeScaling:
-    factors = (r.get_float("factor"), r.get_float("low_freq_factor"), r.get_float("high_freq_factor"))
-    return Llama3Scaling(*factors, _original(c, r))
+def _llama3(f: _Fields) -> RopeScaling:
+    factor, low, high = (f.r.get_positive(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    return Llama3Scaling(factor, low, high, f.original)
 
 
 def yarn_temperature(factor: float, mscale: float) -> float:
@@ -122,44 +194,73 @@ def yarn_temperature(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _yarn(c: Config, r: Config) -> RopeScaling:
-    original = _original(c, r)
-    factor = r.get_float("factor", None) or c.get_int("max_position_embeddings") / original
-    mscale, mscale_all = r.get_float("mscale", None), r.get_float("mscale_all_dim", None)
+def _yarn(f: _Fields) -> RopeScaling:
+    r, original = f.r, f.original
+    if not r.present("factor"):
+        raise r.error("factor", "is missing")
+    factor = f.stretch(original)
+    mscale, mscale_all = (r.get_float(name, None, None) for name in ("mscale", "mscale_all_dim"))
     default = yarn_temperature(factor, 1.0)
     if mscale and mscale_all:
-        default = yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all)
+        below = yarn_temperature(factor, mscale_all)
+        if not below:
+            raise r.error("mscale_all_dim", f"is {mscale_all}, which makes a temperature of zero")
+        default = yarn_temperature(factor, mscale) / below
+    fast, slow = (_turns(r, name, default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
     return YarnScaling(
-        factor, original,
-        attention_factor=r.get_float("attention_factor", default),
-        beta_fast=r.get_float("beta_fast", 32.0),
-        beta_slow=r.get_float("beta_slow", 1.0),
-        truncate=r.get_bool("truncate", True),
+        factor, original, attention_factor=r.get_float("attention_factor", default, default),
+        beta_fast=fast, beta_slow=slow, truncate=_truncate(f),
     )  # fmt: skip
 
 
-def _longrope(c: Config, r: Config) -> RopeScaling:
-    original = _original(c, r)
-    factor = r.get_float("factor", None) or c.get_int("max_position_embeddings") / original
-    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+def _turns(r: Config, name: str, default: float) -> float:
+    """A number of turns; null and 0 stand for the default."""
+    value = r.get_float(name, default, default) or default
+    if value < 0:
+        raise r.error(name, f"is {value}; it must be positive")
+    return value
+
+
+def _truncate(f: _Fields) -> bool:
+    """Null is false. With a rotation per kind of layer the field beside the kinds counts, as in transformers."""
+    if f.outer is None:
+        return f.r.get_bool("truncate", True, null=False)
+    f.r.get_bool("truncate", True, null=False)
+    return f.outer.get_bool("truncate", True, null=False)
+
+
+def _longrope(f: _Fields) -> RopeScaling:
+    r, original = f.r, f.original
+    factor = f.stretch(original)
+    if original == 1 and factor > 1 and not r.fields().get("attention_factor"):
+        raise r.error("original_max_position_embeddings", "is 1, of which no temperature follows")
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)) if original > 1 else 1.0
     return LongRopeScaling(
-        _floats(r, "short_factor"), _floats(r, "long_factor"), original, r.get_float("attention_factor", default)
-    )
+        _divisors(r, "short_factor"), _divisors(r, "long_factor"), original,
+        r.get_float("attention_factor", default, default),
+    )  # fmt: skip
 
 
-def _floats(r: Config, name: str) -> tuple[float, ...]:
+def _divisors(r: Config, name: str) -> tuple[float, ...]:
     values: list[Any] = r.get_list(name)
-    if not all(type(v) in (int, float) for v in values):
-        raise r.error(name, "must be a list of numbers")
+    if not all(type(v) in (int, float) and v > 0 for v in values):
+        raise r.error(name, "must be a list of positive numbers")
     return tuple(float(v) for v in values)
 
 
-_SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
-    "default": lambda c, r: None,
+SCALINGS: Final[dict[str, Callable[[_Fields], RopeScaling | None]]] = {
+    "default": lambda f: None,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "su": _longrope,  # what early Phi-3 configs call it
 }
+# Phi-3's classes know one way to stretch a rotation, under three names.
+PHI3_SCALINGS: Final = {"default": SCALINGS["default"], **dict.fromkeys(("longrope", "su", "yarn"), _longrope)}
+# The fields of a rotation.
+_NAMES: Final = frozenset(
+    "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor "
+    "beta_fast beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim "
+    "truncate".split()
+)

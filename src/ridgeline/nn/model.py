@@ -5,11 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.mixers import build_mixer
-from ridgeline.nn.rotary import frequencies
+from ridgeline.nn.rotary import frequencies, grown_angles
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, Rotary, Weights
@@ -40,7 +43,12 @@ class Model:
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
         self._frequencies: dict[Rope, tuple[Array, float]] = {}
+        self._turned: dict[Rope, Rotary] = {}  # of all positions, where frequencies depend on them
         for rope in spec.ropes():
+            if (angles := grown_angles(rope, max_model_len)) is not None:
+                turned = (table.memory.put(f(angles), "float32", "float32") for f in (np.cos, np.sin))
+                self._turned[rope] = Rotary(*turned)
+                continue
             inverse, factor = frequencies(rope, max_model_len)
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
@@ -63,13 +71,19 @@ class Model:
         """What the layers make of the step's T tokens; the state is written."""
         stream = Stream(self.embed(step), None)
         rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
+        for rope, turned in self._turned.items():
+            rotaries[rope] = Rotary(*(self._table_rows(each, step.positions) for each in turned))
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
         return Stream(stream.residual, stream.delta)
 
     def constants(self) -> list[Array]:
         """All arrays that a forward pass reads besides its step, but for those that kernels keep for themselves."""
-        return [*self._held.alive(), *(inverse for inverse, _ in self._frequencies.values())]
+        return [
+            *self._held.alive(),
+            *(inverse for inverse, _ in self._frequencies.values()),
+            *chain(*self._turned.values()),
+        ]
 
     @contextmanager
     def without_layers(self) -> Iterator[None]:

@@ -22,23 +22,40 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
     """Angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
 
-    max_model_len: the longest context that will be served, in tokens; it fixes the regime of scalings that
-    depend on the length.
+    max_model_len: the longest context that will be served, in tokens; it fixes the regime of LongRoPE, and it is the
+    length for which dynamic NTK gives the frequencies.
     """
     match rope.scaling:
         case None:
-            return _inverse(rope.theta, rope.dim), 1.0
+            return _inverse(rope.theta, rope.period), 1.0
         case LinearScaling(factor):
-            return _single(_inverse(rope.theta, rope.dim) / np.float32(factor)), 1.0
+            return _single(_inverse(rope.theta, rope.period) / np.float32(factor)), 1.0
         case DynamicNTKScaling() as s:
-            return _inverse(s.theta(rope.theta, rope.dim, max_model_len), rope.dim), 1.0
+            return _inverse(s.theta(rope.theta, rope.period, max_model_len), rope.period), 1.0
         case Llama3Scaling() as s:
-            return _llama3(_inverse(rope.theta, rope.dim), s), 1.0
+            return _llama3(_inverse(rope.theta, rope.period), s), 1.0
         case YarnScaling() as s:
             return _yarn(rope, s), s.attention_factor
         case LongRopeScaling() as s:
             divisors = np.array(s.divisors(max_model_len), np.float32)
-            return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.dim))), s.attention_factor
+            return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.period))), s.attention_factor
+
+
+def grown_angles(rope: Rope, max_model_len: int) -> Floats | None:
+    """Angles [max_model_len, dim / 2] of dynamic NTK at each position, or None for any other rotation and within the
+    trained length.
+
+    A token past the trained length turns as in a context that ends with it, and keeps its key as the context grows:
+    what transformers computes token by token. So no angle depends on how long a sequence becomes.
+    """
+    s = rope.scaling
+    if not isinstance(s, DynamicNTKScaling) or max_model_len <= s.original_max_position_embeddings:
+        return None
+    lengths = np.arange(1, max_model_len + 1)
+    bases = np.array([s.theta(rope.theta, rope.period, int(n)) for n in lengths])
+    exponents = np.arange(0, rope.period, 2, dtype=np.float32) / np.float32(rope.period)
+    powers = _single(np.power(_single(bases).astype(np.float64)[:, None], exponents.astype(np.float64)))
+    return _single(_single(lengths - 1)[:, None] * (np.float32(1) / powers))
 
 
 def _single(x: Any) -> Floats:
@@ -61,10 +78,11 @@ def _llama3(inverse: Floats, s: Llama3Scaling) -> Floats:
     # Written as reciprocal times number, as torch computes number / tensor: the ramp amplifies each rounding.
     wavelength = np.float32(1) / inverse * np.float32(2 * math.pi)
     turns = np.float32(1) / wavelength * np.float32(original)
-    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    # Where both are equal there is nothing between them.
+    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor or 1.0)
     mixed = (1 - smooth) * inverse / np.float32(s.factor) + smooth * inverse
-    out = np.where(wavelength > original / s.low_freq_factor, inverse / np.float32(s.factor), mixed)
-    return _single(np.where(wavelength < original / s.high_freq_factor, inverse, out))
+    out = np.where(wavelength < original / s.high_freq_factor, inverse, mixed)
+    return _single(np.where(wavelength > original / s.low_freq_factor, inverse / np.float32(s.factor), out))
 
 
 def _yarn(rope: Rope, s: YarnScaling) -> Floats:

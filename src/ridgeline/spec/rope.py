@@ -1,8 +1,8 @@
 """Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
 
-Frequencies are fixed when a model is loaded, from `max_model_len`: a token's key must not change when its
-sequence grows, or neither a cache nor a prefix could be reused. The two scalings whose published code switches
-with the current length (dynamic NTK, LongRoPE) therefore choose their regime once, for all lengths.
+A token's key must not change when its sequence grows, or neither a cache nor a prefix could be reused. Of the two
+scalings whose published code looks at the current length, dynamic NTK turns each token as in a context that ends with
+it, and LongRoPE chooses its regime once, when a model is loaded, from `max_model_len`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DynamicNTKScaling:
     factor: float
     original_max_position_embeddings: int
 
-    def theta(self, theta: float, dim: int, max_model_len: int) -> float:
-        """The base for sequences up to `max_model_len` tokens."""
+    def theta(self, theta: float, dim: int, length: int) -> float:
+        """The base for a context of `length` tokens."""
         original = self.original_max_position_embeddings
-        length = max(max_model_len, original)
+        length = max(length, original)
         grown: float = (self.factor * length / original - (self.factor - 1)) ** (dim / (dim - 2))
         return theta * grown
 
@@ -77,13 +77,20 @@ RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | 
 class Rope:
     """Rotation of the first `dim` elements of each query and key head.
 
-    dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
+    dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2). odd: the
+    frequencies are those of dim - 1 elements, a size that a config may ask for and that is rotated as one more.
     """
 
     dim: int
     theta: float = 10_000.0
     interleaved: bool = False
     scaling: RopeScaling | None = None
+    odd: bool = False
+
+    @property
+    def period(self) -> int:
+        """The number of elements over which the frequencies fall from 1 to 1 / theta."""
+        return self.dim - self.odd
 
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
@@ -102,6 +109,4 @@ class Rope:
                 return (
                     f"LongRoPE uses its set for long contexts; --max-model-len {original} keeps the one for short ones"
                 )
-            case DynamicNTKScaling(original_max_position_embeddings=original) if max_model_len > original:
-                return f"dynamic NTK stretches to {max_model_len} tokens; --max-model-len {original} keeps it unscaled"
         return None

@@ -1,0 +1,64 @@
+"""Why some configs that transformers accepts are refused, and why some that it refuses are accepted.
+
+A pattern of the message, with what it names, and the sentence that says why. The order counts: the first that fits.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ridgeline.archs.config import HARMLESS
+
+# Our refusals where transformers computes something.
+
+UNSERVED: Final[tuple[tuple[str, str], ...]] = (
+    (r"is missing", "A size has to be given: the class's default would be another model's."),
+    (r"is null, which means nothing", "A null is not a value of this field."),
+    (r", not (int|float|bool|str|list|dict)", "A value of another type is a damaged file."),
+    (r"not understood for model_type", "A field that nobody reads may describe what would not be computed."),
+    (r"known are", "This kind is not among those that published models use."),
+    (r"must be (positive|at least|from \d)|must not be negative", "No model is trained with such a number."),
+    (r"a number of at most|no model is that large", "Such a number is infinite for every practical purpose."),
+    (r"must hold|must be a list", "A list of another length or with other words is a damaged file."),
+    (r"cannot be rotated|so it must be even|rotates whole heads", "Such a part of a head cannot be rotated in pairs."),
+    (r"is not supported; it must be", "This value asks for an algorithm that no published model of the family uses."),
+    (r"not a multiple of", "The numbers of heads do not fit together."),
+    (r"is null or switched off, but some layers are sliding", "A sliding layer without a window is no layer."),
+    (r"makes \d+ (tokens|channels)", "The sizes do not fit together, or are beyond every computer."),
+    (r"which yarn cannot|makes a temperature|no temperature", "Yarn has no frequencies at this value."),
+    (r"not a least and a largest step", "Limits that are not in order leave no step."),
+    (r"ties the output head", "The file holds a head that is not the embedding, which tying would ignore."),
+    (r"more than the \d+ experts|is not in 1\.\.", "More experts are chosen than there are."),
+    (r"^n(um)?_shared_experts: .*the checkpoint holds", "No published file has the empty tensors of no expert."),
+    (r"they are one field", "Two names of one field with two values leave open which is meant."),
+    (r"layers are described|to which|that it could change", "Two fields contradict each other."),
+)  # fmt: skip
+
+# What transformers refuses and we accept.
+LENIENT: Final[tuple[tuple[str, str], ...]] = (
+    (r"expected float, got int", "JSON has one kind of number: 1 is 1.0."),
+    (r"doesn't match any type in \(list\[float\]", "JSON has one kind of number: 1 is 1.0."),
+    (
+        r"^num_attention_heads: .*(must match the size|cannot be multiplied)",
+        "Latent attention has a key per query head, given or not.",
+    ),
+    (r"^qk_rope_head_dim: .*must match the size", "The head_dim beside it, which disagrees, is ignored."),
+    (r"^n_positions: IndexError", "The sequence of the test is longer than such a table."),
+    (r"stride divisible by 2", "It is a limit of a view in transformers; the sizes are sound."),
+    (r"is not a multiple of the number of attention", "With head_dim given, the width need not be a multiple."),
+)
+# What a forward pass does not depend on: transformers checks its type, or returns its results in another form.
+IGNORED: Final = "The field changes nothing that is computed, so that whatever it holds is ignored."
+
+
+def reason(refused: bool, name: str, detail: str, harmless: frozenset[str]) -> str | None:
+    """The sentence that allows one program to refuse what the other accepts, or None.
+
+    refused: by us. name: of the altered field. detail: the message of the program that refused. harmless: the fields
+    that are ignored in this family.
+    """
+    if not refused and name in HARMLESS | harmless:
+        return IGNORED
+    table = UNSERVED if refused else LENIENT
+    return next((why for pattern, why in table if re.search(pattern, f"{name}: {detail}")), None)
