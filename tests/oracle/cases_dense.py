@@ -79,7 +79,7 @@ _llama("llama_dynamic", 1, "dynamic NTK within its length changes nothing", dims
 _llama(
     "llama_dynamic_long",
     4,
-    "dynamic NTK past its length: only sequences of exactly max_model_len compare",
+    "dynamic NTK past its length, where transformers runs token by token",
     dims(**_DYNAMIC) | {"max_position_embeddings": 64},
     PLAIN,
     max_model_len=100,
@@ -401,6 +401,14 @@ _gpt_neox(
     {"hidden_act": "gelu_new"},
     _QUARTER,
     _HALF,
+)
+_gpt_neox(
+    "gpt_neox_odd",
+    1,
+    "a rotary size of 7, which is rotated as 8 at the frequencies of 7",
+    _neox_dims(**rope(3000.0, partial_rotary_factor=0.3)),
+    _QUARTER,
+    greedy_tokens=0,
 )
 _gpt_neox(
     "gpt_neox_sequential",

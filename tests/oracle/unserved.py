@@ -38,7 +38,7 @@ UNSERVED: Final[tuple[tuple[str, str], ...]] = (
 # What transformers refuses and we accept.
 LENIENT: Final[tuple[tuple[str, str], ...]] = (
     (r"expected float, got int", "JSON has one kind of number: 1 is 1.0."),
-    (r"doesn't match any type in \(list\[float\]", "JSON has one kind of number: 1 is 1.0."),
+    (r"doesn't match any type in \(list\[float", "JSON has one kind of number: 1 is 1.0."),
     (
         r"^num_attention_heads: .*(must match the size|cannot be multiplied)",
         "Latent attention has a key per query head, given or not.",

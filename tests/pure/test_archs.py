@@ -370,6 +370,74 @@ def test_original_length_at_the_top_level_has_priority() -> None:
     assert read("phi3", original_max_position_embeddings=32, rope_scaling=both) == spec
 
 
+def windows_of(family: str, **fields: Any) -> list[int | None]:
+    return [layer.mixer.window for layer in read(family, **fields).layers]
+
+
+def test_a_null_window_is_no_window() -> None:
+    """And an absent one is the default of the class."""
+    on = {"use_sliding_window": True}
+    for family in ("qwen2", "qwen3"):
+        assert windows_of(family, **on, sliding_window=None, max_window_layers=0) == [None] * 4
+        assert windows_of(family, **on, max_window_layers=0) == [4096] * 4
+    assert windows_of("qwen3_moe", **on, sliding_window=None) == [None] * 4
+    assert windows_of("qwen3_moe", **on) == [4096] * 4
+    for family in ("gemma2", "gemma3_text", "olmo3", "gpt_oss"):
+        assert "sliding_window is null" in refusal(family, sliding_window=None)
+        kinds = ["full_attention"] * 4
+        assert windows_of(family, sliding_window=None, layer_types=kinds) == [None] * 4
+    assert "sliding_window is null" in refusal(
+        "qwen2", **on, sliding_window=None, layer_types=["sliding_attention"] * 4
+    )
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0])
+@pytest.mark.parametrize("name", ["factor", "low_freq_factor", "high_freq_factor"])
+def test_llama3_refuses_what_is_not_positive(name: str, value: float) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, name: value}
+    assert f"rope_parameters.{name} is {float(value)}; it must be positive" in refusal("llama", rope_parameters=rope)
+
+
+def test_zeros_of_a_rotation() -> None:
+    """A zero of yarn's turns is its default; of a length or a factor it is an error."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = read("llama", rope_parameters=yarn)
+    for name in ("beta_fast", "beta_slow"):
+        assert read("llama", rope_parameters={**yarn, name: 0}) == plain
+        assert f"{name} is -1.0" in refusal("llama", rope_parameters={**yarn, name: -1.0})
+    for name in ("factor", "original_max_position_embeddings"):
+        assert f"rope_parameters.{name} is 0" in refusal("llama", rope_parameters={**yarn, name: 0})
+    assert "final_logit_softcapping is 0.0" in refusal("gemma2", final_logit_softcapping=0.0)
+    assert "rms_norm_eps is -1.0; it must not be negative" in refusal("llama", rms_norm_eps=-1.0)
+
+
+def test_a_part_of_a_head() -> None:
+    """Families that rotate whole heads ignore the field, but with a scaling; an odd size is rotated as one more."""
+    for family in ("qwen3_moe", "granitemoeshared", "llama"):
+        assert read(family, partial_rotary_factor=0.5).ropes() == read(family).ropes()
+        linear = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+        assert "rotates whole heads" in refusal(family, rope_parameters=linear)
+    assert read("gpt_neox", rotary_pct=0.3).ropes() == (Rope(4, 1e4),)
+    assert read("gpt_neox", rotary_pct=0.45).ropes() == (Rope(8, 1e4, odd=True),)
+
+
+def test_the_rotations_of_olmo_3_are_those_of_its_kinds_of_layers() -> None:
+    """A flat rotation says nothing; a yarn's own length counts, and `truncate` beside the kinds."""
+    flat = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 3000.0}
+    assert read("olmo3", rope_parameters=flat) == read("olmo3")
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
+    spec = read("olmo3", rope_parameters={"full_attention": yarn}, original_max_position_embeddings=32)
+    scaling = spec.layers[3].mixer.rope.scaling
+    assert (scaling.original_max_position_embeddings, scaling.truncate) == (64, True)
+    spec = read("olmo3", rope_parameters={"full_attention": yarn, "truncate": False})
+    assert not spec.layers[3].mixer.rope.scaling.truncate
+
+
+def test_errors_of_nested_parts_name_the_model() -> None:
+    message = refusal("llama", rope_parameters={"rope_type": "default", "beta": 1})
+    assert "not understood for model_type 'llama'" in message
+
+
 def test_rotations_that_are_refused() -> None:
     both = {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     assert read("llama", **both) == read("llama", rope_scaling=both["rope_scaling"])  # it goes first

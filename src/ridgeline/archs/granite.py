@@ -57,17 +57,17 @@ def granitemoehybrid(c: Config) -> ModelSpec:
                          qkv_bias=full.qkv_bias, out_bias=full.out_bias)  # fmt: skip
     mamba = mamba2_mixer(c, rms_norm(c))
     mlp: ChannelMixer = shared
-    if c.get_int("num_local_experts", 8, 0):
+    if c.get_int("num_local_experts", 8):
         mlp = _experts(c, shared)
     else:
-        for name in ("intermediate_size", "num_experts_per_tok"):  # of experts, of which there are none
-            c.raw(name)
+        c.get_int("intermediate_size", 0)  # of experts, of which there are none
+        c.get_int("num_experts_per_tok", 0, 0)
     return _model(c, [full if attend else mamba for attend in attends], mlp)
 
 
 def _attention(c: Config) -> Attention:
     heads, bias = Heads.read(c), c.get_bool("attention_bias", False)
-    rope, scale = read_rope(c, heads.head_dim), c.get_float("attention_multiplier", 1.0)
+    rope, scale = read_rope(c, heads.head_dim), c.get_positive("attention_multiplier", 1.0)
     return attention(heads, rope, qkv_bias=bias, out_bias=bias, scale=scale)
 
 

@@ -98,7 +98,7 @@ def smollm3(c: Config) -> ModelSpec:
 def granite(c: Config) -> ModelSpec:
     """Granite 3: four multipliers (embedding, attention, residual, logits)."""
     heads, norm, bias = Heads.read(c), rms_norm(c), c.get_bool("attention_bias", False)
-    scale = c.get_float("attention_multiplier", 1.0)
+    scale = c.get_positive("attention_multiplier", 1.0)
     mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias, scale=scale)
     mlp = gated_mlp(c, bias=c.get_bool("mlp_bias", False))
     layer = Layer(mixer, mlp, norm, residual_scale=c.get_float("residual_multiplier", 1.0))

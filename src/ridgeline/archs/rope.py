@@ -99,6 +99,7 @@ def read_ropes_by_kind(
     their base from `sliding_theta_field`, or from the family's default. All of this is as in transformers.
     """
     outer, old = c.sub("rope_parameters"), c.sub("rope_scaling")
+    c.get_int("original_max_position_embeddings", None, None)  # each kind of layers has its own
     fields = outer or c.inside("rope_parameters", {})
     given = {kind: fields.sub(kind) for kind in (FULL, SLIDING)}
     if old is not None:

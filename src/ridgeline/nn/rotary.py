@@ -99,7 +99,7 @@ def _yarn(rope: Rope, s: YarnScaling) -> Floats:
     low, high = max(low, 0), min(high, rope.dim - 1)
     span = high - low or 0.001  # a ramp of no length would divide by zero
     ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / span, 0, 1).astype(np.float32)
-    powers = _powers(rope.theta, rope.dim)
+    powers = _powers(rope.theta, rope.period)
     interpolated = np.float32(1) / (np.float32(s.factor) * powers)
     extrapolated = np.float32(1) / powers
     return _single(interpolated * ramp + extrapolated * (1 - ramp))
