@@ -186,7 +186,7 @@ def several(part: Any, field: str) -> tuple[Any, ...]:
     if isinstance(part, YarnScaling) and part.truncate and field in ROUNDED:
         return tuple(type(value)(value * x) for x in (2, 1 / 2, 1 / 16))
     if isinstance(part, DynamicNTKScaling | LongRopeScaling) and field == "original_max_position_embeddings":
-        return value * 4, value // 2  # into the other regime, whichever it is
+        return value * 4, value // 8  # into the other regime, whichever it is
     return (changed(part, field),)
 
 
