@@ -42,8 +42,8 @@ def failures(name: str, step: int = 1) -> tuple[list[str], Counter[str]]:
 def test_a_sample_of_altered_configs(name: str) -> None:
     wrong, count = failures(name, STEP)
     assert not wrong, "\n".join(wrong)
-    assert count[EQUAL] > 3
-    assert count[BOTH] > 3
+    assert count[EQUAL]
+    assert count[BOTH]
 
 
 @pytest.mark.nightly
