@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from itertools import chain
 from math import gcd, lcm
 
+from ridgeline.errors import RequestError
 from ridgeline.sched.pages import PagePool
 from ridgeline.sched.residency import Clock, PageTimes, Residency
 from ridgeline.sched.sequence import PageKey, Sequence
@@ -269,6 +270,18 @@ class StateCache:
             group.most_pages(len(seq.tokens) + 1) - len(held) - pool.num_free + sum(map(pool.is_free, held))
             for group, pool, held in zip(self.groups, self.pools, pages, strict=True)
         ]
+
+    def check_fits(self, seq: Sequence) -> None:
+        """Raise RequestError for a sequence that could not even run alone."""
+        if not seq.tokens or len(seq.tokens) >= seq.max_length:
+            raise RequestError(f"request {seq.id}: needs a prompt and max_tokens of at least 1")
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            need = group.most_pages(seq.max_length)
+            if need > pool.num_pages - 1:
+                raise RequestError(
+                    f"request {seq.id}: {seq.num_prompt} prompt tokens and {seq.max_tokens} to generate need {need} "
+                    f"pages of {group.page_tokens} tokens of state group {group.name!r}; there are {pool.num_pages - 1}"
+                )
 
     # ---- all sequences ----------------------------------------------------------------------------------
 

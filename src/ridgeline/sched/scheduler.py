@@ -1,6 +1,6 @@
 """Who runs next, with which pages. Knows nothing of tensors, devices or clocks, so that a simulator can drive it.
 
-    add, fork, propose, abort            at any time between the two
+    add, fork, propose, abort            at any time between the two; hold, give: a token that comes late
     plan = schedule()                    tokens [planned, ..) of some sequences; None: nothing to run now
     updates = commit(plan, results)      what the step gave; plans are committed in order, at most two are open
 
@@ -27,7 +27,6 @@ from itertools import count
 from operator import attrgetter
 from typing import Literal
 
-from ridgeline.errors import RequestError
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.policy import Policy, fcfs
 from ridgeline.sched.residency import Clock
@@ -95,7 +94,7 @@ class Scheduler:
         """
         family = (sequence, *children)
         for member in family:
-            self._check_fits(member)
+            self._cache.check_fits(member)
             if member.tokens != sequence.tokens or member.root != sequence.root:
                 raise ValueError(f"sequence {member.id} has another prompt than its parent {sequence.id}")
         if len({m.id for m in family}) < len(family) or any(m.id in self._live for m in family):
@@ -112,7 +111,7 @@ class Scheduler:
         Raises as `add` does.
         """
         parent = self._live[parent_id]
-        self._check_fits(child)
+        self._cache.check_fits(child)
         shared = parent.computed
         if child.id in self._live:
             raise ValueError(f"sequence id {child.id} is in use")
@@ -134,6 +133,26 @@ class Scheduler:
         is not known yet. parents: see Work."""
         seq = self._live[sequence_id]
         seq.drafts, seq.parents = tuple(drafts), tuple(parents)
+
+    def hold(self, sequence_id: int) -> None:
+        """Run nothing of a sequence before `give`: the token of its last step, which has just run, comes late."""
+        self._live[sequence_id].held = True
+
+    def is_held(self, sequence_id: int) -> bool:
+        """Does it still wait for `give`? Not if it is over, or was preempted and samples its last token again."""
+        return sequence_id in self._live and self._live[sequence_id].held
+
+    def give(self, sequence_id: int, result: Result) -> Update:
+        """The token of a sequence that is held, after the commit of its step. Raises ValueError for any other."""
+        seq = self._live[sequence_id]
+        if not seq.held or seq.pending or len(result.tokens) != 1:
+            raise ValueError(f"sequence {sequence_id} cannot take {len(result.tokens)} tokens now")
+        seq.held = False
+        seq.tokens.extend(result.tokens)
+        finished = result.ended or len(seq.tokens) >= seq.max_length
+        if finished:
+            self._end(seq)
+        return Update(seq.id, result.tokens, finished)
 
     def abort(self, sequence_id: int) -> bool:
         """End a request at any moment, also with its steps in flight. False: it was over already."""
@@ -202,7 +221,7 @@ class Scheduler:
     def _plan(self, seq: Sequence, budget: int) -> int:
         """Append work for a running sequence; the number of its tokens, 0 if it cannot run now."""
         start, total = seq.planned, len(seq.tokens) + seq.pending
-        if seq.row < 0 or start >= total or total >= seq.max_length:
+        if seq.row < 0 or seq.held or start >= total or total >= seq.max_length:
             return 0
         limit, drafts = min(total, start + budget), seq.drafts
         if limit - start > 1 or seq.children or start == seq.checkpoint:
@@ -301,9 +320,8 @@ class Scheduler:
     def _place(self, seq: Sequence) -> bool:
         cache = self._cache
         position, pages = (0, [[]] * len(cache.groups)) if seq.host else cache.find_prefix(seq)
-        lacks = cache.lacks(seq, pages)
-        if self._running:
-            lacks = [n + int(HEADROOM * pool.num_pages) for n, pool in zip(lacks, cache.pools, strict=True)]
+        spare = HEADROOM if self._running else 0.0
+        lacks = [n + int(spare * pool.num_pages) for n, pool in zip(cache.lacks(seq, pages), cache.pools, strict=True)]
         if max(lacks) > 0:
             self._blocked = seq, [pool.num_free + n for pool, n in zip(cache.pools, lacks, strict=True)]
             return False
@@ -330,11 +348,9 @@ class Scheduler:
             return
         children, seq.children = seq.children, []
         for child in children:
-            if self._live.get(child.id) is not child:
-                continue
-            if self._rows:
+            if self._live.get(child.id) is child and self._rows:
                 self._branch(seq, child)
-            else:
+            elif self._live.get(child.id) is child:
                 self._queue(child, [])
 
     def _branch(self, parent: Sequence, child: Sequence) -> None:
@@ -346,7 +362,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         cache = self._cache
         self._preempted = True
-        if _is_idle(seq):
+        if seq.is_idle:
             self._park(seq)
             return
         self._leave_row(seq)
@@ -371,7 +387,7 @@ class Scheduler:
 
     def _park_idle(self) -> bool:
         """All that pause, if others wait: nothing can run, because they hold what is needed. False: it cannot help."""
-        idle = [seq for seq in self._running if _is_idle(seq)]
+        idle = [seq for seq in self._running if seq.is_idle]
         waits = len(idle) < len(self._running) or any(self._live.get(seq.id) is seq for _, seq in self._waiting)
         for seq in idle if waits else ():
             self._park(seq)
@@ -381,17 +397,6 @@ class Scheduler:
         self._running.remove(seq)
         self._rows.append(seq.row)
         seq.row = -1
-
-    def _check_fits(self, seq: Sequence) -> None:
-        if not seq.tokens or len(seq.tokens) >= seq.max_length:
-            raise RequestError(f"request {seq.id}: needs a prompt and max_tokens of at least 1")
-        for group, pool in zip(self._cache.groups, self._cache.pools, strict=True):
-            need = group.most_pages(seq.max_length)
-            if need > pool.num_pages - 1:
-                raise RequestError(
-                    f"request {seq.id}: {seq.num_prompt} prompt tokens and {seq.max_tokens} to generate need {need} "
-                    f"pages of {group.page_tokens} tokens of state group {group.name!r}; there are {pool.num_pages - 1}"
-                )
 
     def _register(self, seq: Sequence) -> None:
         seq.arrival, seq.epoch = next(self._arrivals), next(self._epochs)
@@ -449,13 +454,14 @@ class Scheduler:
         tokens = result.tokens
         seq.pending -= 1
         if len(tokens) != 1:
-            if len(tokens) > work.num_draft + 1 or (not tokens and (work.num_draft or seq.pending)):
+            paused = not tokens and not seq.pending and (seq.held or not work.num_draft)
+            if not paused and not 0 < len(tokens) <= work.num_draft + 1:
                 raise ValueError(f"sequence {seq.id}: {len(tokens)} tokens from a step with {work.num_draft} drafts")
             tokens = tokens[: seq.max_length - len(seq.tokens)]
         if work.num_draft:
-            seq.planned = seq.computed + len(result.tokens) - 1
+            seq.planned = seq.computed + max(len(result.tokens) - 1, 0)
             self._num_drafts += work.num_draft
-            self._num_accepted += len(result.tokens) - 1
+            self._num_accepted += max(len(result.tokens) - 1, 0)
         seq.tokens.extend(tokens)
         return Update(seq.id, tokens, result.ended or len(seq.tokens) >= seq.max_length)
 
@@ -492,8 +498,3 @@ class Scheduler:
         assert sum(seq.row >= 0 for seq in self._live.values()) == len(self._running), "a row without a sequence"
         for seq in self._live.values():
             assert seq.num_prompt <= len(seq.tokens) < seq.max_length, f"sequence {seq.id} has too many tokens"
-
-
-def _is_idle(seq: Sequence) -> bool:
-    """Does it pause, because a step gave it no token? Then it has nothing to run until it is forked or ended."""
-    return not seq.pending and seq.computed == seq.planned == len(seq.tokens)

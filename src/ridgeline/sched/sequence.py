@@ -55,6 +55,7 @@ class Sequence:
     replay_from: int = 0
     planned: int = 0
     pending: int = 0  # sampled tokens that only the device knows yet
+    held: bool = False  # its next token comes late, by `give`: nothing to run before
     checkpoint: int = 0  # a position where a step shall end, so that its snapshot can be published
     # pages, per group
     tables: list[list[int]] = field(default_factory=list)
@@ -75,6 +76,13 @@ class Sequence:
     def is_shared(self) -> bool:
         """May another sequence look for its pages?"""
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Does it pause, because a step gave it no token? Then it has nothing to run until it is forked or ended. Not
+        one that is held, which goes on by itself.
+        """
+        return not self.pending and not self.held and self.computed == self.planned == len(self.tokens)
 
     def prefix_hash(self, position: int, grid: int) -> PageKey:
         """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
@@ -100,6 +108,7 @@ class Sequence:
         """Forget all progress; results of steps in flight are of an older epoch."""
         self.epoch = epoch
         self.computed = self.replay_from = self.planned = self.pending = 0
+        self.held = False  # its last token is computed again, and sampled again
 
 
 def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "", alone: str = "") -> bytes:

@@ -82,8 +82,9 @@ class StepPlan(NamedTuple):
 class Result(NamedTuple):
     """What a Work gave: the accepted drafts and one token after them; nothing where it was not to sample.
 
-    ended: the last token is an end of sequence or a stop. A sampling work may give no token (at depth one, and not
-    with drafts): the sequence then pauses until it is forked or ended, as beams do.
+    ended: the last token is an end of sequence or a stop. A sampling work may give no token: the sequence then pauses.
+    Either it is forked or ended later, as beams are (at depth one, and not with drafts), or it was held before the next
+    step was scheduled and its token comes later (`Scheduler.hold`).
     """
 
     tokens: tuple[int, ...] = ()
