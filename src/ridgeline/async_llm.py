@@ -49,8 +49,14 @@ class AsyncLLM:
         whatever a step of the engine raised, in all requests that were open then.
         """
         params = sampling_params or SamplingParams(**self._llm.default_sampling_fields())
-        # Tokenising a long prompt takes a while, and other requests have chunks to deliver.
-        request = await asyncio.to_thread(self._llm.frontend.request, prompt, params, next(self._places), priority)
+        place = next(self._places)
+
+        def make() -> GenerationRequest:
+            request = self._llm.frontend.request(prompt, params, place, priority)
+            return self._llm.grammars.bound(request)
+
+        # Tokenizing a long prompt and compiling a grammar take a while, and other requests have chunks to deliver.
+        request = await asyncio.to_thread(make)
         async for chunk in self._chunks(request):
             yield chunk
 

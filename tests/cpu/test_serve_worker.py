@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
+from ridgeline.errors import HelpersBusy
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import StepShape
 from ridgeline.serve.channel import connect
-from ridgeline.serve.compiler import THREADS, Compiler
+from ridgeline.serve.compiler import MAX_NEW, THREADS, Compiler
 from ridgeline.serve.machine import StepCost
 from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
 from ridgeline.serve.pulse import Pulse
 from ridgeline.serve.worker import Worker
-from ridgeline.spec.request import OutputChunk, SamplingParams
+from ridgeline.spec.request import OutputChunk, SamplingParams, StructuredOutputs
 
 REQUEST = GenerationRequest((1, 2), SamplingParams(), ())
 
@@ -188,30 +189,58 @@ def test_a_pipe_whose_file_has_a_large_number() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+NEW, KNOWN = StructuredOutputs(regex="a"), StructuredOutputs(regex="b")
+
+
 class SlowGrammars:
-    """Compiles a structure once it may; writes down which."""
+    """Compiles a new structure once it may, and writes down which; one that is known at once."""
 
     def __init__(self) -> None:
         self.may, self.begun, self.compiled = threading.Event(), threading.Semaphore(0), list[str]()
 
+    def is_known(self, structure: object) -> bool:
+        return structure == KNOWN
+
     def bound(self, request: GenerationRequest) -> GenerationRequest:
+        if getattr(request.params, "structured_outputs", None) == KNOWN:
+            return request
         self.begun.release()
         self.may.wait()
         self.compiled.append(request.prompt or "")
         return request
 
 
+def structured(number: int, structure: StructuredOutputs) -> Submit:
+    params = SamplingParams(structured_outputs=structure)
+    return Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False)
+
+
 def test_a_structure_that_nobody_waits_for_is_not_compiled() -> None:
     grammars: Any = SlowGrammars()
     compiler = Compiler(grammars, lambda: None)
-    params = SamplingParams(structured_outputs={"regex": "a"})
     for number in range(6):
-        compiler.add(Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False))
+        compiler.add(structured(number, NEW))
     for _ in range(THREADS):
         grammars.begun.acquire()
     for number in range(1, 5):
         compiler.abort(number)
     grammars.may.set()
-    compiler._threads.shutdown()
+    compiler._checking.shutdown()
     assert sorted(grammars.compiled) == ["0", "1", "5"]  # 1 had begun
     assert [submit.id for submit, _ in compiler.done()] in ([0, 5], [5, 0])
+
+
+def test_new_structures_hold_up_no_known_one_and_are_bounded() -> None:
+    grammars: Any = SlowGrammars()
+    woken = threading.Semaphore(0)
+    compiler = Compiler(grammars, woken.release)
+    for number in range(MAX_NEW + 1):
+        compiler.add(structured(number, NEW))
+    compiler.add(structured(1000, KNOWN))
+    assert woken.acquire(timeout=60) and woken.acquire(timeout=60)
+    found = {submit.id: error for submit, error in compiler.done()}
+    assert set(found) == {MAX_NEW, 1000} and found[1000] is None
+    assert isinstance(found[MAX_NEW], HelpersBusy) and "try again" in str(found[MAX_NEW])
+    grammars.may.set()
+    compiler._checking.shutdown()
+    assert sorted(submit.id for submit, _ in compiler.done()) == list(range(MAX_NEW))

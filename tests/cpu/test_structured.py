@@ -11,7 +11,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineOptions
-from ridgeline.runtime.grammar import Matcher
+from ridgeline.runtime.masks import Matcher
 from ridgeline.runtime.runner import Forward, Runner
 from ridgeline.spec.request import StructuredOutputs
 

@@ -11,14 +11,15 @@ from itertools import accumulate, count
 import numpy as np
 
 from ridgeline.engine.beams import Beams
+from ridgeline.engine.late import IDLE_SECONDS, PATIENCE_SECONDS, Late
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineConfig, PreemptCost
 from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
-from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.logits import Floats, Ints
+from ridgeline.runtime.masks import MAX_WAIT_SECONDS, TOO_LATE, Grammar
 from ridgeline.runtime.runner import Forward, Runner
 from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample, take_best
 from ridgeline.sched.policy import Priority
@@ -42,6 +43,7 @@ class _Choice:
     sequence: Sequence
     grammar: Grammar | None
     scheduled: float | None = None  # time.perf_counter
+    waited: float = 0.0  # seconds, for masks that were late
 
 
 @dataclass(slots=True)
@@ -62,8 +64,9 @@ class _Request:
         return tuple(self.entries)
 
 
-# Accepted drafts and one token more; of a beam candidates; why there is nothing; nothing was to be sampled.
-Sampled = list[SampledToken] | Candidates | RequestError | None
+# Accepted drafts and one token more; of a beam candidates; why there is nothing; what to sample from once the mask is
+# there; nothing was to be sampled.
+Sampled = list[SampledToken] | Candidates | RequestError | Late | None
 
 
 @dataclass(slots=True)
@@ -112,6 +115,7 @@ class Engine:
         self._choices: dict[int, _Choice] = {}
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
+        self._late: dict[int, Late] = {}  # by sequence: those that wait for a mask, their steps committed
         self._failed: list[Event] = []
         self._works: Seq[Work] = ()  # of the last step; () where it only took in what was due
         self._computed: Seq[Work] = ()  # of the last step that computed
@@ -144,6 +148,8 @@ class Engine:
         first, *others = (c.sequence for c in choices)
         self._scheduler.add(first, others)
         self._choices |= {c.sequence.id: c for c in choices}
+        for choice in choices:
+            choice.row.prepare()
         ids = [c.sequence.id for c in choices]
         self._requests[request_id] = _Request(prompt, ids, set(ids), params.prompt_logprobs)
 
@@ -186,15 +192,17 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run what can be run, and take in what is due; what became of the answers, in order."""
+        events = self._give_late()
         plan = self._scheduler.schedule()
         self._works = () if plan is None else plan.works
         self._computed = self._works or self._computed
         if plan is not None:
             self._flights.append(self._submit(plan))
-        elif len(self) and not self._flights:
+        elif self._late and not self._flights and not events:  # between two waits, requests may come and go
+            self._choices[next(iter(self._late))].row.wait(IDLE_SECONDS)
+        elif len(self) and not self._flights and not events:
             raise RuntimeError("nothing can run although requests are waiting: the scheduler is at fault")
         depth = 1 if len(self._beams) else self.config.steps_in_flight
-        events = []
         while self._flights and (plan is None or len(self._flights) >= depth):
             events += self._commit(self._flights.popleft())
         failed, self._failed = self._failed, []
@@ -236,7 +244,9 @@ class Engine:
         return _Flight(plan, [found.get(w.sequence) for w in plan.works])
 
     def _prepare(self, works: Seq[Work]) -> None:
-        """Masks of grammars are made while a device that works behind the host's back computes the step."""
+        """Masks of grammars are made beside the steps. Most were begun with the last token; not those of answers that
+        were preempted.
+        """
         for work in works:
             choice = self._choices.get(work.sequence)  # None: a beam
             if choice is not None and choice.grammar is not None:
@@ -268,14 +278,54 @@ class Engine:
             else:
                 going.append((at, work))
             at += 1 + work.num_draft
-        depth = 0
+        depth, until = 0, time.perf_counter() + PATIENCE_SECONDS
         while going:
             rows = [self._choices[w.sequence].row if depth else self._row_at(w) for _, w in going]
+            if not all(row.wait(until - time.perf_counter()) for row in rows):
+                going = self._defer(logits, going, found)
+                continue
             results = sample(logits if len(rows) == len(logits) else logits[[at for at, _ in going]], rows)
             taken = [self._take(w, depth, r, found) for (_, w), r in zip(going, results, strict=True)]
             going = [(at + 1, w) for (at, w), more in zip(going, taken, strict=True) if more]
             depth += 1
         return found
+
+    def _defer(self, logits: Floats, going: Seq[tuple[int, Work]], found: dict[int, Sampled]) -> list[tuple[int, Work]]:
+        """Leave out the works whose masks are late: they wait alone, with their logits. Those that are left. One that
+        has accepted a draft has its token, and the next step asks for the mask again.
+        """
+        left = []
+        for at, work in going:
+            if self._choices[work.sequence].row.wait(0):
+                left.append((at, work))
+            elif work.sequence not in found:
+                found[work.sequence] = Late(logits[at].copy(), time.perf_counter())
+                self._scheduler.hold(work.sequence)
+        return left
+
+    def _give_late(self) -> list[Event]:
+        """Let those answers go on whose masks are there by now, and end those that waited too long."""
+        events = []
+        for sequence, late in list(self._late.items()):
+            choice = self._choices[sequence]
+            waited = choice.waited + time.perf_counter() - late.since
+            held, there = self._scheduler.is_held(sequence), choice.row.wait(0)
+            if held and not there and waited <= MAX_WAIT_SECONDS:
+                continue
+            del self._late[sequence]
+            choice.waited = waited
+            if not held:  # preempted: its last token is computed and sampled again
+                continue
+            result = (
+                sample(late.logits[None], [choice.row])[0] if there else RequestError(TOO_LATE.format(MAX_WAIT_SECONDS))
+            )
+            if isinstance(result, RequestError):
+                self._fail(sequence, result)
+                continue
+            self._record(choice, result.token)
+            given = Result((result.token,), choice.row.is_end(result.token))
+            events.append(self._event(sequence, [result], self._scheduler.give(sequence, given).finished))
+        return events
 
     def _read_prompts(self, forward: Forward, works: Seq[Work]) -> None:
         """Log probabilities of the prompt tokens that follow the tokens of this step, where they are asked for."""
@@ -309,21 +359,31 @@ class Engine:
             if depth:  # the next step begins with it
                 return False
             found[work.sequence] = result
-            entries = self._requests[choice.request].take_entries()
-            error = Event(
-                choice.request, choice.index, finish_reason="error", error=result, prompt_logprobs=entries,
-                num_preempted=choice.sequence.num_preempted,
-            )  # fmt: skip
-            self._failed.append(error)
-            self._drop(work.sequence)
+            self._fail(work.sequence, result)
             return False
         before = found.setdefault(work.sequence, [])
         assert isinstance(before, list)
         before.append(result)
-        choice.known.append(result.token)
-        choice.row.push(result.token)
+        self._record(choice, result.token)
         self._runner.sampled(work.row, result.token)
         return depth < len(drafts) and result.token == drafts[depth] and not choice.row.is_end(result.token)
+
+    def _record(self, choice: _Choice, token: int) -> None:
+        """One more token of an answer; the mask of the next one is begun."""
+        choice.known.append(token)
+        choice.row.push(token)
+        if not choice.row.is_end(token) and len(choice.known) < choice.sequence.max_length:
+            choice.row.prepare()
+
+    def _fail(self, sequence: int, error: RequestError) -> None:
+        """End an answer with an error, which the step tells."""
+        choice = self._choices[sequence]
+        event = Event(
+            choice.request, choice.index, finish_reason="error", error=error,
+            prompt_logprobs=self._requests[choice.request].take_entries(), num_preempted=choice.sequence.num_preempted,
+        )  # fmt: skip
+        self._failed.append(event)
+        self._drop(sequence)
 
     def _commit(self, flight: _Flight) -> list[Event]:
         pairs = list(zip(flight.plan.works, flight.sampled, strict=True))
@@ -333,6 +393,8 @@ class Engine:
             given = found[update.sequence]
             if isinstance(given, list):
                 events.append(self._event(update.sequence, given, update.finished))
+            elif isinstance(given, Late):
+                self._late[update.sequence] = given
             elif given is not None:
                 self._beams.take(update.sequence, given)
         return events + self._beams.advance()
@@ -368,6 +430,7 @@ class Engine:
     def _close(self, sequence: int) -> None:
         """An answer is over; with the last one, its request is."""
         choice = self._choices.pop(sequence)
+        self._late.pop(sequence, None)
         request = self._requests[choice.request]
         request.open.discard(sequence)
         if not request.open:

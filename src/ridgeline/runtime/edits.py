@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats, Ints
+from ridgeline.runtime.masks import Grammar
 from ridgeline.spec.request import SamplingParams
 
 # So that differences of scores stay finite under absurd penalties.
@@ -80,14 +80,18 @@ class Edits:
             self._counts.push(token)
 
     def prepare(self) -> None:
-        """What `apply` needs and that takes a while."""
+        """Begin to make what `apply` needs and that takes a while."""
         if self._matcher is not None:
             self._matcher.prepare()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for what `prepare` began, but not longer; is it there?"""
+        return self._matcher is None or self._matcher.wait(seconds)
 
     def apply(self, scores: Floats) -> None:
         """Edit scores [vocabulary], float64, in place: minus infinity for what is ruled out.
 
-        Raises RequestError where a grammar has become too complex to go on.
+        Raises RequestError where a grammar has become too complex to go on. Waits for what `prepare` began.
         """
         if self._matcher is not None:
             scores[~self._matcher.allowed()[: scores.size]] = -np.inf

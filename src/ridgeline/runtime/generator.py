@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats
+from ridgeline.runtime.masks import Grammar
 from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, TokenLogprobs

@@ -19,8 +19,8 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.runtime.edits import Edits
-from ridgeline.runtime.grammar import Grammar
 from ridgeline.runtime.logits import Floats, Ints, draw, kept_ids, row_logprobs, top_k
+from ridgeline.runtime.masks import Grammar
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 PURPOSE_SAMPLE = 0  # other purposes (speculation, beams) will draw from other streams
@@ -81,9 +81,13 @@ class SampleRow:
             self.edits.push(token)
 
     def prepare(self) -> None:
-        """Make what the next token's logits will be edited with, before they are there."""
+        """Begin to make what the next token's logits will be edited with, before they are there."""
         if self.edits is not None:
             self.edits.prepare()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for what `prepare` began, but not longer; is it there? `sample` waits for it otherwise."""
+        return self.edits is None or self.edits.wait(seconds)
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends the sequence."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.channel import connect
 from ridgeline.serve.compiler import Compiler
@@ -85,6 +85,8 @@ class Worker:
         for submit, error in self._compiler.done():
             if error is None:
                 self._add(submit)
+            elif isinstance(error, HelpersBusy):
+                self._send(Lost([submit.id], str(error)))
             else:
                 self._send(Refused(submit.id, str(error)))
         if len(self._session):

@@ -19,6 +19,8 @@ MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam
 MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
+MAX_STRUCTURE_CHARACTERS = 1 << 18  # of structured_outputs
+MAX_STRUCTURE_LEVELS = 127  # of a JSON schema: objects and lists inside each other
 EarlyStopping = bool | Literal["never"]
 
 
@@ -47,6 +49,18 @@ class StructuredOutputs:
         if len(given) != 1 or self.choice == ():
             raise RequestError(f"structured_outputs has {given}; give exactly one of json, regex, choice, grammar, "
                                "json_object")  # fmt: skip
+        _at_most_long(self.kind, self.value)
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is set."""
+        return next(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
+
+    @property
+    def value(self) -> str | tuple[str, ...] | bool:
+        """The value of that field."""
+        found: str | tuple[str, ...] | bool = getattr(self, self.kind)
+        return found
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> StructuredOutputs:
@@ -55,6 +69,7 @@ class StructuredOutputs:
             raise RequestError(f"structured_outputs has {unknown[0]!r}, which is not known")
         values = {name: value for name, value in given.items() if value is not None}
         if isinstance(values.get("json"), Mapping | bool):
+            _at_most_long("json", values["json"])
             values["json"] = json.dumps(values["json"])
         return cls(**values)
 
@@ -229,6 +244,31 @@ Params = SamplingParams | BeamSearchParams  # how to answer a prompt
 def _known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and max(tokens) >= vocab_size:
         raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
+
+
+def _at_most_long(kind: str, value: object) -> None:
+    """Refuse a structure that is too long or nested too deeply, before anything is done with it."""
+    length, level = 0, [value]
+    for _ in range(MAX_STRUCTURE_LEVELS):
+        below: list[object] = []
+        for part in level:
+            texts = (*part, *part.values()) if isinstance(part, Mapping) else part
+            if isinstance(texts, list | tuple):
+                below += texts
+                length += 2 * len(texts)
+            else:
+                length += len(texts) if isinstance(texts, str) else 1
+        if length > MAX_STRUCTURE_CHARACTERS:
+            raise RequestError(
+                f"structured_outputs: {kind} has more than {MAX_STRUCTURE_CHARACTERS} characters, which is the limit: "
+                "simplify it"
+            )
+        if not below:
+            return
+        level = below
+    raise RequestError(
+        f"structured_outputs: {kind} is nested deeper than {MAX_STRUCTURE_LEVELS} levels: move inner parts to $defs"
+    )
 
 
 def _flag(name: str, value: object) -> None:
