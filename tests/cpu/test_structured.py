@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from itertools import pairwise
+from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.engine import engine
 from ridgeline.errors import RequestError
 from ridgeline.plan import EngineOptions
-from ridgeline.runtime.masks import Matcher
-from ridgeline.runtime.runner import Forward, Runner
+from ridgeline.runtime.grammar import Grammars
+from ridgeline.runtime.masks import Grammar, Matcher
+from ridgeline.runtime.runner import Runner
 from ridgeline.spec.request import StructuredOutputs
 
 SCHEMA = {
@@ -68,22 +74,90 @@ def test_the_engine_gives_what_naive_sampling_gives(options: EngineOptions, want
         assert stats.preempted_recompute > 0
 
 
-def test_masks_are_made_before_logits_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_are_begun_before_the_steps_that_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def watch(owner: type, name: str) -> None:
-        found = getattr(owner, name)
+        found = owner.submit
 
-        def watched(self: object, *args: object) -> object:
+        def watched(self: object, *args: object, **more: object) -> object:
             order.append(name)
-            return found(self, *args)
+            return found(self, *args, **more)
 
-        monkeypatch.setattr(owner, name, watched)
+        monkeypatch.setattr(owner, "submit", watched)
 
-    watch(Matcher, "prepare"), watch(Forward, "logits"), watch(Runner, "submit")
+    watch(Grammar, "mask"), watch(Runner, "step")
     LLM("pocket").generate(PROMPTS[0], SamplingParams(max_tokens=8, structured_outputs={"regex": "[a-z]{8}"}))
-    after = [order[i : i + 3] for i, name in enumerate(order) if name == "submit"]
-    assert after == [["submit", "prepare", "logits"]] * len(after) != []
+    steps = [i for i, name in enumerate(order) if name == "step"]
+    assert len(steps) > 1 and all("mask" in order[before:at] for before, at in pairwise([0, *steps]))
+
+
+class Tap:
+    """Holds back the masks of one grammar's answers while it is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
+        self.open, self.pattern, self.grammars = threading.Event(), pattern, list[Grammar]()
+        found, make, tap = Grammars.compile, Matcher.make, self
+
+        def compile_it(self: Grammars, structure: StructuredOutputs) -> Grammar:
+            grammar = found(self, structure)
+            tap.grammars += [grammar] if structure.regex == pattern else []
+            return grammar
+
+        def slow(self: Matcher) -> Any:
+            assert self._grammar not in tap.grammars or tap.open.wait(60)
+            return make(self)
+
+        monkeypatch.setattr(Grammars, "compile", compile_it)
+        monkeypatch.setattr(Matcher, "make", slow)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_late_mask_holds_up_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
+    """The others are complete before the first mask is there, and all tokens are what they are without waiting."""
+    params = [
+        SamplingParams(max_tokens=60, seed=2, structured_outputs={"regex": "[a-c]{2,5}-[0-9]{3}"}, logprobs=2),
+        SamplingParams(max_tokens=40, seed=4, ignore_eos=True),
+        SamplingParams(max_tokens=60, temperature=0, structured_outputs={"choice": ["red", "green"]}),
+    ]
+    llm = LLM("pocket", engine=EngineOptions(steps_in_flight=steps_in_flight))
+    alone = [llm.generate(prompt, p)[0].outputs[0] for prompt, p in zip(PROMPTS, params, strict=False)]
+    tap, over = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}"), list[int]()
+
+    def done(number: int, output: object) -> None:
+        over.append(number)
+        if len(over) == 2:
+            tap.open.set()
+
+    found = [o.outputs[0] for o in llm.generate(PROMPTS[:3], params, on_done=done)]
+    assert sorted(over[:2]) == [1, 2] and over[2] == 0
+    assert [(a.token_ids, a.text, a.logprobs) for a in found] == [(a.token_ids, a.text, a.logprobs) for a in alone]
+
+
+def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
+    monkeypatch.setattr(engine, "MAX_WAIT_SECONDS", 0.0)
+    tap = Tap(monkeypatch, "a+")
+    llm = LLM("pocket")
+    params = [SamplingParams(structured_outputs={"regex": "a+"}), PARAMS[0]]
+    first, second = llm.generate(["x", PROMPTS[0]], params, on_done=lambda number, output: tap.open.set())
+    assert first.outputs[0].finish_reason == "error" and "limit of 0 s" in str(first.outputs[0].error)
+    assert [a.text for a in second.outputs] == wanted[0]
+    llm.session.check()
+
+
+def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
+    """Others need its pages while it waits: what it gives in the end is the same."""
+    options = EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 4096, max_num_seqs=6)
+    tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
+    monkeypatch.setattr(tap.open, "wait", lambda seconds: time.sleep(0.005) or True)  # later than a step waits
+    llm = LLM("pocket", engine=options, max_model_len=150)
+    assert texts(llm) == wanted
+    ids = [llm.session.add(llm.frontend.request(PROMPTS[0], PARAMS[2], i), lambda chunk: None) for i in range(3)]
+    llm.session.step()
+    for number in ids:
+        llm.session.abort(number)
+    llm.session.check()
+    assert not len(llm.session)
 
 
 def test_one_that_no_token_satisfies_fails_alone(wanted: list[list[str]]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from sched_device import EOS, VOCAB, FakeDevice, Script
 
 from ridgeline.sched import Priority, Result, Scheduler, Sequence, StepPlan, fcfs, hash_root
+from ridgeline.sched.work import Update
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.state import ALL
 
@@ -99,6 +100,9 @@ class Fuzz:
         self.aborting = rng.choice([0.0, 0.0, 0.03])
         self.requests: dict[int, Request] = {}
         self.flight: deque[tuple[StepPlan, list[Result]]] = deque()
+        self.chance = random.Random(self.seed + 1)  # of late tokens
+        self.lateness = self.chance.choice([0.0, 0.1, 0.5])
+        self.late: dict[int, tuple[int, Result]] = {}  # tokens that come late, and their steps, by sequence
         self.bases = [[rng.randrange(2, VOCAB) for _ in range(70)] for _ in range(3)]
         self.roots = [hash_root(), hash_root(cache_salt="a"), hash_root(adapter="a")]
 
@@ -109,11 +113,13 @@ class Fuzz:
             for _ in range(min(todo, rng.randint(0, 3))):
                 self.add()
                 todo -= 1
+            self.give()
             plan = scheduler.schedule()
-            assert plan or self.flight or not len(scheduler), "no progress"
+            assert plan or self.flight or self.late or not len(scheduler), "no progress"
             if plan:
                 plan = pickle.loads(pickle.dumps(plan))
                 self.flight.append((plan, self.device.run(plan)))
+                self.hold(*self.flight[-1])
             if rng.random() < self.aborting:
                 self.abort()
             if self.flight and (len(self.flight) >= self.depth or not plan):
@@ -186,6 +192,34 @@ class Fuzz:
                 self.requests[member].over = self.requests[member].aborted = True
                 self.searches.pop(member, None)
 
+    def hold(self, plan: StepPlan, results: list[Result]) -> None:
+        """Some tokens of the step come late."""
+        for i, work in enumerate(plan.works):
+            if work.sample and work.sequence not in self.searches and self.chance.random() < self.lateness:
+                token = results[i].tokens[0]
+                self.late[work.sequence] = plan.step, Result((token,), results[i].ended and len(results[i].tokens) == 1)
+                self.scheduler.hold(work.sequence)
+                results[i] = Result()
+
+    def give(self) -> None:
+        """Some of the late tokens are there."""
+        for number, (step, result) in list(self.late.items()):
+            if self.requests[number].over or not self.scheduler.is_held(number):
+                del self.late[number]
+            elif step <= self.device.committed and self.chance.random() < 0.5:
+                del self.late[number]
+                self.counts["late"] += 1
+                self.take(self.scheduler.give(number, result))
+
+    def take(self, update: Update) -> None:
+        request = self.requests[update.sequence]
+        assert not request.over, "tokens of a request that is over"
+        request.tokens += update.tokens
+        request.over = update.finished
+        if request.stops and STOP in update.tokens and not request.over:
+            self.scheduler.finish(update.sequence)
+            request.over = True
+
     def commit(self) -> None:
         rng = self.rng
         plan, results = self.flight.popleft()
@@ -197,7 +231,7 @@ class Fuzz:
         if self.forking and self.depth == 1:
             for i, work in enumerate(plan.works):
                 can = work.sample and not work.num_draft and self.counts["forks"] < MAX_FORKS
-                can = can and work.sequence not in self.searches
+                can = can and work.sequence not in self.searches and bool(results[i].tokens)
                 if can and rng.random() < 0.05:
                     results[i] = Result()
                     paused.append(work.sequence)
@@ -205,13 +239,7 @@ class Fuzz:
         self.device.committed = plan.step
         assert len({u.sequence for u in updates}) == len(updates)
         for update in updates:
-            request = self.requests[update.sequence]
-            assert not request.over, "tokens of a request that is over"
-            request.tokens += update.tokens
-            request.over = update.finished
-            if request.stops and STOP in update.tokens and not request.over:
-                self.scheduler.finish(update.sequence)
-                request.over = True
+            self.take(update)
         for number in paused:
             if not self.requests[number].over:
                 self.branch(number, both=True)
@@ -219,7 +247,7 @@ class Fuzz:
             if search.ready == set(search.live):
                 self.advance(search)
         for number, request in list(self.requests.items()):
-            if not request.over and number not in self.searches:
+            if not request.over and number not in self.searches and number not in self.late:
                 if self.forking and self.depth == 1 and self.counts["forks"] < MAX_FORKS and rng.random() < 0.01:
                     self.branch(number, both=False)
                 if self.drafting and rng.random() < 0.5:
@@ -285,7 +313,7 @@ def many(mix: str, seeds: list[int], *, complete: bool = True) -> None:
     for seed in seeds:
         total += fuzz(MIXES[mix], seed)
     # A fuzz that no longer meets the hard cases proves nothing.
-    hard = ["steps", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams"]
+    hard = ["steps", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams", "late"]
     hard += ["copies"] if any(group.page_tokens > 1 for group in MIXES[mix]) else []  # a page is begun, or full
     hard += ["replays"] if any(group.snapshot for group in MIXES[mix]) else []
     missed = [name for name in hard if not total[name]]

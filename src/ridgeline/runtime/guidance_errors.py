@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SHOWN = 300  # characters of a sentence, at most
-READ = 2048  # characters that are read at either end of a longer error
+READ = 2048  # characters that are read of an error
 _SIMPLIFY = "it exceeds the limit on {}: simplify it, or split it over several requests"
 _NOTHING = "no text satisfies it"
 
@@ -42,8 +42,8 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 def sentence(error: str) -> str:
     """One line: what is wrong with the structure, and what to do about it."""
     text = " ".join(error.replace("<non-verbose/>", "").split())
-    if len(text) > 2 * READ:  # it quotes the whole structure
-        text = f"{text[:READ]} {text[-READ:]}"
+    if len(text) > READ:  # it quotes the whole structure, and says between two copies what is wrong
+        text = " ".join([text[:READ], *re.findall(r"\berror: .{1,200}", text)[-1:]])
     for pattern, words in _KNOWN:
         if found := re.search(pattern, text):
             return f"structured_outputs: {found.expand(words)[:SHOWN]}"

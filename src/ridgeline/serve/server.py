@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -26,6 +27,7 @@ from ridgeline.serve.service import Service
 from ridgeline.serve.settle import settle
 
 BACKLOG = 2048
+MAX_PORT = 65_535
 log = logging.getLogger(__name__)
 
 CUT_SECONDS = 2.0  # for the last event of what is cut off
@@ -160,17 +162,35 @@ def _url(options: ServeOptions, listener: socket.socket) -> str:
 
 
 def _bind(options: ServeOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family)
+    """A socket at the address. Raises RequestError, which names the address, why it cannot be had, and the remedy."""
+    host, port = options.host, options.port
+    if not 0 <= port <= MAX_PORT:
+        raise RequestError(f"--port is {port}; it must be 0 (any free port) to {MAX_PORT}")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
-    except OSError as e:
+        listener.bind((host, port))
+    except (OSError, UnicodeError) as e:  # IDNA cannot encode every name
         listener.close()
-        why = e.strerror or e
-        raise RequestError(f"{options.host}:{options.port} cannot be had: {why}; choose another --port") from None
+        raise RequestError(f"cannot listen on {host:.100} port {port}: {_why(e)}") from None
     listener.set_inheritable(False)
     return listener
+
+
+def _why(error: OSError | UnicodeError) -> str:
+    """Why an address cannot be had, and what to do about it."""
+    if isinstance(error, socket.gaierror):
+        return "the host name is not known; give an address of this machine as --host"
+    if not isinstance(error, OSError):
+        return "this is not a host name; give an address of this machine as --host"
+    what = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return f"{what}; another process listens there: choose another --port, or 0 for a free one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}; --host must be an address of this machine, 127.0.0.1 or 0.0.0.0"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{what}; ports below 1024 are often reserved: choose another --port"
+    return f"{what}; choose another --host or --port"
 
 
 def run(*args: Any, **kwargs: Any) -> None:
