@@ -134,6 +134,19 @@ def test_a_late_mask_holds_up_its_own_answer_alone(monkeypatch: pytest.MonkeyPat
     assert [(a.token_ids, a.text, a.logprobs) for a in found] == [(a.token_ids, a.text, a.logprobs) for a in alone]
 
 
+@pytest.mark.parametrize("pattern", ["a" * 100_000, "(.*a.{20}b|.*b.{25}c)*"])
+def test_slow_patterns_beside_another_answer(pattern: str) -> None:
+    """Steps do not wait for the masks of a slow pattern: 100 tokens beside it are complete before its 8 are."""
+    llm, over = LLM("pocket"), list[int]()
+    hostile = SamplingParams(max_tokens=8, n=4, seed=1, structured_outputs={"regex": pattern})
+    params = [SamplingParams(max_tokens=100, seed=4, ignore_eos=True), hostile]
+    alone = llm.generate(PROMPTS[0], params[0])[0].outputs[0]
+    beside, slow = llm.generate(PROMPTS[:2], params, on_done=lambda number, output: over.append(number))
+    assert beside.outputs[0].token_ids == alone.token_ids
+    assert all(answer.error is None for answer in slow.outputs)
+    assert over == [0, 1] or len(pattern) < 100  # masks of the other pattern are slow only now and then
+
+
 def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
     monkeypatch.setattr(engine, "MAX_WAIT_SECONDS", 0.0)
     tap = Tap(monkeypatch, "a+")
