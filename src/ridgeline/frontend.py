@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -12,20 +12,46 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.sampler import NoiseKey
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
-# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps a
-# "cache_salt" (prefixes are shared only under the same one).
+# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps some
+# of PromptOptions.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-CACHE_SALT = "cache_salt"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as the text that its chat template made of it."""
+    """A conversation as the text that its chat template made of it.
+
+    add_special_tokens: see Tokenizer.encode_rendered. options: how it is read.
+    """
 
     text: str
+    add_special_tokens: bool | None = None
+    options: PromptOptions = field(default_factory=PromptOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class TextToEncode:
+    """A text and how it is tokenized. is_chat: a chat template gave it. max_tokens: see Tokenizer.encode."""
+
+    text: str
+    is_chat: bool = False
+    add_special_tokens: bool | None = True
+    max_tokens: int | None = None
+    truncation_side: Side = "left"
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """The token ids. Raises RequestError for text that is not valid Unicode."""
+        if self.is_chat:
+            found = tokenizer.encode_rendered(self.text, self.add_special_tokens)
+            return [*truncated(found, self.max_tokens, self.truncation_side)]
+        return tokenizer.encode(
+            self.text, add_special_tokens=self.add_special_tokens is not False, max_tokens=self.max_tokens,
+            truncation_side=self.truncation_side,
+        )  # fmt: skip
 
 
 class Frontend:
@@ -46,20 +72,37 @@ class Frontend:
         self._spec, self._tokenizer, self._no_tokenizer = spec, tokenizer, no_tokenizer
         self._max_model_len, self._seed, self._max_chars = max_model_len, seed, max_chars
 
-    def encode(self, prompt: Prompt | Rendered) -> list[int]:
-        """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
-        if isinstance(prompt, Rendered):
-            self.check_text(prompt.text)
-            return self.check_ids(self.tokenizer().encode_rendered(prompt.text))
-        kind, value, _ = _parts(prompt)
+    def encode(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> list[int]:
+        """Token ids of a prompt, exactly one BOS where the model uses one, truncated where the prompt asks for it.
+
+        answer_tokens: what a truncated prompt leaves room for. Raises RequestError or TokenizerError.
+        """
+        work = self.text_of(prompt, answer_tokens)
+        if work is not None:
+            return self.check_ids(work.ids(self.tokenizer()))
+        _, value, options = _parts(prompt)
+        kept = options.kept(self._max_model_len - answer_tokens)
+        return self.check_ids([*truncated([*value], kept, options.truncation_side)])
+
+    def text_of(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> TextToEncode | None:
+        """The text of a prompt that is to be tokenized, None of one that consists of ids. Raises as `encode`.
+
+        A text that cannot fit is refused by arithmetic, unless it is to be truncated.
+        """
+        kind, value, options = _parts(prompt)
+        if kind == "prompt_token_ids":
+            return None
+        kept = options.kept(self._max_model_len - answer_tokens)
         if kind == "messages":
-            return self.encode(Rendered(self.tokenizer().render_chat(value)))
-        if kind == "prompt":
-            if not value:
+            kind, value = "rendered", Rendered(self.tokenizer().render_chat(value))
+        if kind == "rendered":
+            text, special = value.text, value.add_special_tokens
+        else:
+            text, special = value, options.add_special_tokens
+            if not text:
                 raise RequestError("the prompt is empty; give at least one character")
-            self.check_text(value)
-            return self.check_ids(self.tokenizer().encode(value))
-        return self.check_ids([*value])
+        self.check_text(text) if kept is None else self.check_size(text)
+        return TextToEncode(text, kind == "rendered", special, kept, options.truncation_side)
 
     def check_size(self, text: str) -> None:
         """Raise RequestError for a text of more characters than may be tokenized at once."""
@@ -81,19 +124,20 @@ class Frontend:
 
     def request(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Rendered,
         params: Params,
         place: int = 0,
         priority: int = 0,
         ids: list[int] | None = None,
     ) -> GenerationRequest:
-        """A prompt and how to continue it, checked. ids: of its text, if that has been tokenized elsewhere.
+        """A prompt and how to continue it, checked. ids: of its text, if `text_of` has been tokenized elsewhere.
 
         place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
         under the model's, on its place. Raises RequestError or TokenizerError.
         """
-        ids = self.encode(prompt) if ids is None else self.check_ids(ids)
+        ids = self.encode(prompt, params.max_tokens or 1) if ids is None else self.check_ids(ids)
         self.check_length(ids, params)
+        params = self._with_bad_words(params)
         params.check_vocabulary(self._spec.vocab_size)
         if type(priority) is not int:
             raise RequestError(f"priority is {priority!r}; it must be a whole number, lower is more urgent")
@@ -103,8 +147,22 @@ class Frontend:
                 raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
             seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
             noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
-        kind, value, salt = _parts(prompt)
-        return GenerationRequest(ids, params, noise, value if kind == "prompt" else None, priority, salt)
+        kind, value, options = _parts(prompt)
+        whole = kind == "prompt" and options.add_special_tokens and options.truncate_prompt_tokens is None
+        return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
+
+    def _with_bad_words(self, params: Params) -> Params:
+        """The same with bad_words as sequences of token ids: each word at the start of a text, and after a space."""
+        if not isinstance(params, SamplingParams) or not params.bad_words:
+            return params
+        if self._tokenizer is None:
+            raise RequestError(f"bad_words needs a tokenizer: {self._no_tokenizer}; use bad_token_sequences instead")
+        words = [word.lstrip() for word in params.bad_words]
+        texts = [text for word in words for text in (word, f" {word}")]
+        found = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        known = [ids for ids in found if ids and max(ids) < self._spec.vocab_size]  # the model can write no others
+        sequences = dict.fromkeys([*params.bad_token_sequences, *known])
+        return replace(params, bad_words=(), bad_token_sequences=tuple(sequences))
 
     def check_length(self, ids: Sequence[int], params: Params) -> None:
         """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
@@ -155,27 +213,24 @@ def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     return [items] if items and all(hasattr(i, "__index__") for i in items) else items
 
 
-def _parts(prompt: Prompt) -> tuple[str, Any, str]:
-    """Which of PROMPT_KEYS a prompt has, its value, and its cache salt."""
+def _parts(prompt: Prompt | Rendered) -> tuple[str, Any, PromptOptions]:
+    """Which of PROMPT_KEYS a prompt has ("rendered": it is a Rendered), its value, and how it is read."""
+    if isinstance(prompt, Rendered):
+        return "rendered", prompt, prompt.options
     if isinstance(prompt, str):
-        return "prompt", prompt, ""
+        return "prompt", prompt, PromptOptions()
     if not isinstance(prompt, Mapping):
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
-        return "prompt_token_ids", prompt, ""
+        return "prompt_token_ids", prompt, PromptOptions()
     given = [key for key in PROMPT_KEYS if key in prompt]
-    if len(given) != 1 or len(prompt) != 1 + (CACHE_SALT in prompt):
+    if len(given) != 1 or not prompt.keys() <= {given[0], *OPTION_KEYS}:
         raise RequestError(
-            f"a prompt has exactly one of {', '.join(PROMPT_KEYS)}, and perhaps {CACHE_SALT}; this has {sorted(prompt)}"
+            f"a prompt has exactly one of {', '.join(PROMPT_KEYS)}, and perhaps {', '.join(OPTION_KEYS)}; "
+            f"this has {sorted(prompt)}"
         )
-    kind, salt = given[0], prompt.get(CACHE_SALT, "")
+    kind = given[0]
     value = prompt[kind]
     if kind != "messages" and not isinstance(value, str if kind == "prompt" else list):
         raise RequestError(f"{kind} is {value!r}")
-    if not isinstance(salt, str):
-        raise RequestError(f"{CACHE_SALT} is {salt!r}; it must be a text")
-    try:
-        salt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{CACHE_SALT} has the lone surrogate {salt[error.start]!r}; send valid Unicode") from None
-    return kind, value, salt
+    return kind, value, PromptOptions.of(prompt)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -69,6 +70,17 @@ def test_masks_are_those_of_transformers(scores: np.ndarray, bad: set[int], allo
         found = edited(scores, SamplingParams(allowed_token_ids=tuple(allowed), bad_token_ids=tuple(bad)))
         others = [t for t in range(SIZE) if t not in allowed or t in bad]
         assert (found == processed(scores, SuppressTokensLogitsProcessor(others), [0])).all() if others else True
+
+
+_SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(scores=_LOGITS, bad=_SEQUENCES, output=st.lists(st.integers(0, 3), min_size=1, max_size=10))
+def test_bad_sequences_are_those_of_transformers(scores: np.ndarray, bad: list[list[int]], output: list[int]) -> None:
+    """A sequence is looked for in the answer alone, which the processor takes for all there is."""
+    found = edited(scores, SamplingParams(bad_token_sequences=tuple(map(tuple, bad))), [0, 1, 2, 3], output)
+    assert (found == processed(scores, NoBadWordsLogitsProcessor(bad), output)).all()
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -210,6 +222,33 @@ def test_edits_reach_the_answer(stories: LLM) -> None:
     few = {"allowed_token_ids": allowed, "max_tokens": 24}
     often = Counter(answer(stories, **few)).most_common(1)[0][1]
     assert Counter(answer(stories, **few, frequency_penalty=2.0)).most_common(1)[0][1] < often
+
+
+def test_bad_words_are_not_in_the_answer(stories: LLM) -> None:
+    """A word of one token and words of several, with and without a space before them; the parts of a word may come."""
+    text = stories.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text
+    words = [w for w in dict.fromkeys(text.replace(".", " ").replace(",", " ").split()) if len(w) > 2]
+    assert stories.tokenizer is not None and len(words) > 4
+    assert any(len(stories.tokenizer.encode(w, add_special_tokens=False)) > 2 for w in words)
+    params = SamplingParams(temperature=0, max_tokens=40, bad_words=[f" {words[0]}", *words[1:]])  # type: ignore[arg-type]
+    (output,) = stories.generate("Once upon a time", params)
+    assert output.outputs[0].finish_reason == "length"
+    assert not set(words) & set(output.outputs[0].text.replace(".", " ").replace(",", " ").split())
+    parts = stories.tokenizer.encode(words[-1], add_special_tokens=False)
+    row = SampleRow.start(SamplingParams(temperature=0, bad_token_sequences=(tuple(parts),)), [1], KEY, (2,))
+    logits = np.zeros((1, stories.loaded.spec.vocab_size), np.float32)
+    for place, token in enumerate(parts):
+        logits[:] = 0
+        logits[0, token] = 9
+        (found,) = sample(logits, [row])
+        assert isinstance(found, SampledToken) and (found.token == token) is (place < len(parts) - 1)
+        row.push(token)
+
+
+def test_bad_words_need_a_tokenizer() -> None:
+    llm = LLM(str(shared_data() / "models" / "stories260K"), skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="bad_words needs a tokenizer"):
+        llm.generate([[1, 2]], SamplingParams(bad_words=["a"]))  # type: ignore[arg-type]
 
 
 def test_penalties_equal_a_computation_from_the_logits(stories: LLM) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.serve import batch
 from ridgeline.serve.batch import Line, read_done
+from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Gate, Service
 from ridgeline.serve.types import CompletionBody
 
@@ -74,7 +76,7 @@ def test_what_failed_in_passing_is_asked_again(tmp_path: Path) -> None:
 
 def test_a_batch_waits_for_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of many answers each, more than the queue has places for: none is told 429."""
-    gate = Gate(2, 1)
+    gate, service = Gate(2, 1), cast(Service, SimpleNamespace(options=ServeOptions(("m",))))
 
     class Slow:
         def __init__(self, service: Any, body: CompletionBody) -> None:
@@ -88,7 +90,7 @@ def test_a_batch_waits_for_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def ask() -> list[dict[str, Any]]:
         wanted = [Line(str(n), "/v1/completions", {"prompt": "x", "n": n}) for n in (3, 2, 3, 1, 4)]
-        return await asyncio.gather(*(batch._result(cast(Service, None), line) for line in wanted))
+        return await asyncio.gather(*(batch._result(service, line) for line in wanted))
 
     monkeypatch.setattr(batch, "Completion", Slow)
     monkeypatch.setattr(batch, "PLACE_SECONDS", 0.001)

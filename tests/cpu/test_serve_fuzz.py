@@ -120,27 +120,3 @@ def test_headers_and_paths(server: Server, method: str, path: str, headers: Any,
     if status != 200:
         assert set(answer["error"]) == {"message", "type", "param", "code"}
     good(server)
-
-
-@pytest.mark.slow
-def test_schemathesis(server: Server) -> None:
-    """Requests made out of the server's own description; whatever they are, the answer is as described above."""
-    import schemathesis
-    from hypothesis import HealthCheck, given, settings
-
-    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
-
-    for operation in schema.get_all_operations():
-        body = operation.ok().as_strategy()
-
-        @given(case=body)
-        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-        def one(case: Any) -> None:
-            response = case.call(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
-            assert response.status_code < 500, (case.method, case.path, case.body, response.text)
-            if response.status_code >= 400:
-                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-        one()
-    good(server)
-    assert server.metric("ridgeline:engine_restarts_total") == 0

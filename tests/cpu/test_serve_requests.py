@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,7 +37,9 @@ MESSAGES = [{"role": "user", "content": "x"}]
 
 def service(**more: Any) -> Service:
     """As much of one as a request needs before it is sent."""
-    facts = {"name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", **more}
+    facts = {
+        "name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", "tokenizer": None, **more,
+    }  # fmt: skip
     return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
 
 
@@ -153,37 +155,50 @@ def test_the_description_is_open_whole_and_our_own() -> None:
     assert (page.status_code, described.status_code, closed.status_code) == (200, 200, 401)
     assert "default-src 'none'" in page.headers["content-security-policy"] and "http" not in page.text
     schema = described.json()
-    assert set(schema["components"]["schemas"]["Told"]["properties"]) == {"error"}
+    assert set(schema["components"]["schemas"]["ErrorAnswer"]["properties"]) == {"error"}
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             assert "422" not in operation["responses"], path
-            assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/Told")
+            told = operation["responses"]["400"]["content"]["application/json"]["schema"]
+            assert told["$ref"].endswith("/ErrorAnswer")
+            content = operation["responses"]["200"]["content"]
+            streams = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
+            assert ("text/event-stream" in content) == (path in streams)
+            if path != "/metrics":
+                assert content["application/json"]["schema"]["$ref"], path
+            else:
+                assert content == {"text/plain": {"schema": {"type": "string"}}}
 
 
 class Decoder:
-    """A service's part that turns tokens into text: counts what it is asked, and by which threads."""
+    """A tokenizer whose tokens have the same text everywhere: counts what it is asked, and by which threads."""
+
+    special_ids = frozenset[int]()
+    settled = True
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.threads = set[int]()
 
-    def token_text(self, token: int) -> str:
+    def detokenizer(self, skip_special_tokens: bool, prompt: Sequence[int]) -> Decoder:
+        return self
+
+    def peek(self, token: int) -> tuple[str, bytes]:
         self.asked.append(token)
         self.threads.add(threading.get_ident())
+        return f"t{token}", b"t"
+
+    def push(self, token: int) -> str:
         return f"t{token}"
 
-    def token_bytes(self, token: int) -> list[int]:
-        return [token]
-
-    def is_special(self, token: int) -> bool:
-        return False
+    def flush(self) -> str:
+        return ""
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
         return await asyncio.to_thread(work)
 
     def service(self) -> Service:
-        own = {name: getattr(self, name) for name in ("token_text", "token_bytes", "is_special", "off_loop")}
-        return service(reasoning_parser=None, tokenizer=None, **own)
+        return service(reasoning_parser=None, tokenizer=self, off_loop=self.off_loop)
 
 
 def turn(answer: CompletionOutput) -> Any:

@@ -21,7 +21,8 @@ from ridgeline.serve.machine import StepCost
 from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
 from ridgeline.serve.pulse import Pulse
 from ridgeline.serve.worker import Worker
-from ridgeline.spec.request import OutputChunk, SamplingParams, StructuredOutputs
+from ridgeline.spec.request import OutputChunk, SamplingParams
+from ridgeline.spec.structure import StructuredOutputs
 
 REQUEST = GenerationRequest((1, 2), SamplingParams(), ())
 

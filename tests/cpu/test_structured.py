@@ -19,7 +19,7 @@ from ridgeline.plan import EngineOptions
 from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.masks import Grammar, Matcher
 from ridgeline.runtime.runner import Runner
-from ridgeline.spec.request import StructuredOutputs
+from ridgeline.spec.structure import StructuredOutputs
 
 SCHEMA = {
     "type": "object",

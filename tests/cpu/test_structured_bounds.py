@@ -15,7 +15,7 @@ from ridgeline.runtime import grammar_checks, guidance
 from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.guidance_errors import sentence
 from ridgeline.runtime.schema_ends import endless
-from ridgeline.spec.request import StructuredOutputs
+from ridgeline.spec.structure import StructuredOutputs
 
 
 def chain(count: int, link: Callable[[str], Any]) -> dict[str, Any]:

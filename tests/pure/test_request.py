@@ -50,6 +50,11 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "allowed_token_ids": ((5, "ab", {3}, (), [], (-1,), (1.0,), (True,), ("a",), (3, None)), ""),
     "bad_token_ids": ((5, None, "ab", {3}, (-1,), (1.0,), (True,), ("a",), (3, NAN)), ""),
+    "bad_words": ((5, None, "", [""], [" "], ["a", 5], {"a"}, ["a"] * 1025, ["a" * 8193]), ""),
+    "bad_token_sequences": (
+        (5, None, "ab", {3}, [3], [()], [(-1,)], [(3, "a")], [(3,)] * 4097, [(3,) * (1 << 17), (3,)]),
+        "",
+    ),
     "min_tokens": ((*WHOLE, -1, None, 17), "at "),
     "stop": ((5, None, "", [""], ["a", ""], ["a", 5], [b"a"], {"a"}, {"a": 1}), "none of them empty"),
     "include_stop_str_in_output": ((1, "no", None), ""),
@@ -75,7 +80,7 @@ def test_every_parameter_is_here() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        pytest.param(name, value, id=f"{name}={'huge' if value == HUGE else value}")
+        pytest.param(name, value, id=f"{name}={'huge' if value == HUGE else value!s:.40}")
         for name, (values, _) in BAD.items()
         for value in values
     ],

@@ -51,6 +51,7 @@ def generate(
     typical_p: o.TypicalP = None, repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = 0.0, frequency_penalty: o.FrequencyPenalty = 0.0,
     logit_bias: o.LogitBias = None, allowed_token_ids: o.AllowedTokenIds = None, bad_token_ids: o.BadTokenIds = None,
+    bad_words: o.BadWords = None,
     n: o.N = 1, seed: o.Seed = 0, beam_width: o.BeamWidth = None, length_penalty: o.LengthPenalty = 1.0,
     early_stopping: o.EarlyStopping = "false",
     stop: o.Stop = None, include_stop_str_in_output: o.IncludeStop = False,

@@ -113,6 +113,10 @@ FrequencyPenalty = Annotated[float, _sampling("--frequency-penalty", help="The s
 LogitBias = Annotated[list[str] | None, _sampling("--logit-bias", help="ID=BIAS, added to a score; repeatable.")]
 AllowedTokenIds = Annotated[list[int] | None, _sampling("--allowed-token-ids", help="Nothing else; repeatable.")]
 BadTokenIds = Annotated[list[int] | None, _sampling("--bad-token-ids", help="Never produce this; repeatable.")]
+BadWords = Annotated[
+    list[str] | None,
+    _sampling("--bad-words", help="The answer may not contain this text, as its usual tokens; repeatable."),
+]
 N = Annotated[int, _sampling("-n", "--n", help="Answers per prompt.")]
 BeamWidth = Annotated[
     int | None,
@@ -162,6 +166,7 @@ def answer_fields(given: Mapping[str, Any]) -> tuple[type[Params], dict[str, Any
         "early_stopping": {"true": True, "false": False}.get(early, early),
         "seed": None,
         "structured_outputs": None,
+        "bad_token_sequences": None,
     }
     sampling, search = ({f.name for f in fields(kind)} for kind in (SamplingParams, BeamSearchParams))
     if given["beam_width"] is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ridgeline.frontend import Prompt
 
 SUFFIXES = (".txt", ".jsonl")
-PRIORITY, SAMPLING_PARAMS = "priority", "sampling_params"
+CACHE_SALT, PRIORITY, SAMPLING_PARAMS = "cache_salt", "priority", "sampling_params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _is_row(line: str) -> bool:
 
 
 def _row(line: str, where: str) -> Row:
-    from ridgeline.frontend import CACHE_SALT, PROMPT_KEYS
+    from ridgeline.frontend import PROMPT_KEYS
 
     try:
         value = json.loads(line)

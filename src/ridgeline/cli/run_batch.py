@@ -15,6 +15,7 @@ from ridgeline.cli.serve import (
     ReasoningParser,
     ServedModelName,
     ToolParser,
+    UnknownFieldsChoice,
     serve_options,
     which_model,
 )
@@ -35,6 +36,7 @@ def run_batch(
     chat_template: Annotated[str | None, typer.Option("--chat-template", help="A Jinja file.")] = None,
     tool_call_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
+    unknown_fields: UnknownFieldsChoice = "error",
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
     revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,

@@ -46,6 +46,14 @@ ToolParser = Annotated[
     str | None,
     _server("--tool-call-parser", help="hermes, llama3_json or mistral; default: what the chat template suggests."),
 ]
+UnknownFieldsChoice = Annotated[
+    str,
+    _server(
+        "--unknown-fields",
+        help="error refuses a request with fields that are not known; ignore answers it, with a warning that names "
+        "them.",
+    ),
+]
 ReasoningParser = Annotated[
     str | None, _server("--reasoning-parser", help="think; default: what the chat template suggests.")
 ]
@@ -101,6 +109,7 @@ def serve(
     shutdown_timeout: Annotated[
         int, _server("--shutdown-timeout", help="Seconds that what is open may take after SIGTERM; then it is cut off.")
     ] = 30,
+    unknown_fields: UnknownFieldsChoice = "error",
     log_requests: Annotated[bool, _protection("--log-requests", help="Write prompts into the log.")] = False,
     otlp_traces_endpoint: Annotated[
         str | None,
@@ -159,10 +168,13 @@ def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOption
     from ridgeline.errors import RequestError
     from ridgeline.serve import reasoning, tools
     from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
+    from ridgeline.serve.unknown import UNKNOWN_FIELDS
 
     for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
         if given[name] not in (None, *known):
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
+    if given["unknown_fields"] not in UNKNOWN_FIELDS:
+        raise RequestError(f"--unknown-fields is {given['unknown_fields']}; it must be {' or '.join(UNKNOWN_FIELDS)}")
     if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
     for name in AT_LEAST:

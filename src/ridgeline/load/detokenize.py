@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,28 @@ class Detokenizer:
         else:
             new = self._unfinished() + piece
         return self._strip(new) if self._strip_left else new
+
+    def peek(self, token_id: int) -> tuple[str, bytes]:
+        """Return the text that `push` would return for `token_id`, and the bytes that it adds, and change nothing.
+
+        A special token adds nothing to the text where it is skipped; its bytes are those of its name even then.
+        """
+        text = copy(self).push(token_id)
+        piece = self._text.piece(token_id)
+        if piece is None:
+            return text, b""
+        piece = self._text.first(piece) if self._first else self._text.later(piece)
+        data = piece if isinstance(piece, bytes) else piece.encode("utf-8")
+        if token_id not in self._skip:
+            strip = self._text.rules.strip.encode("utf-8")
+            for _ in range(self._strip_left):
+                data = data.removeprefix(strip)
+        return text, data
+
+    @property
+    def settled(self) -> bool:
+        """Whether the text of the next id depends on that id alone: not at the start, nor inside a character."""
+        return not (self._first or self._strip_left or self._pending)
 
     def flush(self) -> str:
         """Return the text of a character that never ended (as U+FFFD), or ""; call it after the last id."""

@@ -20,6 +20,7 @@ from ridgeline.load.gguf import read_header
 from ridgeline.load.gguf_vocab import build_vocab
 from ridgeline.load.lengths import characters_per_token, least_tokens
 from ridgeline.load.tokenizer_files import guarded, read_folder
+from ridgeline.spec.prompt import Side, truncated
 
 if TYPE_CHECKING:
     from ridgeline.load.chat import ChatTemplate, Message
@@ -82,15 +83,33 @@ class Tokenizer:
         around = (vocab.prefix, vocab.suffix)
         return cls(vocab.backend, special_tokens=vocab.special_tokens, templates=vocab.templates, around=around)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None,
+        truncation_side: Side = "left",
+    ) -> list[int]:  # fmt: skip
         """Return the ids of `text`; with `add_special_tokens` those the model expects around it included.
 
         Text that already begins with one of the leading tokens (a rendered chat, say) gets no second one, and
         a BOS that is written repeatedly is kept once. Without `add_special_tokens` the text is encoded as it
-        stands. Raises RequestError for text that is not valid Unicode.
+        stands. With `max_tokens` ids of the text are dropped, at `truncation_side`, until there are no more in all,
+        as by transformers; the added tokens stay. Raises RequestError for text that is not valid Unicode.
         """
         ids = self._encode(text)
-        return [*self._with_prefix(ids), *self._suffix] if add_special_tokens else ids
+        if not add_special_tokens:
+            return [*truncated(ids, max_tokens, truncation_side)]
+        if max_tokens is not None and len(ids) + (added := len(self._prefix) + len(self._suffix)) > max_tokens:
+            ids = [*truncated(ids, max(0, max_tokens - added), truncation_side)]
+        return [*self._with_prefix(ids), *self._suffix]
+
+    def encode_rendered(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Return the ids of a chat that `render_chat` has written.
+
+        add_special_tokens: True adds all tokens that the model expects around a text, False none; None adds a BOS where
+        the model uses one and the template writes none. There is never a second BOS.
+        """
+        if add_special_tokens is not None:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return self._with_prefix(self._encode(text))
 
     def encode_chat(
         self,
@@ -111,10 +130,6 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template=template, **variables
         )
         return self.encode_rendered(text)
-
-    def encode_rendered(self, text: str) -> list[int]:
-        """Return the ids of a text that `render_chat` gave."""
-        return self._with_prefix(self._encode(text))
 
     @property
     def longest_token(self) -> int:
@@ -154,13 +169,9 @@ class Tokenizer:
         """Return a Detokenizer that goes on after `prompt`, whose own text it does not return."""
         return Detokenizer(self._text, self.special_ids if skip_special_tokens else frozenset(), prompt)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text that goes on; b"" for an id outside the vocabulary."""
-        piece = self._text.piece(token_id)
-        if piece is None:
-            return b""
-        piece = self._text.later(piece)
-        return piece if isinstance(piece, bytes) else piece.encode("utf-8")
+    def token_name(self, token_id: int) -> str:
+        """Return how a token is spelled where it is no part of a text, such as "</s>"; "" for an unknown id."""
+        return self._backend.id_to_token(token_id) or "" if 0 <= token_id < self.vocab_size else ""
 
     @cached_property
     def chat_templates(self) -> dict[str, ChatTemplate]:

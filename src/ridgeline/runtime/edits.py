@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -45,6 +46,36 @@ class TokenCounts:
         return self._counts[: len(self._slots)]
 
 
+class BadSequences:
+    """Sequences of tokens that an answer must not contain: what may not come next.
+
+    A push and a look cost what the sequences take whose last token but one has just come.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        """`sequences`: each of at least one token. Those of one token may never come."""
+        self.always = [sequence[0] for sequence in sequences if len(sequence) == 1]
+        self._by_last: dict[int, list[tuple[list[int], int]]] = {}  # of what comes before the last token
+        longest = 0
+        for *before, end in sequences:
+            if before:
+                self._by_last.setdefault(before[-1], []).append((before, end))
+                longest = max(longest, len(before))
+        self._past = deque[int](maxlen=longest)
+
+    def push(self, token: int) -> None:
+        """One more token of the answer."""
+        self._past.append(token)
+
+    def next(self) -> list[int]:
+        """The tokens that would complete a sequence of several tokens."""
+        candidates = self._by_last.get(self._past[-1], ()) if self._past else ()
+        if not candidates:
+            return []
+        past = list(self._past)
+        return [end for before, end in candidates if past[-len(before) :] == before]
+
+
 class Edits:
     """The masks, the bias and the penalties of one sequence, in this order."""
 
@@ -56,7 +87,8 @@ class Edits:
         self._matcher = None if grammar is None else grammar.start()
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else np.array(allowed, np.int64)
-        self._bad = np.array(params.bad_token_ids, np.int64)
+        self._sequences = BadSequences(params.bad_token_sequences)
+        self._bad = np.array([*params.bad_token_ids, *self._sequences.always], np.int64)
         self._ends = np.array(sorted(ends), np.int64)
         self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float64)
@@ -68,12 +100,14 @@ class Edits:
         cls, params: SamplingParams, prompt: Sequence[int], ends: Collection[int], grammar: Grammar | None = None
     ) -> Edits | None:
         """The edits that `params` and a grammar ask for; None where they ask for none."""
-        masks = params.allowed_token_ids is not None or params.bad_token_ids or (params.min_tokens and ends) or grammar
+        bad = params.bad_token_ids or params.bad_token_sequences
+        masks = params.allowed_token_ids is not None or bad or (params.min_tokens and ends) or grammar
         return cls(params, prompt, ends, grammar) if masks or params.logit_bias or _penalises(params) else None
 
     def push(self, token: int) -> None:
         """One more token of the answer."""
         self._produced += 1
+        self._sequences.push(token)
         if self._matcher is not None:
             self._matcher.push(token)
         if self._counts is not None:
@@ -100,6 +134,7 @@ class Edits:
             scores.fill(-np.inf)
             scores[self._allowed] = kept
         scores[self._bad] = -np.inf
+        scores[self._sequences.next()] = -np.inf
         if self._produced < self._params.min_tokens:
             scores[self._ends] = -np.inf
         scores[self._bias_ids] += self._bias

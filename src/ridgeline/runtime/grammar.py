@@ -17,7 +17,8 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime import guidance
 from ridgeline.runtime.grammar_checks import GrammarChecks
 from ridgeline.runtime.masks import Grammar, MaskThreads, deep_threads, step_back
-from ridgeline.spec.request import SamplingParams, StructuredOutputs
+from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.structure import StructuredOutputs
 
 if TYPE_CHECKING:
     from ridgeline.runtime.generator import GenerationRequest

@@ -14,7 +14,7 @@ from functools import cached_property
 from ridgeline.bounded import BoundedPool, Setup, Value
 from ridgeline.errors import BoundExceeded, RequestError
 from ridgeline.runtime import guidance
-from ridgeline.spec.request import StructuredOutputs
+from ridgeline.spec.structure import StructuredOutputs
 
 KEPT_SECONDS = 600.0  # for which a result holds; a machine that was busy may do better later
 MAX_KEPT_CHARACTERS = 1 << 23  # of the sources that are remembered
@@ -76,7 +76,8 @@ class GrammarChecks:
         try:
             with self._lock:
                 pool = self._pool
-            source = pool.run_sync(guidance.check, structure.kind, structure.value, limits=guidance.CHECK_LIMITS)
+            question = structure.kind, structure.value, structure.whitespace_pattern
+            source = pool.run_sync(guidance.check, *question, limits=guidance.CHECK_LIMITS)
             result.source.set_result((source, ""))
         except RequestError as e:
             result.source.set_result(("", str(e)))
@@ -111,5 +112,5 @@ class GrammarChecks:
 
 
 def _key(structure: StructuredOutputs) -> bytes:
-    text = repr((structure.kind, structure.value)).encode("utf-8", "surrogatepass")
+    text = repr((structure.kind, structure.value, structure.whitespace_pattern)).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()

@@ -17,7 +17,7 @@ from ridgeline.bounded import Limits, job
 from ridgeline.errors import RequestError
 from ridgeline.runtime.guidance_errors import sentence
 from ridgeline.runtime.schema_ends import endless
-from ridgeline.spec.request import MAX_STRUCTURE_CHARACTERS, StructuredOutputs
+from ridgeline.spec.structure import MAX_STRUCTURE_CHARACTERS, StructuredOutputs
 
 # Between two tokens of JSON: nothing, a space, or a new line and its indentation. Without a bound small models write
 # white space until their tokens are used up.
@@ -88,22 +88,22 @@ def vocabulary_of(tokenizer_json: str, size: int, eos: Sequence[int]) -> Any:
 
 
 @job
-def check(vocabulary: Any, kind: str, value: Any) -> str:
+def check(vocabulary: Any, kind: str, value: Any, whitespace_pattern: str | None) -> str:
     """Compile a structure, make its first mask, and give its source. kind, value: the one field of StructuredOutputs
-    that is set. Raises RequestError.
+    that is set, besides its whitespace_pattern. Raises RequestError.
     """
-    source = source_of(StructuredOutputs(**{kind: value}))
+    source = source_of(StructuredOutputs(**{kind: value, "whitespace_pattern": whitespace_pattern}))
     compile_source(vocabulary, source)
     return source
 
 
 def _source(matcher: Any, structure: StructuredOutputs) -> str:
-    if structure.json_object:
-        return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_STYLE))
-    if structure.json is not None:
-        schema = _schema(structure.json)
+    if structure.json_object or structure.json is not None:
+        schema = '{"type": "object"}' if structure.json is None else _schema(structure.json)
+        pattern = structure.whitespace_pattern
+        style = JSON_STYLE if pattern is None else {"whitespace_pattern": pattern}
         try:
-            return str(matcher.grammar_from_json_schema(schema, overrides=JSON_STYLE))
+            return str(matcher.grammar_from_json_schema(schema, overrides=style))
         except (ValueError, RecursionError) as e:
             raise RequestError(sentence(str(e))) from None
     if structure.regex is not None:

@@ -27,7 +27,7 @@ PURPOSE_SAMPLE = 0  # other purposes (speculation, beams) will draw from other s
 # Scores that are worked on at once: bounds the workspace (float64: 2 MiB, a few times), and keeps it in the cache.
 BLOCK = 2**18
 BROKEN = "the model's logits hold NaN or infinity"
-NOTHING_LEFT = "allowed_token_ids, bad_token_ids, min_tokens and structured_outputs together leave no token"
+NOTHING_LEFT = "allowed_token_ids, bad_token_ids, bad_words, min_tokens and structured_outputs together leave no token"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,34 +12,12 @@ from ridgeline import __version__
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import routes
 from ridgeline.serve.client import EngineDown
-from ridgeline.serve.errors import APIError, as_api_error, dumps, invalid
+from ridgeline.serve.described import JSON, errors
+from ridgeline.serve.errors import APIError, as_api_error, invalid
 from ridgeline.serve.guard import Guard
 from ridgeline.serve.page import page_router
+from ridgeline.serve.request_ids import RequestIds
 from ridgeline.serve.service import Service
-
-
-class JSON(Response):
-    """Any object as JSON."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return dumps(content)
-
-
-class Fault(BaseModel):
-    """What went wrong. param: the field. code: for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Told(BaseModel):
-    """Every error, in the shape of OpenAI's."""
-
-    error: Fault
 
 
 def build_app(service: Service) -> FastAPI:
@@ -55,10 +30,7 @@ def build_app(service: Service) -> FastAPI:
         default_response_class=JSON,
         docs_url=None,
         redoc_url=None,
-        responses={
-            400: {"model": Told, "description": "What is wrong with the request."},
-            "default": {"model": Told, "description": "Why else there is no answer."},
-        },
+        responses={**errors()},
     )
     app.state.service = service
     app.include_router(routes.router)
@@ -66,6 +38,7 @@ def build_app(service: Service) -> FastAPI:
     for kind in (HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Guard, service=service)
+    app.add_middleware(RequestIds)
     if service.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -80,7 +53,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
     told = as_api_error(error) or _of_framework(error)
     if told is None:  # a fault of ours, which the guard answers
         raise error
-    return JSON(told.body(), told.status, told.headers())
+    more = error.headers if isinstance(error, HTTPException) and error.headers else {}  # Allow, with a 405
+    return JSON(told.body(), told.status, {**told.headers(), **more})
 
 
 def _of_framework(error: Exception) -> APIError | None:

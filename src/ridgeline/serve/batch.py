@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from ridgeline.errors import RequestError
-from ridgeline.serve import responses
+from ridgeline.serve import responses, unknown
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.client import EngineClient, EngineDown
 from ridgeline.serve.completions import Completion
@@ -23,11 +23,14 @@ from ridgeline.serve.embeddings import embeddings
 from ridgeline.serve.errors import APIError, as_api_error, dumps, internal, invalid
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
-from ridgeline.serve.types import ChatBody, CompletionBody, EmbeddingBody
+from ridgeline.serve.types import Body, ChatBody, CompletionBody, EmbeddingBody
 from ridgeline.serve.types_responses import ResponseBody
 from ridgeline.spec.folders import write_whole
 
-URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
+BODIES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/v1/responses": ResponseBody,
+    "/v1/embeddings": EmbeddingBody,
+}  # fmt: skip
 TRIES = 3  # of a request that an engine took down with it
 PATIENCE_SECONDS = 60.0  # for an engine that is being started again
 PLACE_SECONDS = 0.05  # between two looks whether there are places
@@ -68,9 +71,9 @@ def read_lines(path: Path) -> list[Line]:
 def _line(given: Any) -> Line:
     if not isinstance(given, dict) or not isinstance(given.get("custom_id"), str):
         raise RequestError("a request is an object with custom_id, method, url and body; custom_id is missing")
-    if given.get("method", "POST") != "POST" or given.get("url") not in URLS:
+    if given.get("method", "POST") != "POST" or given.get("url") not in BODIES:
         raise RequestError(
-            f"{given.get('method')} {given.get('url')!r} is no request; known are POST {', '.join(URLS)}"
+            f"{given.get('method')} {given.get('url')!r} is no request; known are POST {', '.join(BODIES)}"
         )
     if not isinstance(given.get("body"), dict):
         raise RequestError("body is no object")
@@ -183,20 +186,22 @@ def _append(file: BinaryIO, output: Path, line: bytes) -> None:
 
 async def _result(service: Service, line: Line) -> dict[str, Any]:
     """The line of the results."""
+    ignored: list[str] = []
     try:
-        status, body = 200, await _answer(service, line)
+        status, body = 200, await _answer(service, line, ignored)
     except Exception as e:
         told = invalid(e.errors()) if isinstance(e, ValidationError) else as_api_error(e) or internal()
         status, body = told.status, told.body()
-    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body}
+    warned = {"warning": unknown.warning(ignored)} if ignored else {}
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, **warned, "body": body}
     error = None if status == 200 else {"code": body["error"]["code"], "message": body["error"]["message"]}
     return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.id, "response": response, "error": error}
 
 
-async def _answer(service: Service, line: Line) -> dict[str, Any]:
+async def _answer(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
     for attempt in range(1, TRIES + 1):
         try:
-            return await _placed(service, line)
+            return await _placed(service, line, ignored)
         except EngineDown:
             if attempt == TRIES:
                 raise
@@ -204,25 +209,28 @@ async def _answer(service: Service, line: Line) -> dict[str, Any]:
     raise APIError(503, "the engine is down")
 
 
-async def _placed(service: Service, line: Line) -> dict[str, Any]:
+async def _placed(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
     """The answer, as soon as there are places: all of them are this batch's, so some become free."""
     while True:
         try:
-            return await _sent(service, line)
+            return await _sent(service, line, ignored)
         except APIError as e:
             if e.status != 429:
                 raise
         await asyncio.sleep(PLACE_SECONDS)
 
 
-async def _sent(service: Service, line: Line) -> dict[str, Any]:
-    if line.url == "/v1/completions":
-        return await Completion(service, CompletionBody.model_validate(line.body)).answer()
-    if line.url == "/v1/chat/completions":
-        return await Chat(service, ChatBody.model_validate(line.body)).answer()
-    if line.url == "/v1/responses":
-        return await responses.Response(service, ResponseBody.model_validate(line.body)).answer()
-    return await embeddings(service, EmbeddingBody.model_validate(line.body))
+async def _sent(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
+    """The answer. ignored: becomes the fields that are not known and were left out."""
+    body, ignored[:] = unknown.read(BODIES[line.url], line.body, service.options.unknown_fields)
+    if isinstance(body, CompletionBody):
+        return await Completion(service, body).answer()
+    if isinstance(body, ChatBody):
+        return await Chat(service, body).answer()
+    if isinstance(body, ResponseBody):
+        return await responses.Response(service, body).answer()
+    assert isinstance(body, EmbeddingBody)
+    return await embeddings(service, body)
 
 
 async def _until_ready(service: Service) -> None:

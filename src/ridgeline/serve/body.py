@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import count
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from ridgeline.errors import RequestError
+from ridgeline.serve import unknown
 from ridgeline.serve.errors import APIError
 from ridgeline.serve.helpers import LARGE_BODY
 from ridgeline.serve.parse import parse
@@ -19,7 +22,17 @@ SMALL_BODY = 1 << 16
 
 
 class _Request(Request):
+    """A request whose body is parsed once. parsed: the JSON, as it is given to the endpoint."""
+
+    parsed: Any = None
+    is_parsed = False
+
     async def json(self) -> Any:
+        if not self.is_parsed:
+            self.parsed, self.is_parsed = await self._parse(), True
+        return self.parsed
+
+    async def _parse(self) -> Any:
         body = await self.body()
         service: Service = self.app.state.service
         try:
@@ -34,12 +47,34 @@ class _Request(Request):
 
 
 class BodyRoute(APIRoute):
-    """An endpoint whose bodies are read so."""
+    """An endpoint whose bodies are read so; --unknown-fields says what becomes of fields that are not known."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_Request(request.scope, request.receive))
+            one = _Request(request.scope, request.receive)
+            if request.app.state.service.options.unknown_fields == "error":
+                return await handler(one)
+            return await _forgiving(handler, one)
 
         return handle
+
+
+async def _forgiving(handler: Callable[[Request], Coroutine[Any, Any, Response]], request: _Request) -> Response:
+    """The response, without the fields that are not known; its header Warning names them."""
+    ignored: list[str] = []
+    for rounds in count(1):
+        try:
+            response = await handler(request)
+        except RequestValidationError as e:
+            errors = [{**error, "loc": error["loc"][1:]} for error in e.errors()]  # all begin with "body"
+            found = unknown.drop(errors, request.parsed)
+            if not found or rounds > unknown.ROUNDS:
+                raise
+            ignored += found
+        else:
+            break
+    if ignored:
+        response.headers["warning"] = unknown.header(ignored)
+    return response

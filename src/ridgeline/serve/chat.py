@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +13,17 @@ from ridgeline.serve import logprobs
 from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.choices import ChoiceEvents
 from ridgeline.serve.completions import collect
-from ridgeline.serve.params import chat_params
+from ridgeline.serve.params import chat_params, prompt_options
 from ridgeline.serve.prompt import rendered
 from ridgeline.serve.reasoning import OPEN
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import Events
 from ridgeline.serve.tally import Tally, head
+from ridgeline.serve.token_texts import TokenPlace, TokenTexts
 from ridgeline.serve.tools import SPECIAL_MARKS, required_schema
 from ridgeline.serve.types import ChatBody, NamedTool
-from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, StructuredOutputs
+from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, TokenLogprobs
+from ridgeline.spec.structure import StructuredOutputs
 
 
 class Chat:
@@ -33,21 +35,25 @@ class Chat:
     def __init__(self, service: Service, body: ChatBody) -> None:
         service.check_model(body.model)
         self._service, self._body = service, body
-        self._texts = logprobs.TokenTexts(service)
         reading, structure = _reading(body)
         thinks = service.reasoning_parser is not None and structure is None
         self.reading = replace(reading, parser=service.tool_parser, thinks=thinks)
         special = reading.mode == "auto" and service.tool_parser in SPECIAL_MARKS and body.skip_special_tokens is None
         shown = body.model_copy(update={"skip_special_tokens": False}) if special else body
         self._params = chat_params(shown, service.defaults(), structure)
-        self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint)
+        self._texts = TokenTexts(
+            service.tokenizer, skip_special_tokens=self._params.skip_special_tokens,
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )  # fmt: skip
+        self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint, body.request_id)
 
     async def open(self, *, stream: bool) -> Turn:
         """Send it to the engine."""
-        body = self._body
+        body, reading = self._body, prompt_options(self._body)
+        reading.pop("add_special_tokens", None)  # the prompt has them already
         return await self._service.open(
             self._prompts, 1, self._params,
-            operation="chat", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+            operation="chat", priority=body.priority, reading=reading, stream=stream,
         )  # fmt: skip
 
     async def _prompts(self) -> list[Rendered]:
@@ -69,7 +75,7 @@ class Chat:
         return await self._service.off_loop(lambda: self._whole(output, tally))
 
     def _whole(self, output: RequestOutput, tally: Tally) -> dict[str, Any]:
-        choices = [self._choice(answer) for answer in output.outputs]
+        choices = [self._choice(answer, output.prompt_token_ids) for answer in output.outputs]
         more: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None:
             more["prompt_logprobs"] = logprobs.plain(output.prompt_logprobs or ())
@@ -77,7 +83,7 @@ class Chat:
             more["prompt_token_ids"] = output.prompt_token_ids
         return {**self._head, "choices": choices, "usage": tally.usage(), **more}
 
-    def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, answer: CompletionOutput, prompt: Sequence[int]) -> dict[str, Any]:
         reader = AnswerReader(self.reading)
         pieces = [*reader.push(answer.text), *reader.flush()]
         content = "".join(p.content for p in pieces)
@@ -91,26 +97,32 @@ class Chat:
             message["tool_calls"] = calls
         choice: dict[str, Any] = {
             "index": answer.index, "message": message,
-            "logprobs": None if answer.logprobs is None else logprobs.of_chat(self._texts, answer.logprobs),
+            "logprobs": self._logprobs(self._texts.after(prompt), answer.logprobs),
             "finish_reason": self._reason(answer.finish_reason, bool(calls)), "stop_reason": answer.stop_reason,
         }  # fmt: skip
         if self._body.return_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
 
+    def _logprobs(self, place: TokenPlace, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+        return None if entries is None else logprobs.of_chat(place, entries)
+
     def _reason(self, reason: str | None, called: bool) -> str | None:
         return "tool_calls" if reason == "stop" and called and self.reading.mode != "named" else reason
 
     def events(self, turn: Turn) -> Events:
         """The answer as events. What ends it early is told in the last one."""
-        readers: dict[int, AnswerReader] = {}
+        answers: dict[int, tuple[AnswerReader, TokenPlace]] = {}
+        prompt = turn.requests[0].prompt_token_ids
         head = {**self._head, "object": "chat.completion.chunk"}
         return ChoiceEvents(
             head, self._body.stream_options, Tally(turn.requests), Tally.usage,
-            lambda _, chunk: self._deltas(chunk, readers),
+            lambda _, chunk: self._deltas(chunk, answers, prompt),
         )  # fmt: skip
 
-    def _deltas(self, chunk: OutputChunk, readers: dict[int, AnswerReader]) -> list[dict[str, Any]]:
+    def _deltas(
+        self, chunk: OutputChunk, answers: dict[int, tuple[AnswerReader, TokenPlace]], prompt: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """The choices of the events that a chunk becomes."""
         choices = []
 
@@ -118,9 +130,10 @@ class Chat:
             choices.append({"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None})
             return choices[-1]
 
-        if (reader := readers.get(chunk.index)) is None:
-            reader = readers[chunk.index] = AnswerReader(self.reading)
+        if chunk.index not in answers:
+            answers[chunk.index] = AnswerReader(self.reading), self._texts.after(prompt)
             add({"role": "assistant", "content": ""})
+        reader, place = answers[chunk.index]
         pieces = reader.push(chunk.text)
         if chunk.finish_reason is not None:
             pieces += reader.flush()
@@ -129,7 +142,7 @@ class Chat:
                 add(delta)
         if chunk.logprobs or self._body.return_token_ids:
             last = choices[-1] if choices else add({})
-            last["logprobs"] = logprobs.of_chat(self._texts, chunk.logprobs) if chunk.logprobs else None
+            last["logprobs"] = self._logprobs(place, chunk.logprobs or None)
             if self._body.return_token_ids:
                 last["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason is not None:

@@ -23,7 +23,8 @@ class ChoiceEvents:
         usage: Callable[[Tally], dict[str, Any]], deltas: Callable[[int, OutputChunk], Sequence[Mapping[str, Any]]],
     ) -> None:  # fmt: skip
         self._envelope, self._tally, self._usage, self._deltas = Envelope(head), tally, usage, deltas
-        self._always = bool(options and options.continuous_usage_stats)
+        # include_usage false wins: no event has any usage then.
+        self._always = bool(options and options.continuous_usage_stats and options.include_usage is not False)
         self._in_the_end = bool(options and options.include_usage)
 
     def begin(self) -> bytes:

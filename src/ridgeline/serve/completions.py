@@ -8,10 +8,11 @@ from ridgeline.frontend import Prompt
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve import logprobs
 from ridgeline.serve.choices import ChoiceEvents
-from ridgeline.serve.params import completion_params
+from ridgeline.serve.params import completion_params, prompt_options
 from ridgeline.serve.service import Service, Turn, as_prompts
 from ridgeline.serve.sse import Events
 from ridgeline.serve.tally import Tally, head
+from ridgeline.serve.token_texts import TokenPlace, TokenTexts
 from ridgeline.serve.types import CompletionBody
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
 
@@ -22,10 +23,13 @@ class Completion:
     def __init__(self, service: Service, body: CompletionBody) -> None:
         service.check_model(body.model)
         self._service, self._body = service, body
-        self._texts = logprobs.TokenTexts(service)
         self._params = completion_params(body, service.defaults())
+        self._texts = TokenTexts(
+            service.tokenizer, skip_special_tokens=self._params.skip_special_tokens,
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )  # fmt: skip
         self._prompts = as_prompts(body.prompt)
-        self._head = head("text_completion", "cmpl", service.name, service.fingerprint)
+        self._head = head("text_completion", "cmpl", service.name, service.fingerprint, body.request_id)
         self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
 
     async def open(self, *, stream: bool) -> Turn:
@@ -33,13 +37,13 @@ class Completion:
         body = self._body
         return await self._service.open(
             self._fitting, len(self._prompts), self._params,
-            operation="text_completion", priority=body.priority, cache_salt=body.cache_salt, stream=stream,
+            operation="text_completion", priority=body.priority, reading=prompt_options(body), stream=stream,
         )  # fmt: skip
 
     async def _fitting(self) -> list[Prompt]:
         """The prompts. Raises RequestError for ids that are too many, before each is looked at."""
         for prompt in self._prompts:
-            if isinstance(prompt, list):
+            if isinstance(prompt, list) and self._body.truncate_prompt_tokens is None:
                 self._service.frontend.check_length(prompt, self._params)
         return self._prompts
 
@@ -64,7 +68,7 @@ class Completion:
         return tally.usage()
 
     def _choice(self, place: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
-        text, entries, offset = answer.text, list(answer.logprobs or ()), 0
+        text, entries = answer.text, list(answer.logprobs or ())
         echoed = self._echo(output.prompt, output.prompt_token_ids) if self._body.echo else ""
         if self._silent:
             text, entries = "", []
@@ -76,9 +80,9 @@ class Completion:
             "stop_reason": None if self._silent else answer.stop_reason,
         }
         if self._body.logprobs is not None:
-            before = list(output.prompt_logprobs or ()) if self._body.echo else []
-            first = output.prompt_token_ids[0]
-            choice["logprobs"] = logprobs.of_completion(self._texts, [*before, *entries], first, offset)
+            ids, before = output.prompt_token_ids, list(output.prompt_logprobs or ()) if self._body.echo else []
+            begin = self._texts.after(() if self._body.echo else ids)
+            choice["logprobs"] = logprobs.of_completion(begin, [*before, *entries], ids[0], over=not self._silent)
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = logprobs.plain(output.prompt_logprobs or ())
         if self._body.return_token_ids:
@@ -93,23 +97,23 @@ class Completion:
 
     def events(self, turn: Turn) -> Events:
         """The answer as events. What ends it early is told in the last one."""
-        offsets: dict[int, int] = {}
+        places: dict[int, TokenPlace] = {}
 
         def deltas(place: int, chunk: OutputChunk) -> list[dict[str, Any]]:
-            choice = self._delta(turn.requests[place], place, chunk, offsets)
+            choice = self._delta(turn.requests[place], place, chunk, places)
             return [] if choice is None else [choice]
 
         return ChoiceEvents(self._head, self._body.stream_options, Tally(turn.requests), self._usage, deltas)
 
     def _delta(
-        self, prompt: GenerationRequest, place: int, chunk: OutputChunk, offsets: dict[int, int]
+        self, prompt: GenerationRequest, place: int, chunk: OutputChunk, places: dict[int, TokenPlace]
     ) -> dict[str, Any] | None:
         index, body = place * self._params.n + chunk.index, self._body
         text = "" if self._silent else chunk.text
-        begun = index in offsets
-        offset = offsets.setdefault(index, 0)
-        if body.echo and not begun:
-            text = self._echo(prompt.prompt, list(prompt.prompt_token_ids)) + text
+        if index not in places:
+            places[index] = self._texts.after(prompt.prompt_token_ids)
+            if body.echo:
+                text = self._echo(prompt.prompt, list(prompt.prompt_token_ids)) + text
         entries = None if self._silent else chunk.logprobs
         if not (text or entries or chunk.finish_reason or body.return_token_ids):
             return None
@@ -119,9 +123,8 @@ class Completion:
             "stop_reason": None if self._silent else chunk.stop_reason,
         }  # fmt: skip
         if body.logprobs is not None and entries:
-            found = logprobs.of_completion(self._texts, entries, 0, offset)
-            choice["logprobs"] = found
-            offsets[index] = found["text_offset"][-1] + len(found["tokens"][-1])
+            over = chunk.finish_reason is not None
+            choice["logprobs"] = logprobs.of_completion(places[index], entries, 0, over)
         if body.return_token_ids:
             choice["token_ids"] = [] if self._silent else list(chunk.token_ids)
         return choice

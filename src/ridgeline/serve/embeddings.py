@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.errors import RequestError
 from ridgeline.frontend import Prompt
-from ridgeline.serve.service import Service, as_prompts
+from ridgeline.serve.params import prompt_options
+from ridgeline.serve.service import Service, as_prompts, read_as
 from ridgeline.serve.types import EmbeddingBody
 
 
@@ -22,7 +23,7 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     prompts = as_prompts(body.input)
     service.gate.enter(len(prompts))
     try:
-        ids = await _checked(service, prompts)
+        ids = await _checked(service, prompts, prompt_options(body))
         vectors = await service.client.embed(ids, body.pooling or "mean")
     finally:
         service.gate.leave(len(prompts))
@@ -35,12 +36,12 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": service.name, "usage": usage}
 
 
-async def _checked(service: Service, prompts: Sequence[Prompt]) -> list[list[int]]:
+async def _checked(service: Service, prompts: Sequence[Prompt], reading: Mapping[str, Any]) -> list[list[int]]:
     """Token ids, no more than the context has; where there are too many, before each is looked at."""
     for prompt in prompts:
-        if isinstance(prompt, list):
+        if isinstance(prompt, list) and "truncate_prompt_tokens" not in reading:
             _fits(service, len(prompt))
-    found = await service.token_ids(prompts)
+    found = await service.token_ids([read_as(prompt, reading) for prompt in prompts], answer_tokens=0)
     for ids in found:
         _fits(service, len(ids))
     return found

@@ -13,6 +13,7 @@ from typing import Any
 
 from ridgeline.bounded import BoundedPool, Limits, Setup
 from ridgeline.errors import BoundExceeded, HelpersBusy
+from ridgeline.frontend import TextToEncode
 from ridgeline.load.chat import RENDERING, render_job
 from ridgeline.serve import jobs
 from ridgeline.serve.errors import APIError
@@ -41,12 +42,13 @@ class Helpers:
             raise json.JSONDecodeError(wrong, "", *parts)
         return unpack(parts)
 
-    async def encode(self, text: str, *, chat: bool, add_special_tokens: bool) -> list[int]:
-        """The ids of a text. chat: it was rendered by a chat template. Raises APIError."""
-        what = f"the text of {len(text)} characters was not tokenized"
-        data = text.encode("utf-8", "surrogatepass")
+    async def encode(self, work: TextToEncode) -> list[int]:
+        """The ids of a text. Raises RequestError, APIError."""
+        what = f"the text of {len(work.text)} characters was not tokenized"
+        data = work.text.encode("utf-8", "surrogatepass")
         ids = await self._run(
-            what, self._tokenizers, jobs.encode_text, data, chat, add_special_tokens, limits=TOKENIZING
+            what, self._tokenizers, jobs.encode_text, data, work.is_chat, work.add_special_tokens, work.max_tokens,
+            work.truncation_side, limits=TOKENIZING,
         )  # fmt: skip
         return array("I", ids).tolist()
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from ridgeline.bounded import job
 from ridgeline.errors import RequestError
+from ridgeline.frontend import TextToEncode
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.serve.packed import pack
 from ridgeline.serve.parse import parse
+from ridgeline.spec.prompt import Side
 
 MAX_REST = 2 << 20  # bytes of a parsed body besides its long texts and lists of token ids
 
@@ -23,11 +25,12 @@ def open_tokenizer(folder: str) -> Tokenizer:
 
 
 @job
-def encode_text(tokenizer: Tokenizer, text: bytes, chat: bool, add_special_tokens: bool) -> bytes:
-    """The ids of a text, 4 bytes each."""
-    words = text.decode("utf-8", "surrogatepass")
-    ids = tokenizer.encode_rendered(words) if chat else tokenizer.encode(words, add_special_tokens=add_special_tokens)
-    return array("I", ids).tobytes()
+def encode_text(
+    tokenizer: Tokenizer, text: bytes, is_chat: bool, special: bool | None, most: int | None, side: Side
+) -> bytes:
+    """The ids of a TextToEncode, 4 bytes each."""
+    work = TextToEncode(text.decode("utf-8", "surrogatepass"), is_chat, special, most, side)
+    return array("I", work.ids(tokenizer)).tobytes()
 
 
 @job

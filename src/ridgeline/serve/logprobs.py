@@ -5,66 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ridgeline.serve.service import Service
+from ridgeline.serve.token_texts import Piece, TokenPlace, named
 from ridgeline.spec.request import TokenLogprobs
 
 LEAST = -9999.0  # JSON has no infinity; vLLM writes this
 
 
-class TokenTexts:
-    """What tokens are by themselves. An answer's candidates repeat, so each is decoded once."""
+def of_chat(place: TokenPlace, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    """The logprobs of a chat choice. place: where the first token stands; it is behind the last one afterwards."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._texts: dict[int, str] = {}
-        self._bytes: dict[int, list[int]] = {}
+    def one(piece: Piece, logprob: float) -> dict[str, Any]:
+        return {"token": piece.text, "logprob": max(logprob, LEAST), "bytes": list(piece.bytes)}
 
-    def text(self, token: int) -> str:
-        """As text."""
-        if (found := self._texts.get(token)) is None:
-            found = self._texts[token] = self._service.token_text(token)
-        return found
-
-    def bytes(self, token: int) -> list[int]:
-        """As bytes."""
-        if (found := self._bytes.get(token)) is None:
-            found = self._bytes[token] = self._service.token_bytes(token)
-        return found
-
-    def is_special(self, token: int) -> bool:
-        """Is the token none of the text?"""
-        return self._service.is_special(token)
-
-
-def of_chat(texts: TokenTexts, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """The logprobs of a chat choice."""
-
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": texts.text(token),
-            "logprob": max(logprob, LEAST),
-            "bytes": texts.bytes(token),
-        }
-
-    content = [{**one(e.token_id, e.logprob), "top_logprobs": [one(*pair) for pair in e.top]} for e in entries]
+    content = []
+    for e in entries:
+        top = [one(place.peek(token), logprob) for token, logprob in e.top]
+        content.append({**one(place.push(e.token_id), e.logprob), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def of_completion(
-    texts: TokenTexts, entries: Iterable[TokenLogprobs | None], first: int, offset: int
-) -> dict[str, Any]:
-    """The logprobs of a completion's choice. first: the token of an entry that is None (a prompt's first token).
-    offset: where the text of the first token begins.
+def of_completion(place: TokenPlace, entries: Iterable[TokenLogprobs | None], first: int, over: bool) -> dict[str, Any]:
+    """The logprobs of a completion's choice. place: as in `of_chat`. first: the token of an entry that is None (a
+    prompt's first token). over: nothing follows the last entry.
     """
     tokens, offsets, values, tops = [], [], [], []
-    for entry in entries:
+    known = list(entries)
+    for number, entry in enumerate(known, 1):
         token = first if entry is None else entry.token_id
-        text = texts.text(token)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += 0 if texts.is_special(token) else len(text)  # texts are without special tokens
+        others = () if entry is None else [(t, v, place.peek(t).text) for t, v in entry.top if t != token]
+        offsets.append(place.offset)
+        tokens.append(place.push(token, last=over and number == len(known)).text)
         values.append(None if entry is None else max(entry.logprob, LEAST))
-        tops.append(None if entry is None else _top(texts, entry))
+        tops.append(None if entry is None else _by_text([(token, entry.logprob, tokens[-1]), *others]))
     return {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
 
 
@@ -76,9 +48,11 @@ def plain(entries: Iterable[TokenLogprobs | None]) -> list[Any]:
     ]
 
 
-def _top(texts: TokenTexts, entry: TokenLogprobs) -> dict[str, float]:
-    """By text: the likeliest tokens, and the one that was taken. Of several with one text, the likeliest counts."""
+def _by_text(candidates: Iterable[tuple[int, float, str]]) -> dict[str, float]:
+    """Log probabilities of tokens by text, best first. Of several tokens with one text the first one given keeps it;
+    the others are named by their ids, so that none is lost.
+    """
     found: dict[str, float] = {}
-    for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-        found.setdefault(texts.text(token), max(logprob, LEAST))
-    return found
+    for token, logprob, text in candidates:
+        found[named(token) if text in found else text] = max(logprob, LEAST)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.connections import Timeouts
+from ridgeline.serve.unknown import UnknownFields
 from ridgeline.serve.watch import Patience
 
 ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one, or several with commas between
@@ -28,6 +29,8 @@ class ServeOptions:
     chat_template: Jinja, instead of the model's.
     tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
     read answers (CORS). log_requests: prompts go into the log.
+    unknown_fields: what becomes of a request with fields that are not known: "error", a 400 that names them, or
+    "ignore", an answer whose header Warning names them.
     shutdown_timeout: seconds that what is open may take after a signal. otlp_traces_endpoint: of
     a collector that is sent a span for each request. timeouts: of clients. max_connections: at once. allowed_hosts:
     names besides those of this machine that a Host header may have where there are no keys; "*" is all. patience: with
@@ -48,6 +51,7 @@ class ServeOptions:
     reasoning_parser: str | None = None
     allowed_origins: tuple[str, ...] = ()
     log_requests: bool = False
+    unknown_fields: UnknownFields = "error"
     shutdown_timeout: int = 30
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None

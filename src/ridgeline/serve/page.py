@@ -10,8 +10,10 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ridgeline.serve.described import answers
 from ridgeline.serve.errors import APIError, dumps
 from ridgeline.serve.live import live, plan
+from ridgeline.serve.types_answers import LiveAnswer, PlanAnswer
 
 TYPES = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
@@ -60,12 +62,12 @@ def page_router() -> APIRouter:
             raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")
         return part(name)
 
-    @router.get("/live", tags=["Server"])
+    @router.get("/live", tags=["Server"], responses={**answers(LiveAnswer)})
     async def get_live(request: Request) -> Response:
         """Requests, pages, rates and latencies of this moment: what the page at / draws."""
         return Response(dumps(await live(request.app.state.service)), media_type="application/json")
 
-    @router.get("/plan", tags=["Server"])
+    @router.get("/plan", tags=["Server"], responses={**answers(PlanAnswer)})
     async def get_plan(request: Request) -> Response:
         """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
         return Response(dumps(plan(request.app.state.service)), media_type="application/json")

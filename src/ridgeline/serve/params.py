@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.errors import RequestError
-from ridgeline.serve.types import ChatBody, CompletionBody, ResponseFormat, SamplingBody
-from ridgeline.spec.request import SamplingParams, StructuredOutputs
+from ridgeline.serve.types import Body, ChatBody, CompletionBody, Guided, ResponseFormat, SamplingBody
+from ridgeline.spec.prompt import OPTION_KEYS
+from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.structure import StructuredOutputs
 
 # Fields of a body that are fields of SamplingParams by the same name.
 _SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "allowed_token_ids", "bad_token_ids", "seed", "stop", "stop_token_ids",
+    "frequency_penalty", "allowed_token_ids", "bad_token_ids", "bad_words", "seed", "stop", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "prompt_logprobs",
     "logprobs_mode",
 )  # fmt: skip
@@ -50,6 +52,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: Structur
 
 
 def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> SamplingParams:
+    check_stream(body.stream, body.stream_options)
     if body.stream and (body.prompt_logprobs is not None or "prompt_logprobs" in fields):
         raise RequestError("the prompt's log probabilities come with whole answers only: leave stream out")
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
@@ -60,21 +63,46 @@ def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str
     return SamplingParams(**{**defaults, **given, **fields})
 
 
+def check_stream(stream: bool | None, options: object) -> None:
+    """Raises RequestError for stream_options without a stream."""
+    if options is not None and not stream:
+        raise RequestError("stream_options is given, but the answer is no stream; set stream to true, or leave it out")
+
+
+def prompt_options(body: Body) -> dict[str, Any]:
+    """How a body's prompts are read: what it says of PromptOptions."""
+    return {name: value for name in OPTION_KEYS if (value := getattr(body, name, None)) is not None}
+
+
 def _structure(body: SamplingBody) -> StructuredOutputs | None:
     by_format = response_structure(body.response_format) if body.response_format else None
-    if body.structured_outputs is None:
-        return by_format
-    if by_format is not None:
-        raise RequestError("response_format and structured_outputs both say what the answer is like; give one")
-    return StructuredOutputs.of(body.structured_outputs.model_dump(by_alias=True, exclude_none=True))
+    new = None if body.structured_outputs is None else body.structured_outputs.model_dump(by_alias=True)
+    given = {
+        "response_format": by_format,
+        "structured_outputs": None if new is None else StructuredOutputs.of(new),
+        "guided_*": _guided(body),
+    }
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) > 1:
+        raise RequestError(f"{' and '.join(named)} both say what the answer is like; give one")
+    return next(iter(named.values()), None)
+
+
+def _guided(body: Guided) -> StructuredOutputs | None:
+    """What vLLM's older fields ask for."""
+    names = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+    given = {name: value for name in names if (value := getattr(body, f"guided_{name}")) is not None}
+    return StructuredOutputs.of(given) if given else None
 
 
 def response_structure(wanted: ResponseFormat) -> StructuredOutputs | None:
     """What a response_format asks for. Raises RequestError."""
+    if wanted.schema_ is not None and wanted.type != "json_object":
+        raise RequestError(f"response_format: schema belongs to json_object; with {wanted.type} it is not read")
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return StructuredOutputs(json_object=True)
+        return StructuredOutputs.of({"json": wanted.schema_, "json_object": wanted.schema_ is None})
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise RequestError("response_format: json_schema needs json_schema.schema")
     return StructuredOutputs.of({"json": wanted.json_schema.schema_})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,26 +25,52 @@ async def rendered(service: Service, body: TemplateBody) -> Rendered:
     Raises RequestError, TokenizerError, APIError.
     """
     own = body.chat_template
-
-    def here() -> Rendered | tuple[str, str, Mapping[str, Any]]:
-        tokenizer, arguments = service.frontend.tokenizer(), _arguments(body)
-        variables = {**tokenizer.special_tokens, **arguments}
-        if own is not None:  # a stranger's program, which is not even compiled here
-            return own, "of the request", chat_data(_messages(body.messages), **variables)
-        template = tokenizer.template_for(None, arguments["tools"] is not None)
-        data = chat_data(_messages(body.messages), **variables)
-        try:
-            return Rendered(template.render_here(data))
-        except Costly:
-            return template.source, template.name, data
-
     if own is not None and not service.options.trust_request_chat_template:
         raise APIError(
             400, "chat_template is only taken where the server was started with --trust-request-chat-template",
             param="chat_template", code="untrusted_chat_template",
         )  # fmt: skip
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError("continue_final_message goes on with the last message, add_generation_prompt begins one: "
+                           "give one of them")  # fmt: skip
+    mark = uuid.uuid4().hex if body.continue_final_message else None
+
+    def here() -> str | tuple[str, str, Mapping[str, Any]]:
+        tokenizer, arguments = service.frontend.tokenizer(), _arguments(body)
+        variables = {**tokenizer.special_tokens, **arguments}
+        messages = _messages(body.messages)
+        data = chat_data(messages if mark is None else marked(messages, mark), **variables)
+        if own is not None:  # a stranger's program, which is not even compiled here
+            return own, "of the request", data
+        template = tokenizer.template_for(None, arguments["tools"] is not None)
+        try:
+            return template.render_here(data)
+        except Costly:
+            return template.source, template.name, data
+
     found = await service.off_loop(here)
-    return found if isinstance(found, Rendered) else Rendered(await service.helpers.render(*found))
+    text = found if isinstance(found, str) else await service.helpers.render(*found)
+    if mark is not None:
+        text = until(text, mark, _messages(body.messages[-1:])[0]["content"])
+    return Rendered(text, body.add_special_tokens)
+
+
+def marked(messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
+    """The messages with a mark at the end of the last one's content. Raises RequestError where that is no text."""
+    if not messages or not isinstance(messages[-1].get("content"), str):
+        raise RequestError("continue_final_message needs a last message with content that is a text")
+    # The space after the mark is gone where the template strips its contents.
+    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}]
+
+
+def until(text: str, mark: str, content: str) -> str:
+    """A rendered conversation up to the mark, as transformers' continue_final_message: without what the template
+    writes after the last message. content: the last message's. Raises RequestError where there is no such place.
+    """
+    if mark not in text or content.strip() not in text:
+        raise RequestError("continue_final_message: the chat template does not write the last message as it is")
+    place = text.rindex(mark)
+    return text[:place] if text[place + len(mark) :].startswith(" ") else text[:place].rstrip()
 
 
 def _arguments(body: TemplateBody) -> dict[str, Any]:
@@ -56,7 +83,7 @@ def _arguments(body: TemplateBody) -> dict[str, Any]:
         variables["reasoning_effort"] = body.reasoning_effort
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
     return {
-        "add_generation_prompt": body.add_generation_prompt is not False,
+        "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
         "tools": tools,
         "documents": body.documents,
         **variables,

@@ -16,11 +16,12 @@ from ridgeline.serve.chat import Chat
 from ridgeline.serve.client import Batch
 from ridgeline.serve.completions import collect
 from ridgeline.serve.errors import APIError, invalid
+from ridgeline.serve.params import check_stream
 from ridgeline.serve.response_items import Items
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import Events, event
 from ridgeline.serve.tally import Tally
-from ridgeline.serve.types import ChatBody
+from ridgeline.serve.types import ChatBody, Guided, Truncated
 from ridgeline.serve.types_responses import ResponseBody
 
 
@@ -31,7 +32,7 @@ class Response:
         self._body = body
         self._chat = Chat(service, as_chat(body))
         self._frame: dict[str, Any] = {
-            "id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()),
+            "id": f"resp_{body.request_id or uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()),
             "model": service.name, "error": None, "incomplete_details": None, "instructions": body.instructions,
             "metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature, "top_p": body.top_p, "max_output_tokens": body.max_output_tokens,
@@ -120,6 +121,7 @@ def as_chat(body: ResponseBody) -> ChatBody:
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: this server stores nothing; send the whole conversation")
+    check_stream(body.stream, body.stream_options)
     if body.truncation == "auto":
         raise RequestError("truncation 'auto' is not supported: nothing is ever cut; shorten the input")
     if body.include or body.top_logprobs:
@@ -141,6 +143,9 @@ def _chat_fields(body: ResponseBody, form: dict[str, Any] | None) -> dict[str, A
         "model": body.model, "messages": _messages(body), "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "min_p": body.min_p,
         "seed": body.seed, "stream": body.stream, "priority": body.priority, "cache_salt": body.cache_salt,
+        "bad_words": body.bad_words, "structured_outputs": _plain(body.structured_outputs),
+        **{name: getattr(body, name) for name in (*Guided.model_fields, *Truncated.model_fields)},
+        "continue_final_message": body.continue_final_message, "add_special_tokens": body.add_special_tokens,
         "tools": [{"function": _plain(tool, {"type"})} for tool in body.tools] if body.tools else None,
         "tool_choice": choice if isinstance(choice, str | None) else {"function": {"name": choice.name}},
         "parallel_tool_calls": body.parallel_tool_calls, "response_format": form,

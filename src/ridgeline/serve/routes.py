@@ -8,16 +8,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline import __version__
+from ridgeline.frontend import TextToEncode
 from ridgeline.serve import prompt, responses
+from ridgeline.serve import types_answers as t
 from ridgeline.serve.body import BodyRoute
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.completions import Completion
+from ridgeline.serve.described import answers, text
 from ridgeline.serve.embeddings import embeddings
 from ridgeline.serve.errors import APIError, dumps, dumps_object
-from ridgeline.serve.logprobs import TokenTexts
 from ridgeline.serve.prometheus import exposition
+from ridgeline.serve.request_ids import named
 from ridgeline.serve.service import Service, Turn
 from ridgeline.serve.sse import Events, EventStream, while_connected
+from ridgeline.serve.token_texts import TokenTexts
 from ridgeline.serve.types import (
     MAX_IDS,
     ChatBody,
@@ -30,6 +34,11 @@ from ridgeline.serve.types import (
 from ridgeline.serve.types_responses import ResponseBody
 
 MAX_TEXT = 1 << 22  # characters of an answer of /detokenize
+STREAM = (
+    "With `stream`: events `data: {...}`, each a part of the answer: `choices` with a text or a delta; the last one is "
+    "`data: [DONE]`."
+)
+NAMED_STREAM = "With `stream`: OpenAI's events `response.*`, the last one with the whole response."
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -66,37 +75,37 @@ async def respond(request: Request, work: Answering, stream: bool) -> Response:
     return EventStream(turn, work.events(turn), _service(request).delivery.observe)
 
 
-@router.post("/v1/completions", tags=["OpenAI"])
+@router.post("/v1/completions", tags=["OpenAI"], responses={**answers(t.CompletionAnswer, stream=STREAM)})
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue prompts: texts or token ids, one or many."""
-    return await respond(request, Completion(_service(request), body), bool(body.stream))
+    return await respond(request, Completion(_service(request), named(body, request)), bool(body.stream))
 
 
-@router.post("/v1/chat/completions", tags=["OpenAI"])
+@router.post("/v1/chat/completions", tags=["OpenAI"], responses={**answers(t.ChatAnswer, stream=STREAM)})
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation through the model's chat template."""
-    return await respond(request, Chat(_service(request), body), bool(body.stream))
+    return await respond(request, Chat(_service(request), named(body, request)), bool(body.stream))
 
 
-@router.post("/v1/responses", tags=["OpenAI"])
+@router.post("/v1/responses", tags=["OpenAI"], responses={**answers(t.ResponseAnswer, stream=NAMED_STREAM)})
 async def post_responses(body: ResponseBody, request: Request) -> Response:
     """The same as a chat, in items; nothing is stored."""
-    return await respond(request, responses.Response(_service(request), body), bool(body.stream))
+    return await respond(request, responses.Response(_service(request), named(body, request)), bool(body.stream))
 
 
-@router.post("/v1/chat/completions/render", tags=["Tokens"])
+@router.post("/v1/chat/completions/render", tags=["Tokens"], responses={**answers(t.RenderAnswer)})
 async def render(body: RenderBody, request: Request) -> Response:
     """What the model would read of a conversation: text and token ids."""
     service = _service(request)
     service.check_model(body.model)
     text = await prompt.rendered(service, body)
-    ids = await service.tokenize(text.text, chat=True)
+    ids = await service.tokenize(TextToEncode(text.text, True, text.add_special_tokens))
     return _json(
         {"prompt": text.text, "prompt_token_ids": ids, "count": len(ids), "max_model_len": service.max_model_len}
     )
 
 
-@router.post("/v1/embeddings", tags=["OpenAI"])
+@router.post("/v1/embeddings", tags=["OpenAI"], responses={**answers(t.EmbeddingAnswer)})
 async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
     """Vectors of length 1: the mean of a text's hidden states, or the last one."""
     return await while_connected(request, _embeddings(_service(request), body))
@@ -106,30 +115,31 @@ async def _embeddings(service: Service, body: EmbeddingBody) -> Response:
     return _json(await embeddings(service, body))
 
 
-@router.post("/tokenize", tags=["Tokens"])
+@router.post("/tokenize", tags=["Tokens"], responses={**answers(t.TokenizeAnswer)})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a prompt or of a conversation."""
     service = _service(request)
     service.check_model(body.model)
+    tokenizer = service.frontend.tokenizer()
     if (body.prompt is None) == (not body.messages):
         raise APIError(400, "give either a prompt or messages")
     if body.prompt is not None:
-        ids = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        ids = await service.tokenize(TextToEncode(body.prompt, False, body.add_special_tokens is not False))
     else:
-        ids = await service.tokenize((await prompt.rendered(service, body)).text, chat=True)
+        given = await prompt.rendered(service, body)
+        ids = await service.tokenize(TextToEncode(given.text, True, given.add_special_tokens))
     if len(ids) > MAX_IDS:
         raise APIError(400, f"the text has {len(ids)} tokens; this endpoint tells {MAX_IDS} at most: send less at once")
     facts = {"count": len(ids), "max_model_len": service.max_model_len}
 
     def answer() -> Response:
-        texts = TokenTexts(service)
-        strings = map(texts.text, ids) if body.return_token_strs else None
-        return _raw(dumps_object({**facts, "tokens": ids, "token_strs": None if strings is None else list(strings)}))
+        strings = TokenTexts(tokenizer).all_of(ids) if body.return_token_strs else None
+        return _raw(dumps_object({**facts, "tokens": ids, "token_strs": strings}))
 
     return await service.off_loop(answer)
 
 
-@router.post("/detokenize", tags=["Tokens"])
+@router.post("/detokenize", tags=["Tokens"], responses={**answers(t.DetokenizeAnswer)})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """The text of token ids."""
     service = _service(request)
@@ -151,14 +161,14 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     return await service.off_loop(answer)
 
 
-@router.get("/v1/models", tags=["OpenAI"])
+@router.get("/v1/models", tags=["OpenAI"], responses={**answers(t.ModelsAnswer)})
 async def models(request: Request) -> Response:
     """The model, under all its names."""
     service = _service(request)
     return _json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
 
 
-@router.get("/v1/models/{name:path}", tags=["OpenAI"])
+@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={**answers(t.ModelAnswer)})
 async def model(name: str, request: Request) -> Response:
     """One of its names."""
     service = _service(request)
@@ -173,7 +183,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@router.get("/health", tags=["Server"])
+@router.get("/health", tags=["Server"], responses={**answers(t.HealthAnswer)})
 async def health(request: Request) -> Response:
     """200 while there is an engine that can answer. Otherwise 503: `http` is ok, since this is an answer; `engine` is
     "silent" (it gives no sign of life) or "restarting".
@@ -190,7 +200,7 @@ async def health(request: Request) -> Response:
     )
 
 
-@router.get("/ready", tags=["Server"])
+@router.get("/ready", tags=["Server"], responses={**answers(t.HealthAnswer)})
 async def ready(request: Request) -> Response:
     """200 while new requests are welcome: not while the server drains, nor while the queue is full."""
     service = _service(request)
@@ -201,14 +211,14 @@ async def ready(request: Request) -> Response:
     return await health(request)
 
 
-@router.get("/version", tags=["Server"])
+@router.get("/version", tags=["Server"], responses={**answers(t.VersionAnswer)})
 async def version() -> Response:
     """The program's version."""
     return _json({"version": __version__})
 
 
-@router.get("/metrics", tags=["Server"])
+@router.get("/metrics", tags=["Server"], response_class=PlainTextResponse, responses={**text()})
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus' format, with vLLM's names where it has one."""
-    text = await exposition(_service(request))
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    counters = await exposition(_service(request))
+    return PlainTextResponse(counters, media_type="text/plain; version=0.0.4; charset=utf-8")

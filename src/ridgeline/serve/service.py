@@ -8,12 +8,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
 from ridgeline import __version__
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend, Prompt, Rendered
+from ridgeline.frontend import Frontend, Prompt, Rendered, TextToEncode
 from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
@@ -28,6 +29,7 @@ from ridgeline.serve.messages import Ready, Report
 from ridgeline.serve.meters import DELIVERY
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.traces import RequestTrace, Traces
+from ridgeline.spec.prompt import PromptOptions
 from ridgeline.spec.request import SamplingParams
 
 T = TypeVar("T")
@@ -182,54 +184,52 @@ class Service:
         """Run what takes a while (tokenising, templates) in a thread: other requests have chunks to deliver."""
         return await asyncio.to_thread(work)
 
-    async def tokenize(self, text: str, *, chat: bool = False, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, work: TextToEncode) -> list[int]:
         """The ids of a text, whether they fit the context or not; a helper process makes those of a long text.
 
-        chat: a chat template gave the text. Raises RequestError, TokenizerError, APIError.
+        Raises RequestError, TokenizerError, APIError.
         """
         tokenizer = self.frontend.tokenizer()
-        self.frontend.check_size(text)
-        if len(text) > LONG_TEXT:
-            return await self.helpers.encode(text, chat=chat, add_special_tokens=add_special_tokens)
-        if chat:
-            return await self.off_loop(lambda: tokenizer.encode_rendered(text))
-        return await self.off_loop(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        self.frontend.check_size(work.text)
+        if len(work.text) > LONG_TEXT:
+            return await self.helpers.encode(work)
+        return await self.off_loop(lambda: work.ids(tokenizer))
 
-    async def token_ids(self, prompts: Sequence[Prompt | Rendered]) -> list[list[int]]:
+    async def token_ids(self, prompts: Sequence[Prompt | Rendered], answer_tokens: int) -> list[list[int]]:
         """Those of each prompt. Raises RequestError for one that does not fit the context by arithmetic."""
-        long = await self._long_ones(prompts)
-        return await self.off_loop(
-            lambda: [long[i] if i in long else self.frontend.encode(prompt) for i, prompt in enumerate(prompts)]
-        )
+        long = await self._long_ones(prompts, answer_tokens)
+        return await self.off_loop(lambda: [
+            long[i] if i in long else self.frontend.encode(prompt, answer_tokens) for i, prompt in enumerate(prompts)
+        ])  # fmt: skip
 
-    async def _long_ones(self, prompts: Sequence[Prompt | Rendered]) -> dict[int, list[int]]:
+    async def _long_ones(self, prompts: Sequence[Prompt | Rendered], answer_tokens: int) -> dict[int, list[int]]:
         """The ids of the prompts that helpers tokenize, by place."""
         found = {}
         for place, prompt in enumerate(prompts):
-            text = prompt.text if isinstance(prompt, Rendered) else prompt
-            if isinstance(text, str) and len(text) > LONG_TEXT:
-                self.frontend.check_text(text)
-                found[place] = await self.tokenize(text, chat=isinstance(prompt, Rendered))
+            if _characters(prompt) > LONG_TEXT:
+                work = self.frontend.text_of(prompt, answer_tokens)
+                assert work is not None
+                found[place] = await self.tokenize(work)
         return found
 
     async def open(
         self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
-        operation: str, priority: int | None, cache_salt: str | None, stream: bool,
+        operation: str, priority: int | None, reading: Mapping[str, Any], stream: bool,
     ) -> Turn:  # fmt: skip
-        """Send prompts to the engine. make: gives them. operation: what traces call it.
+        """Send prompts to the engine. make: gives them. operation: what traces call it. reading: how the prompts are
+        read, as fields of PromptOptions.
 
         Raises APIError, RequestError, EngineDown.
         """
         arrived, places = time.perf_counter(), num_prompts * params.n
         self.gate.enter(places)
         numbers = [next(self._places) for _ in range(num_prompts)]
-        salt = {"cache_salt": cache_salt} if cache_salt else {}
 
         async def build() -> list[GenerationRequest]:
-            prompts = await make()
-            long = await self._long_ones(prompts)
+            prompts = [read_as(prompt, reading) for prompt in await make()]
+            long = await self._long_ones(prompts, params.max_tokens or 1)
             return await self.off_loop(lambda: [
-                self._request(prompt, params, number, priority or 0, salt, long.get(place))
+                self.frontend.request(prompt, params, number, priority or 0, long.get(place))
                 for place, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
             ])  # fmt: skip
 
@@ -247,33 +247,22 @@ class Service:
             trace = self.traces.begin(operation, params, num_prompts, tokens)
         return Turn(requests, answers, trace)
 
-    def _request(
-        self, prompt: Prompt | Rendered, params: SamplingParams, number: int, priority: int,
-        salt: Mapping[str, str], ids: list[int] | None,
-    ) -> GenerationRequest:  # fmt: skip
-        if isinstance(prompt, Rendered):
-            prompt, ids = self.frontend.encode(prompt) if ids is None else ids, None
-        return self.frontend.request(_salted(prompt, salt), params, number, priority, ids)
 
-    def is_special(self, token: int) -> bool:
-        """Is the token none of the text?"""
-        return self.tokenizer is not None and token in self.tokenizer.special_ids
-
-    def token_text(self, token: int) -> str:
-        """A token by itself, as text."""
-        if self.tokenizer is None:
-            return f"token_id:{token}"
-        return self.tokenizer.decode([token], skip_special_tokens=False)
-
-    def token_bytes(self, token: int) -> list[int]:
-        """A token by itself, as bytes."""
-        return [] if self.tokenizer is None else list(self.tokenizer.token_bytes(token))
-
-
-def _salted(prompt: Prompt, salt: Mapping[str, str]) -> Prompt:
-    if not salt:
+def read_as(prompt: Prompt | Rendered, reading: Mapping[str, Any]) -> Prompt | Rendered:
+    """A text, token ids or a rendered conversation, with fields of PromptOptions."""
+    if not reading:
         return prompt
-    return {"prompt": prompt, **salt} if isinstance(prompt, str) else {"prompt_token_ids": prompt, **salt}
+    if isinstance(prompt, Rendered):
+        return replace(prompt, options=PromptOptions.of(reading))
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, **reading}
+
+
+def _characters(prompt: Prompt | Rendered) -> int:
+    """How long the text of a prompt is; 0 of one that has none."""
+    if isinstance(prompt, Rendered):
+        return len(prompt.text)
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return len(text) if isinstance(text, str) else 0
 
 
 def as_prompts(given: str | list[Any]) -> list[Prompt]:

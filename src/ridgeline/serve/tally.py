@@ -46,10 +46,10 @@ class Tally:
         }
 
 
-def head(kind: str, prefix: str, model: str, fingerprint: str) -> dict[str, Any]:
-    """The fields that every answer begins with."""
+def head(kind: str, prefix: str, model: str, fingerprint: str, request_id: str | None) -> dict[str, Any]:
+    """The fields that every answer begins with. request_id: the client's own, if it has one."""
     return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": f"{prefix}-{request_id or uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": model,

@@ -6,7 +6,25 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ridgeline.serve.types import Body, Function, Ignored, Items, Priority, Whole
+from ridgeline.serve.types import (
+    BadWords,
+    Body,
+    Function,
+    Guided,
+    Ignored,
+    Items,
+    NotBelowZero,
+    NotNegative,
+    Positive,
+    Priority,
+    Probability,
+    RequestId,
+    Share,
+    StructuredOutputsBody,
+    TopK,
+    TopLogprobs,
+    Truncated,
+)
 
 
 class ResponseTool(Function):
@@ -46,19 +64,25 @@ class Reasoning(Body):
     summary: str | None = None
 
 
-class ResponseBody(Ignored):
+class StreamOptions(Body):
+    """include_obfuscation: OpenAI pads events to hide their lengths; these are not padded."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseBody(Ignored, Guided, Truncated):
     """POST /v1/responses."""
 
     model: str | None = None
     input: str | Items[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: Whole | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Whole | None = None
-    min_p: float | None = None
-    seed: Whole | None = None
-    top_logprobs: Whole | None = None
+    max_output_tokens: Positive | None = None
+    temperature: NotBelowZero | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    seed: NotNegative | None = None
+    top_logprobs: TopLogprobs | None = None
     include: Items[str] | None = None
     tools: Items[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -66,7 +90,7 @@ class ResponseBody(Ignored):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     priority: Priority | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
@@ -74,3 +98,8 @@ class ResponseBody(Ignored):
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    bad_words: BadWords | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    request_id: RequestId | None = None

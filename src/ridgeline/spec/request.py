@@ -2,85 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ridgeline.errors import RequestError
+from ridgeline.spec.checks import check_flag, check_number, check_sizes, check_whole, ids_of, pairs_of, texts_of
+from ridgeline.spec.structure import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 16_384
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
+# Bad words are looked for at every token. A word becomes two sequences, a character at most four tokens.
+MAX_BAD_WORDS, MAX_BAD_CHARACTERS = 1024, 8192
+MAX_BAD_SEQUENCES, MAX_BAD_TOKENS = 4096, 1 << 17
 MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam is a sequence with state of its own
 MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
-MAX_STRUCTURE_CHARACTERS = 1 << 18  # of structured_outputs
-MAX_STRUCTURE_LEVELS = 127  # of a JSON schema: objects and lists inside each other
 EarlyStopping = bool | Literal["never"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutputs:
-    """What an answer must follow: one of these. Needs the extra `structured` (llguidance).
-
-    json: a JSON schema, as text. regex: a regular expression for the whole answer. choice: one of these texts.
-    grammar: a context-free grammar in Lark's notation. json_object: any JSON object. Names as in vLLM.
-    """
-
-    json: str | None = None
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
-    json_object: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("json", "regex", "grammar"):
-            if not isinstance(getattr(self, name), str | None):
-                raise RequestError(f"structured_outputs: {name} is {getattr(self, name)!r:.100}; it must be a text")
-        _flag("structured_outputs: json_object", self.json_object)
-        if self.choice is not None:
-            object.__setattr__(self, "choice", _texts("structured_outputs: choice", self.choice))
-        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
-        if len(given) != 1 or self.choice == ():
-            raise RequestError(f"structured_outputs has {given}; give exactly one of json, regex, choice, grammar, "
-                               "json_object")  # fmt: skip
-        _at_most_long(self.kind, self.value)
-
-    @property
-    def kind(self) -> str:
-        """The name of the field that is set."""
-        return next(f.name for f in fields(self) if getattr(self, f.name) not in (None, False))
-
-    @property
-    def value(self) -> str | tuple[str, ...] | bool:
-        """The value of that field."""
-        found: str | tuple[str, ...] | bool = getattr(self, self.kind)
-        return found
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> StructuredOutputs:
-        """From an object of JSON, whose schema may be an object itself. Raises RequestError."""
-        if unknown := sorted(set(given) - {f.name for f in fields(cls)}):
-            raise RequestError(f"structured_outputs has {unknown[0]!r}, which is not known")
-        values = {name: value for name, value in given.items() if value is not None}
-        if isinstance(values.get("json"), Mapping | bool):
-            _at_most_long("json", values["json"])
-            values["json"] = json.dumps(values["json"])
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to pick tokens. Raises RequestError, naming the value and the limit, for anything out of range.
 
-    The order: masks (allowed_token_ids, bad_token_ids, min_tokens), logit_bias, repetition penalty, presence and
-    frequency penalties, temperature, top_k, top_p, min_p, typical_p, then one draw. temperature 0 is greedy: the most
-    likely token after masks, bias and penalties, the lowest id among equals.
+    The order: masks (allowed_token_ids, bad_token_ids, bad_words, min_tokens), logit_bias, repetition penalty, presence
+    and frequency penalties, temperature, top_k, top_p, min_p, typical_p, then one draw. temperature 0 is greedy: the
+    most likely token after masks, bias and penalties, the lowest id among equals.
 
     n: answers per prompt. max_tokens: None is up to the end of the context. min_tokens: the first so many tokens of an
     answer cannot end it. top_k: 0 or -1 keeps all tokens. typical_p: keep the tokens whose information is closest to
@@ -88,6 +39,9 @@ class SamplingParams:
     score of a token that is in the answer, once and for each time; repetition_penalty: divides positive scores of
     tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858). logit_bias: token id -> what is added to
     its score; kept as sorted pairs. allowed_token_ids: None is all. bad_token_ids: never produced.
+    bad_words: texts that no answer may contain, as vLLM understands them: each becomes the token ids of the word and of
+    the word after a space, and the last id of such a sequence may not follow the others. A model can still spell a word
+    with other tokens. bad_token_sequences: the same, given as sequences of token ids.
     seed: None takes the model's seed and the request's place in the call, so that a run repeats.
     stop: texts that end an answer as soon as they are complete (one text, or a list), left out of it unless
     include_stop_str_in_output.
@@ -110,6 +64,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -122,20 +78,20 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        _whole("n", self.n, 1, MAX_N)
+        check_whole("n", self.n, 1, MAX_N)
         self._check_structure()
         self._check_filters()
         self._check_tokens()
         self._check_ends()
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+                check_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.logprobs_mode not in get_args(LogprobsMode):
             raise RequestError(f"logprobs_mode is {self.logprobs_mode!r}; it must be raw or processed")
         if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**63 - 1)
+            check_whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            _flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
 
     def _check_structure(self) -> None:
         given: Any = self.structured_outputs
@@ -150,41 +106,54 @@ class SamplingParams:
         """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
         allowed = self.allowed_token_ids or ()
         ids = {"logit_bias": [t for t, _ in self.logit_bias], "allowed_token_ids": allowed,
-               "bad_token_ids": self.bad_token_ids, "stop_token_ids": self.stop_token_ids}  # fmt: skip
+               "bad_token_ids": self.bad_token_ids, "stop_token_ids": self.stop_token_ids,
+               "bad_token_sequences": [t for sequence in self.bad_token_sequences for t in sequence]}  # fmt: skip
         for name, tokens in ids.items():
             _known(name, tokens, vocab_size)
 
     def _check_filters(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _whole("top_k", self.top_k, -1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        check_number("temperature", self.temperature, 0.0, math.inf)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_whole("top_k", self.top_k, -1)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        check_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        check_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
 
     def _check_tokens(self) -> None:
-        object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
+        object.__setattr__(self, "logit_bias", pairs_of("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
-            _whole("logit_bias: a token id", token, 0)
-            _number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
+            check_whole("logit_bias: a token id", token, 0)
+            check_number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
         for name in ("bad_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+            object.__setattr__(self, name, ids_of(name, getattr(self, name)))
+        self._check_bad_words()
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", ids_of("allowed_token_ids", self.allowed_token_ids))
             if not set(self.allowed_token_ids) - set(self.bad_token_ids):
                 raise RequestError(
                     f"allowed_token_ids is {list(self.allowed_token_ids)!r:.100}, which less bad_token_ids leaves none"
                 )
 
+    def _check_bad_words(self) -> None:
+        object.__setattr__(self, "bad_words", texts_of("bad_words", self.bad_words))
+        given: Any = self.bad_token_sequences
+        if not isinstance(given, list | tuple):
+            raise RequestError(f"bad_token_sequences is {given!r:.100}; it must be a list of lists of token ids")
+        object.__setattr__(self, "bad_token_sequences", tuple(ids_of("bad_token_sequences", ids) for ids in given))
+        if any(not word.strip() for word in self.bad_words) or () in self.bad_token_sequences:
+            raise RequestError("bad_words and bad_token_sequences may hold no empty word")
+        check_sizes("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_CHARACTERS)
+        check_sizes("bad_token_sequences", self.bad_token_sequences, MAX_BAD_SEQUENCES, MAX_BAD_TOKENS)
+
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
-        _whole("min_tokens", self.min_tokens, 0)
+            check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
-        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "stop", texts_of("stop", self.stop))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,20 +182,20 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        check_whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         if self.n is not None:
-            _whole("n", self.n, 1)
+            check_whole("n", self.n, 1)
             if self.n > self.beam_width:
                 raise RequestError(f"n is {self.n}; it must be at most beam_width, {self.beam_width}")
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
-        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+            check_whole("max_tokens", self.max_tokens, 1)
+        check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         known = {bool: (True, False), str: ("never",)}.get(type(self.early_stopping), ())
         if self.early_stopping not in known:
             raise RequestError(f"early_stopping is {self.early_stopping!r}; it must be true, false or 'never'")
-        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", ids_of("stop_token_ids", self.stop_token_ids))
         for name in ("ignore_eos", "skip_special_tokens"):
-            _flag(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
 
     @property
     def answers(self) -> int:
@@ -244,77 +213,6 @@ Params = SamplingParams | BeamSearchParams  # how to answer a prompt
 def _known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and max(tokens) >= vocab_size:
         raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
-
-
-def _at_most_long(kind: str, value: object) -> None:
-    """Refuse a structure that is too long or nested too deeply, before anything is done with it."""
-    length, level = 0, [value]
-    for _ in range(MAX_STRUCTURE_LEVELS):
-        below: list[object] = []
-        for part in level:
-            texts = (*part, *part.values()) if isinstance(part, Mapping) else part
-            if isinstance(texts, list | tuple):
-                below += texts
-                length += 2 * len(texts)
-            else:
-                length += len(texts) if isinstance(texts, str) else 1
-        if length > MAX_STRUCTURE_CHARACTERS:
-            raise RequestError(
-                f"structured_outputs: {kind} has more than {MAX_STRUCTURE_CHARACTERS} characters, which is the limit: "
-                "simplify it"
-            )
-        if not below:
-            return
-        level = below
-    raise RequestError(
-        f"structured_outputs: {kind} is nested deeper than {MAX_STRUCTURE_LEVELS} levels: move inner parts to $defs"
-    )
-
-
-def _flag(name: str, value: object) -> None:
-    if type(value) is not bool:
-        raise RequestError(f"{name} is {value!r}; it must be true or false")
-
-
-def _ids(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise RequestError(f"{name} is {value!r}; it must be a list of token ids")
-    for token in value:
-        _whole(name, token, 0)
-    return tuple(value)
-
-
-def _texts(name: str, value: object) -> tuple[str, ...]:
-    """One text, or a list of texts, as a tuple."""
-    texts = (value,) if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name} is {value!r:.100}; it must be a text or a list of texts, none of them empty")
-    return tuple(texts)
-
-
-def _pairs(name: str, value: Any) -> tuple[tuple[Any, Any], ...]:
-    """A mapping, or the pairs of one, as pairs in order of token id."""
-    items = list(value.items()) if isinstance(value, Mapping) else value
-    pairs = isinstance(items, list | tuple) and all(isinstance(i, list | tuple) and len(i) == 2 for i in items)
-    if not pairs or not all(type(token) is int for token, _ in items):
-        raise RequestError(f"{name} is {value!r:.100}; it must map token ids, whole numbers at least 0, to numbers")
-    found = dict(items)
-    return tuple(sorted(found.items()))
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    ok = type(value) is int and value >= low and (high is None or value <= high)
-    if not ok:
-        limit = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise RequestError(f"{name} is {value!r}; it must be a whole number {limit}")
-
-
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if not ok or value > high or value < low or (open_low and value == low):
-        more = "greater than" if open_low else "at least"
-        upper = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise RequestError(f"{name} is {value!r}; it must be a number {more} {low:g}{upper}")
 
 
 @dataclass(frozen=True, slots=True)
