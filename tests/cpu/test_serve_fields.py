@@ -19,6 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from cpu.serving import CHAT_TEMPLATE, Server, serving, write_template
 from oracle.data import shared_data
 from ridgeline.errors import RequestError
+from ridgeline.frontend import TextToEncode
 from ridgeline.load.chat import ChatTemplate
 from ridgeline.serve.app import build_app
 from ridgeline.serve.options import ServeOptions
@@ -283,15 +284,17 @@ def ask(path: str, body: Any, **options: Any) -> httpx.Response:
     async def off_loop(work: Any) -> Any:
         return work()
 
-    tokenizer = SimpleNamespace(encode=lambda text, **_: [len(text)])
+    async def tokenize(work: TextToEncode) -> list[int]:
+        return [len(work.text)]
+
     one = SimpleNamespace(
         options=ServeOptions(("m",), **options), check_model=lambda name: None, off_loop=off_loop, max_model_len=9,
-        frontend=SimpleNamespace(tokenizer=lambda: tokenizer), statuses=Counter[tuple[str, int]](),
+        frontend=SimpleNamespace(tokenizer=lambda: None), tokenize=tokenize, statuses=Counter[tuple[str, int]](),
     )  # fmt: skip
     transport = httpx.ASGITransport(build_app(cast(Service, one)))
 
     async def sent() -> httpx.Response:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, json=body)
 
     return asyncio.run(sent())
