@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from calibrated import KEPT
 
 import ridgeline
 from ridgeline import LLM, SamplingParams
 from ridgeline.archs import spec_from_config
 from ridgeline.plan import EngineOptions
+from ridgeline.plan.calibration import machine_of
 from ridgeline.plan.operations import Slice, operations
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.precision import Precision
@@ -53,9 +55,20 @@ def test_a_step_beneath_the_roof() -> None:
     wanted = time_step(operations(spec, [Slice(2, 1, 40), Slice(1, 16, 16, 0)], precision), hardware)
     assert found == {
         "tokens": 18, "sequences": 3, "bytes": wanted.bytes, "flops": wanted.flops, "measured_s": 0.5,
-        "predicted_s": wanted.seconds,
+        "predicted_s": None,
     }  # fmt: skip
     assert ledger.roof() == {"bytes_per_s": 1e9, "flops_per_s": 1e9} and ledger.figures((), 0.5) is None
+
+
+def test_a_calibrated_machine_predicts_its_steps() -> None:
+    """The host is counted, so a step of a small model takes longer than at the roof."""
+    spec = spec_from_config(json.loads(POCKET.read_text()))
+    ledger = StepLedger(Deployment(spec, machine_of(KEPT), Precision("float32", "float32", "float32")))
+    found = ledger.figures(((1, 40, 1),), 0.5)
+    assert found is not None and found["predicted_s"] is not None
+    cost = ledger.cost(((1, 40, 1),))
+    assert cost.predicted_s == cost.seconds > cost.roof_s > 0
+    assert found["predicted_s"] == pytest.approx(cost.seconds, rel=0.05)
 
 
 def test_what_steps_cost_all_in_all() -> None:
@@ -71,7 +84,7 @@ def test_what_steps_cost_all_in_all() -> None:
             found = ledger.cost(shape)
             tolerance = 0.01 if shape == ((1, 2, 1),) else 1e-9
             assert found == pytest.approx(
-                (wanted.bytes, wanted.flops, wanted.seconds, wanted.seconds), rel=tolerance
+                (wanted.bytes, wanted.flops, wanted.seconds, wanted.seconds, 0.0), rel=tolerance
             ), shape
 
 
@@ -81,7 +94,7 @@ def test_a_calibration_holds_for_its_threads_and_kernels(
 ) -> None:
     """Not for a GPU, torch on the CPU (no driver), or other threads."""
     found = SimpleNamespace(rates=SimpleNamespace(threads=2))
-    monkeypatch.setattr(machine, "this_machine", lambda: (found, ""))
+    monkeypatch.setattr("ridgeline.measure.predict.this_machine", lambda: (found, ""))
     monkeypatch.setattr(machine, "_measured", lambda llm: "measured")
     monkeypatch.setattr(machine, "planner_of", lambda loaded, config, given: SimpleNamespace(deployment=given))
     table = SimpleNamespace(driver=None if driver is None else SimpleNamespace(threads=driver))

@@ -73,7 +73,7 @@ class Bench:
         self.session, memory = FakeSession(), SimpleNamespace(on_host=False)
         loaded = SimpleNamespace(table=SimpleNamespace(memory=memory))
         llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
-        ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0))
+        ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0, 1.0))
         self._inbox, self._inner = Inbox(ours), Inbox(theirs)
         self.worker = Worker(llm, self._inner, ledger, Pulse(lambda message: None))
 

@@ -42,23 +42,31 @@ def _measured(llm: LLM) -> HardwareSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Of one step: new tokens, sequences, bytes moved, operations, seconds that it took and that it should take."""
+    """Figures of one step: new tokens, sequences, bytes moved, operations, seconds that it took.
+
+    predicted_s: seconds that it should take; None where the machine is not calibrated, since the roof leaves out what
+    the host does, which is most of a small model's step.
+    """
 
     tokens: int
     sequences: int
     bytes: float
     flops: float
     measured_s: float
-    predicted_s: float
+    predicted_s: float | None
 
 
 class StepCost(NamedTuple):
-    """Bytes moved, operations, the seconds that they should take, and those that they would take at the roof."""
+    """Bytes moved, operations, the seconds that they should take, and those that they would take at the roof.
+
+    On a machine that is not calibrated, `seconds` are those of the roof, and predicted_s is 0.
+    """
 
     bytes: float
     flops: float
     seconds: float
     roof_s: float
+    predicted_s: float
 
 
 class StepLedger:
@@ -83,24 +91,31 @@ class StepLedger:
         found = self._costs.get(key)
         if found is None:
             timed = self._planner.step(batch)
-            found = StepCost(timed.bytes, timed.flops, timed.seconds, self._roof.step(batch).seconds)
+            predicted_s = timed.seconds if self.predicts else 0.0
+            found = StepCost(timed.bytes, timed.flops, timed.seconds, self._roof.step(batch).seconds, predicted_s)
             if len(self._costs) >= KEPT_COSTS:
                 self._costs.clear()
             self._costs[key] = found
         return found
+
+    @property
+    def predicts(self) -> bool:
+        """Whether times are what the engine is expected to take: the machine is calibrated."""
+        return self.deployment.hardware.rates is not None
 
     def roof(self) -> dict[str, float]:
         """Bytes and operations per second at most."""
         hardware, compute = self.deployment.hardware, self.deployment.precision.compute
         return {"bytes_per_s": hardware.read_bytes_per_s, "flops_per_s": hardware.peak(compute)}
 
-    def figures(self, shape: StepShape, measured_s: float) -> dict[str, float] | None:
+    def figures(self, shape: StepShape, measured_s: float) -> dict[str, float | None] | None:
         """Of a step; None of one that computed nothing."""
         if not shape or not measured_s:
             return None
         timed = self._planner.step(_slices(shape))
         tokens = sum(tokens for tokens, _, _ in shape)
-        return asdict(StepFigures(tokens, len(shape), timed.bytes, timed.flops, measured_s, timed.seconds))
+        predicted_s = timed.seconds if self.predicts else None
+        return asdict(StepFigures(tokens, len(shape), timed.bytes, timed.flops, measured_s, predicted_s))
 
 
 def _slices(shape: Sequence[tuple[int, int, int]]) -> list[Slice]:

@@ -142,7 +142,8 @@ def _engine(page: Page, report: Report) -> None:
     page.value("counter", "ridgeline:engine_alive_seconds_total", "Time since the engine's process began.", m.alive_s)
     page.value("counter", "ridgeline:step_bytes_total", "Bytes that steps moved, by the cost model.", m.step_bytes)
     page.value("counter", "ridgeline:step_flops_total", "Operations of steps, by the cost model.", m.step_flops)
-    page.value("counter", "ridgeline:predicted_step_seconds_total", "Time that steps should take.",
+    page.value("counter", "ridgeline:predicted_step_seconds_total",
+               "Time that steps should take; 0 where the machine is not calibrated.",
                m.predicted_s)  # fmt: skip
     page.value("gauge", "ridgeline:roof_fraction", "Time of all steps at the roof, of their measured time.",
                m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip

@@ -194,7 +194,7 @@ class Worker:
             cost = self._ledger.cost(shape)
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
-            self._meters.predicted_s += cost.seconds
+            self._meters.predicted_s += cost.predicted_s
             self._meters.roof_s += cost.roof_s
 
     def _hand_over(self) -> None:

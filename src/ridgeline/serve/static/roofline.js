@@ -4,6 +4,7 @@ import { draw, make, quantity, seconds, significant, table } from './dom.js';
 
 const LEFT = 92, RIGHT = 16, TOP = 18, BOTTOM = 52;
 const LEAST_WIDTH = 260, ASPECT = 0.55, LEAST_HEIGHT = 260, LABEL_WIDTH = 56;  // in pixels, as the chart is drawn
+const NONE = '–';  // where there is no figure
 const MARGIN = 8;  // of the axes, as a factor beyond what they show
 
 export class Roofline {
@@ -19,7 +20,7 @@ export class Roofline {
     return Math.max(LEAST_WIDTH, this.node.clientWidth);
   }
 
-  // step: {tokens, sequences, bytes, flops, measured_s, predicted_s}; roof: {bytes_per_s, flops_per_s}
+  // step: {tokens, sequences, bytes, flops, measured_s, predicted_s (null: not calibrated)}; roof: {bytes_per_s, flops_per_s}
   show(roof, step) {
     this.last = [roof, step];
     this.width = this.#width();
@@ -27,13 +28,14 @@ export class Roofline {
       this.node.replaceChildren(make('p', { class: 'help' }, 'The roofline of this machine is not known.'));
       return;
     }
-    const points = step ? [point(step, step.measured_s), point(step, step.predicted_s)] : [];
+    const times = step ? [step.measured_s, ...(step.predicted_s ? [step.predicted_s] : [])] : [];
+    const points = times.map((time) => point(step, time));
     if (step) this.trail = [...this.trail.filter(([x, y]) => x !== points[0][0] || y !== points[0][1]), points[0]].slice(-40);
     const scale = scales(this.width, roof, [...points, ...this.trail]);
     this.node.replaceChildren(
       this.#chart(roof, points, scale),
       make('ul', { class: 'legend' },
-        key('roof', 'the roof'), key('measured', 'measured step'), key('predicted', 'predicted step')),
+        key('roof', 'the roof'), key('measured', 'measured step'), points.length > 1 ? key('predicted', 'predicted step') : ''),
       step ? numbers(roof, step) : make('p', { class: 'help' }, 'No step has run yet. Ask for something in the playground.'));
   }
 
@@ -97,12 +99,16 @@ function key(name, text) {
 
 function numbers(roof, step) {
   const floor = Math.max(step.bytes / roof.bytes_per_s, step.flops / roof.flops_per_s);
-  return table('The last step', ['the last step', 'measured', 'predicted'], [
-    ['time of the step', seconds(step.measured_s), seconds(step.predicted_s)],
-    ['operations', quantity(step.flops / step.measured_s, 'FLOP/s'), quantity(step.flops / step.predicted_s, 'FLOP/s')],
-    ['memory', quantity(step.bytes / step.measured_s, 'B/s'), quantity(step.bytes / step.predicted_s, 'B/s')],
-    ['of the roof', `${significant(100 * floor / step.measured_s)} %`, `${significant(100 * floor / step.predicted_s)} %`],
+  const times = [step.measured_s, step.predicted_s], each = (show) => times.map((time) => (time ? show(time) : NONE));
+  const found = table('The last step', ['the last step', 'measured', 'predicted'], [
+    ['time of the step', ...each(seconds)],
+    ['operations', ...each((time) => quantity(step.flops / time, 'FLOP/s'))],
+    ['memory', ...each((time) => quantity(step.bytes / time, 'B/s'))],
+    ['of the roof', ...each((time) => `${significant(100 * floor / time)} %`)],
     ['tokens in it', step.tokens, ''],
     ['operations per byte', significant(step.flops / step.bytes), ''],
   ]);
+  if (step.predicted_s) return found;
+  const remedy = 'Nothing is predicted: this machine is not calibrated. Run `ridgeline calibrate`, then start the server again.';
+  return make('div', {}, found, make('p', { class: 'help' }, remedy));
 }
