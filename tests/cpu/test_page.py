@@ -159,10 +159,10 @@ def test_live_figures_follow_the_server(page: playwright.Page, server: Server) -
     expect(pages).not_to_have_text(re.compile("^0 of"))
     step = page.locator("#roofline tbody tr").first
     expect(step.locator("td").nth(0)).to_have_text(re.compile(r"[\d.]+ (ms|µs)"))
-    expect(page.locator("circle.measured")).to_be_visible()
+    expect(page.locator(".chart circle.measured")).to_be_visible()
     # The tests' cache holds no calibration, so nothing is predicted, and the page says how to change that.
     expect(step.locator("td").nth(1)).to_have_text("–")
-    expect(page.locator("circle.predicted")).to_have_count(0)
+    expect(page.locator("#roofline circle.predicted")).to_have_count(0)
     expect(page.locator("#roofline")).to_contain_text("ridgeline calibrate")
     sock.close()
     expect(running).to_have_text("0", timeout=10_000)
