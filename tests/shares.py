@@ -11,15 +11,15 @@ import pytest
 ONE_OF_EACH = frozenset({"llama_gqa", "gemma3", "gpt_oss", "deepseek_v2", "cla_mixed", "mamba2", "jamba", "qwen3_next"})
 
 
-def daily(names: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
+def daily(names: Iterable[Any], chosen: Collection[Any], *, slow: bool = True) -> list[Any]:
     """Return the cases of a test: those in `chosen` belong to the slow half, the others to the nightly run.
 
-    Raises ValueError for a chosen case that does not exist.
+    slow: False puts the chosen ones into the fast half. Raises ValueError for a chosen case that does not exist.
     """
     names = list(names)
     if missing := [name for name in chosen if name not in names]:
         raise ValueError(f"there are no cases {missing}")
-    marks = {True: pytest.mark.slow, False: pytest.mark.nightly}
+    marks = {True: [pytest.mark.slow] if slow else [], False: [pytest.mark.nightly]}
     return [
         pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=marks[name in chosen]) for name in names
     ]

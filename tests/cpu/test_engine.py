@@ -143,7 +143,7 @@ def serve(
     return out, engine
 
 
-@pytest.mark.parametrize("name", CONTEXT)
+@pytest.mark.parametrize("name", daily(CONTEXT, {*ONE_OF_EACH, *[*CONTEXT][::4]}, slow=False))
 def test_every_family_is_exact_in_company(name: str) -> None:
     """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone.
 

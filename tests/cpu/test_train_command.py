@@ -121,6 +121,7 @@ def test_a_spec_gets_the_config_that_others_know_where_there_is_one(
     assert ("(transformers)" in said) == (model_type != "ridgeline")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, data: Path) -> None:
     """SIGKILL in the middle of whatever it does, twice; the losses are those of an undisturbed run, to the bit."""
     flags = ("--epochs", "12", "--dropout", "0.1")
@@ -143,7 +144,7 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, data: Path) -> None:
     ).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_train_as_one_does(tmp_path: Path, data: Path) -> None:
     run(arguments(tmp_path, data, None, "one", "--epochs", "3", "--micro-tokens", "64"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ridgeline"]

@@ -13,6 +13,7 @@ from oracle.fuzz import BAD, BOTH, DIFFERENT, EQUAL, LENIENT, UNEXPLAINED, UNSER
 from oracle.unserved import LENIENT as LENIENT_REASONS
 from oracle.unserved import UNSERVED as UNSERVED_REASONS
 from ridgeline.archs import FAMILIES, spec_from_config
+from shares import daily
 
 STEP = 29  # the sample takes every so many flips; a prime, so that it is not in step with the values of a field
 # A case of every family that has one: the last, which is the one with the most fields away from their defaults.
@@ -36,8 +37,7 @@ def failures(name: str, step: int = 1) -> tuple[list[str], Counter[str]]:
     return wrong, count
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize("name", daily(ONE_EACH, ONE_EACH[::4]))
 @pytest.mark.filterwarnings("ignore")  # of transformers, about the values
 def test_a_sample_of_altered_configs(name: str) -> None:
     wrong, count = failures(name, STEP)

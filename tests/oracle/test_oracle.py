@@ -72,6 +72,7 @@ def test_float32_noise_is_far_below_the_margins(name: str) -> None:
     assert 0.5 < float(np.std(exact[-1])) < 3.0
 
 
+@pytest.mark.nightly
 @GREEDY
 def test_greedy_is_decided_by_safe_margins(name: str) -> None:
     found = measure(CASES[name])
