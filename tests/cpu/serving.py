@@ -30,7 +30,7 @@ class Server:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.process = subprocess.Popen(command, stderr=self._log, env=environment)
         end = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"serving .* at https?://127\.0\.0\.1:(\d+)", self.said())):
+        while not (found := re.search(r"serving .* at https?://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)", self.said())):
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
         self.port = int(found[1])

@@ -1,0 +1,109 @@
+"""How the test runs each command of the docs. A `ridgeline` command that no rule matches runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+SERVER_URL = "http://localhost:8000"  # what the docs ask; the test replaces it by that of its own server
+
+
+class How(Enum):
+    RUN = auto()  # run it in this process, with `more` after its own arguments
+    PARSE = auto()  # let it read its arguments, then stop it
+    KEPT = auto()  # give it a made-up calibration in place of the measurement
+    SERVER = auto()  # use the server that other blocks ask
+    SERVE = auto()  # start it as a server, ask it once, stop it
+    CURL = auto()  # run curl against the test's server
+    RANKS = auto()  # PARSE for torchrun and for the command that it starts
+    PIP = auto()  # check that pyproject.toml has the extras
+    TOOL = auto()  # check that the files and pytest markers that it names exist
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one kind of command runs.
+
+    pattern: matches the beginning of the command. more: arguments that are added; the last of two equal options counts.
+    why: why the test does not run the command as it stands. slow: the slow half runs it.
+    """
+
+    pattern: str
+    how: How
+    why: str
+    more: tuple[str, ...] = ()
+    slow: bool = False
+
+    def matches(self, command: str) -> bool:
+        return re.match(self.pattern, command) is not None
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+SIZES = "the docs' sizes take minutes"
+TRAINING = words(
+    "--batch-tokens 128 --context 64 --warmup-steps 1 --eval-every 4 --save-every 4 --held-out 0.5 --epochs 1"
+)
+RULES = (
+    Rule(r"ridgeline serve$", How.SERVER, "port 8000 may be taken, and other blocks ask this one", slow=True),
+    Rule(r"ridgeline serve ", How.SERVE, "a server does not end by itself", words("--port 0"), slow=True),
+    Rule(
+        r"ridgeline bench serve .*--concurrency",
+        How.RUN,
+        SIZES,
+        ("--base-url", SERVER_URL, *words("--model pocket --num-requests 6 --input-len 8 --output-len 4")),
+        slow=True,
+    ),
+    Rule(
+        r"ridgeline bench serve .*--arrivals",
+        How.RUN,
+        SIZES,
+        ("--base-url", SERVER_URL, *words("--num-requests 6 --input-len 8 --output-len 4")),
+        slow=True,
+    ),
+    Rule(
+        r"ridgeline bench serve ",
+        How.RUN,
+        "the server of the test has another port",
+        ("--base-url", SERVER_URL, *words("--num-requests 6")),
+        slow=True,
+    ),
+    Rule(
+        r"ridgeline bench latency ",
+        How.RUN,
+        SIZES,
+        words("--batch-size 2 --input-len 8 --output-len 4 --num-iters 1 --num-iters-warmup 0"),
+        slow=True,
+    ),
+    Rule(r"ridgeline bench throughput .*--dataset", How.RUN, SIZES, words("--output-len 4"), slow=True),
+    Rule(
+        r"ridgeline bench throughput ", How.RUN, SIZES, words("--num-prompts 4 --input-len 8 --output-len 4"), slow=True
+    ),
+    Rule(r"ridgeline bench replay ", How.RUN, "the traces of the test are short", words("--num-requests 6"), slow=True),
+    Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
+    Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(r"ridgeline calibrate --(json|plot)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
+    Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),
+    Rule(r"ridgeline train ", How.RUN, "the defaults are for megabytes of text", TRAINING, slow=True),
+    Rule(r"ridgeline simulate .*--arrivals", How.RUN, SIZES, words("--num-requests 20")),
+    Rule(r"torchrun ", How.RANKS, "eight processes; tests/cpu/test_train_command.py starts two"),
+    Rule(r"python bench/", How.PARSE, "minutes to hours each"),
+    Rule(r"curl ", How.CURL, "the server of the test has another port", slow=True),
+    Rule(r"pip install ", How.PIP, ".ci/run installs"),
+    Rule(r"python -m venv ", How.TOOL, ".ci/run makes one"),
+    Rule(r"(ruff|mypy|pytest|cmake|clang-format)( |$)", How.TOOL, ".ci/run and its wheel run them"),
+)
+
+
+def rule_of(command: str) -> Rule:
+    """Raises ValueError for a program that the test does not know how to run."""
+    for rule in RULES:
+        if rule.matches(command):
+            return rule
+    if command.startswith("ridgeline "):
+        return Rule("", How.RUN, "")
+    raise ValueError(f"no rule in tests/cpu/doc_rules.py says how `{command}` runs")
