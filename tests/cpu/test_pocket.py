@@ -81,11 +81,12 @@ def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         find_model("pocket", revision="main")
 
 
-def test_its_page_shows_what_it_says() -> None:
-    """The commands of docs/pocket.md with their whole output. Greedy choices there are 0.02 or more apart."""
-    page = (Path(__file__).parents[2] / "docs" / "pocket.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "count"), [("docs/pocket.md", 3), ("README.md", 1)])
+def test_a_page_shows_what_it_says(name: str, count: int) -> None:
+    """The commands of the page with their whole output. Greedy choices there are 0.02 or more apart."""
+    page = (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
     shown = re.findall(r"```\n\$ ridgeline (generate .*)\n((?s:.*?))\n```", page)
-    assert len(shown) == 3
+    assert len(shown) == count
     for command, output in shown:
         result = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
         assert result.stdout.strip("\n") == output.strip("\n"), command
