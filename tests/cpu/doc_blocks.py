@@ -13,8 +13,8 @@ SHELL = ("", "sh", "bash", "shell", "console")
 LANGUAGES = (*SHELL, "python", "json", "text")  # text: output, and what nobody types
 FENCE = re.compile(r" *(`{3,}|~{3,})(.*)")
 PROMPT = "$ "
-BASH = shutil.which("bash")
-# Bash calls this for every program that it does not find, and it finds `cat` only. A record is NUL-terminated fields:
+TYPED = re.compile(r"^(\$ |(ridgeline|python|pip|curl|pytest|torchrun) )", re.MULTILINE)  # not in a block of text
+# Bash 4 calls this for every program that it does not find, and it finds `cat` only. A record is NUL-terminated fields:
 # how many words, the words, what was piped in, the environment.
 RECORD = """
 command_not_found_handle() {
@@ -24,6 +24,18 @@ command_not_found_handle() {
 }
 """
 OF_BASH = {"PWD", "OLDPWD", "SHLVL", "PATH", "RECORDS", "_"}
+
+
+def find_bash() -> str | None:
+    """Where bash is, if it is version 4 or later. That of macOS is 3.2."""
+    path = shutil.which("bash")
+    if path is None:
+        return None
+    found = subprocess.run([path, "-c", "echo $BASH_VERSINFO"], capture_output=True, text=True, check=True)
+    return path if int(found.stdout) >= 4 else None
+
+
+BASH = find_bash()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from calibrated import kept_with
 from packaging.requirements import Requirement
 from typer.core import TyperCommand
 
-from cpu.doc_blocks import LANGUAGES, SHELL, Block, Command, commands
+from cpu.doc_blocks import LANGUAGES, SHELL, TYPED, Block, Command, commands
 from cpu.doc_rules import SERVER_URL, How, Rule, rule_of
 from cpu.serving import Server, serving
 from ridgeline.cli import main as cli
@@ -52,6 +52,8 @@ class Reader:
             raise ValueError(f"{block.name} is in `{block.language}`; a block is in one of: {', '.join(LANGUAGES)}")
         if block.language == "python":
             return self._python(block, slow)
+        if block.language == "text" and (typed := TYPED.search(block.text)):
+            raise ValueError(f"{block.name} is ```text, and has a command: {typed[0]}")
         if block.language == "json":
             json.loads(block.text)
         if block.language not in SHELL:

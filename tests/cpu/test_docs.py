@@ -20,7 +20,7 @@ from ridgeline.plan.calibration import save
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))]
 LINES = {block: block.script().splitlines() for block in BLOCKS if block.language in SHELL}
-pytestmark = pytest.mark.skipif(BASH is None, reason="the blocks of the docs are for bash, which is not there")
+pytestmark = pytest.mark.skipif(BASH is None, reason="the blocks of the docs need bash, version 4 or later")
 
 
 def has_slow(block: Block) -> bool:
@@ -102,6 +102,7 @@ def test_no_command_is_left_out(reader: Reader) -> None:
         ("python", "print(json)\n", "json"),
         ("rust", "fn main() {}\n", "is in `rust`"),
         ("json", "{...}\n", "Expecting"),
+        ("text", "ridgeline nosuch\n", "has a command"),
     ],
 )  # fmt: skip
 def test_a_block_that_does_not_run_fails(
