@@ -18,6 +18,7 @@ class How(Enum):
     CURL = auto()  # run curl against the test's server
     RANKS = auto()  # PARSE for torchrun and for the command that it starts
     PIP = auto()  # check that pyproject.toml has the extras
+    FETCH = auto()  # leave it: it fetches or unpacks what other projects publish
     TOOL = auto()  # check that the files and pytest markers that it names exist
 
 
@@ -94,6 +95,7 @@ RULES = (
     Rule(r"python bench/", How.PARSE, "minutes to hours each"),
     Rule(r"curl ", How.CURL, "the server of the test has another port", slow=True),
     Rule(r"pip install ", How.PIP, ".ci/run installs"),
+    Rule(r"(pip download|tar) ", How.FETCH, "another project's sources, from the network"),
     Rule(r"python -m venv ", How.TOOL, ".ci/run makes one"),
     Rule(r"(ruff|mypy|pytest|cmake|clang-format)( |$)", How.TOOL, ".ci/run and its wheel run them"),
 )

@@ -137,7 +137,11 @@ def test_a_batch_on_a_full_disk_is_one_error(tmp_path: Path, monkeypatch: pytest
         return {"custom_id": line.id, "response": "x" * 40}
 
     monkeypatch.setattr(batch, "EngineClient", lambda *args: Client())
-    monkeypatch.setattr(batch, "Service", lambda *args: SimpleNamespace(gate=SimpleNamespace(running=4)))
+    monkeypatch.setattr(
+        batch,
+        "Service",
+        lambda *args: SimpleNamespace(gate=SimpleNamespace(running=4), helpers=SimpleNamespace(close=lambda: None)),
+    )
     monkeypatch.setattr(batch, "_result", result)
     lines, path = [batch.Line(f"{i}", "/v1/completions", {}) for i in range(8)], tmp_path / "o.jsonl"
     done: list[Any] = []

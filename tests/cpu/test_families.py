@@ -22,6 +22,9 @@ from ridgeline.runtime.step import DenseStep
 # Of logits of float32 kernels, and of the float64 of device `reference`, from transformers in float64: no rounding of
 # one CPU is in either. What is left of the second are float32 frequencies of rotations and logits.
 TOLERANCE, EXACT_TOLERANCE = 1e-4, 1e-5
+# Past the trained length transformers computes dynamic frequencies anew in each call, in float32. Its float64 logits
+# carry that rounding too: they may be as far off as twice what its float32 logits are, measured in the same run.
+ROUNDED_FREQUENCIES = {"llama_dynamic_long"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -40,8 +43,11 @@ def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: 
     case = CASES[name]
     model = build(case, tmp_path)
     llm = LLM(str(tmp_path), max_model_len=case.max_model_len, device="reference")
-    for got, wanted in zip(llm.logits(prompts(case)), oracle_logits(double(model), prompts(case)), strict=True):
-        assert np.abs(got - wanted).max() < EXACT_TOLERANCE
+    rounded = [row.copy() for row in oracle_logits(model, prompts(case))] if name in ROUNDED_FREQUENCIES else []
+    exact = oracle_logits(double(model), prompts(case))
+    noise = max((float(np.abs(a - b).max()) for a, b in zip(rounded, exact, strict=False)), default=0.0)
+    for got, wanted in zip(llm.logits(prompts(case)), exact, strict=True):
+        assert np.abs(got - wanted).max() < max(EXACT_TOLERANCE, 2 * noise)
 
 
 def test_every_family_has_a_case() -> None:

@@ -208,7 +208,8 @@ needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_r
 
 def measure(name: str, device: str, **environ: str) -> dict[str, Any]:
     """Run a case in a process of its own; counted and peak bytes."""
-    env = {**os.environ, "PYTHONPATH": str(Path(ridgeline.__file__).parents[1]), **environ}
+    paths = (Path(ridgeline.__file__).parents[1], Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environ}
     command = [sys.executable, __file__, json.dumps(asdict(CASES[name])), device]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -99,8 +99,10 @@ def bounded(schema: Any) -> Any:
     return [bounded(v) for v in schema] if isinstance(schema, list) else schema
 
 
-@pytest.mark.slow
-def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "phases", [pytest.param("fuzzing", marks=pytest.mark.slow), pytest.param("coverage", marks=pytest.mark.nightly)]
+)
+def test_schemathesis_finds_nothing(phases: str, server: Server, tmp_path: Path) -> None:
     """All its checks but one: a body of the right shape may still be refused, since not all that decides it can be
     said in a schema: the vocabulary, the context, what a grammar means, which fields go together.
     """
@@ -108,7 +110,8 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
     description.write_text(json.dumps(bounded(server.ask("GET", "/openapi.json")[1])))
     run = subprocess.run(
         [Path(sys.executable).with_name("schemathesis"), "run", str(description),
-         "--url", f"http://127.0.0.1:{server.port}", "--max-examples", str(EXAMPLES), "--seed", "1", "--no-color",
+         "--url", f"http://127.0.0.1:{server.port}", "--phases", phases,
+         "--max-examples", str(EXAMPLES), "--seed", "1", "--no-color",
          "--exclude-checks", "positive_data_acceptance", "--suppress-health-check", "all"],
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip

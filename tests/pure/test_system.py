@@ -30,7 +30,12 @@ NAMES = {
     "setsid",
     "sysconf",
 }
-GUARDED = {"system.py": {"resource"}, "serve/accept.py": {"resource"}, "serve/channel.py": {"pass_fds"}}
+GUARDED = {
+    "system.py": {"resource"},
+    "serve/accept.py": {"resource"},
+    "serve/channel.py": {"pass_fds"},
+    "bounded/limits.py": {"resource", "sysconf", "/proc/self/statm"},
+}
 
 # Runs a command as on a system without those modules, without /proc, and without what Linux adds to `os`.
 ELSEWHERE = """

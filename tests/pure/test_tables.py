@@ -207,8 +207,8 @@ def test_bench() -> None:
         ttft_s=spread(), tpot_s=spread(), pages=pages,
     )  # fmt: skip
     guess: Any = predicted
-    assert every_width(bench._latency_tables(latency, guess)) == 1  # type: ignore[arg-type]
-    assert every_width(bench._throughput_tables(through, guess)) == 3  # type: ignore[arg-type]
+    assert every_width(bench._latency_tables(latency, guess, guess.note)) == 1  # type: ignore[arg-type]
+    assert every_width(bench._throughput_tables(through, guess, guess.note)) == 3  # type: ignore[arg-type]
     rows = [beside.Beside("in all", LONG, LONG * 3, LONG / 7), beside.Beside("memory", 1e12, 1.5e12, None, "bytes")]
     assert every_width([beside.beside_table(rows)]) == 1
 

@@ -173,8 +173,8 @@ def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOption
     for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
         if given[name] not in (None, *known):
             raise RequestError(f"--{name.replace('_', '-')} {given[name]}: known are {', '.join(known)}")
-    if given["unknown_fields"] not in UNKNOWN_FIELDS:
-        raise RequestError(f"--unknown-fields is {given['unknown_fields']}; it must be {' or '.join(UNKNOWN_FIELDS)}")
+    if (unknown := given.get("unknown_fields", "error")) not in UNKNOWN_FIELDS:
+        raise RequestError(f"--unknown-fields is {unknown}; it must be {' or '.join(UNKNOWN_FIELDS)}")
     if (given.get("ssl_keyfile") is None) != (given.get("ssl_certfile") is None):
         raise RequestError("--ssl-keyfile and --ssl-certfile belong together: give both")
     for name in AT_LEAST:

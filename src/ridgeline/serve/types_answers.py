@@ -361,6 +361,8 @@ class LiveAnswer(BaseModel):
     device: str
     max_model_len: int
     chat: bool
+    roles: bool
+    example: dict[str, Any] | None = None
     engine: dict[str, Any]
     requests: dict[str, int] | None = None
     pages: list[dict[str, Any]] | None = None
@@ -369,7 +371,7 @@ class LiveAnswer(BaseModel):
     ttft_s: dict[str, float] | None = None
     tpot_s: dict[str, float] | None = None
     roof: dict[str, float] | None = None
-    step: dict[str, float] | None = None
+    step: dict[str, float | None] | None = None
 
 
 class PlanAnswer(BaseModel):
