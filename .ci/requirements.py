@@ -1,0 +1,20 @@
+"""Print what Ridgeline and one of its extras need, a line each: what pip can install before Ridgeline is built."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+
+
+def needed(extra: str) -> list[str]:
+    """Return the requirements of an extra, those of the extras that it names included."""
+    found = []
+    for line in project["optional-dependencies"][extra]:
+        own = re.fullmatch(r"ridgeline\[(.*)\]", line)
+        found += [one for name in own[1].split(",") for one in needed(name)] if own else [line]
+    return found
+
+
+print("\n".join([*project["dependencies"], *needed(sys.argv[1])]))
