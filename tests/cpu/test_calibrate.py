@@ -134,7 +134,7 @@ def test_a_calibration_serves_as_many_threads_as_it_was_measured_with() -> None:
     machine, note = calibrated_machine(FakeDriver(RATES.threads))
     assert machine is not None and machine.rates == RATES and "2026-11-22" in note
     machine, note = calibrated_machine(FakeDriver(RATES.threads + 1))
-    assert machine is None and "2 threads, this run has 3" in note and "--threads" in note
+    assert machine is None and "2 threads, but this run has 3" in note and "--threads" in note
 
 
 def test_without_a_calibration_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

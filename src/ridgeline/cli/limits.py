@@ -43,21 +43,21 @@ TimeoutKeepAlive = Annotated[
     float, _limit("--timeout-keep-alive", help="Seconds that a connection stays open without a request.")
 ]
 TimeoutWrite = Annotated[
-    float, _limit("--timeout-write", help="Seconds that a client may be behind with reading before it is cut off.")
+    float, _limit("--timeout-write", help="Seconds that a client may stop reading before its connection is closed.")
 ]
 TimeoutHeartbeat = Annotated[
     float,
-    _limit("--timeout-heartbeat", help="Seconds without a sign of life of the engine before /health answers 503; 0 is "
-           "never. The engine sends one twice a second, in long steps too."),
+    _limit("--timeout-heartbeat", help="Seconds without a heartbeat of the engine before /health answers 503; 0: no "
+           "limit. The engine sends one twice a second, also during long steps."),
 ]  # fmt: skip
 TimeoutEngine = Annotated[
     float,
-    _limit("--timeout-engine", help="Seconds without a sign of life of the engine before it is replaced; 0 is never."),
+    _limit("--timeout-engine", help="Seconds without a heartbeat of the engine before it is replaced; 0: no limit."),
 ]
 TimeoutStep = Annotated[
     float,
-    _limit("--timeout-step", help="Seconds that one step or embedding may take before the engine is replaced; 0 is "
-           "never. Raise it where a slow machine needs longer for a long prompt."),
+    _limit("--timeout-step", help="Seconds that one step or embedding may take before the engine is replaced; 0: no "
+           "limit. Raise it where a slow machine needs longer for a long prompt."),
 ]  # fmt: skip
 
 _TIMEOUTS = ("headers", "body", "keep_alive", "write")
@@ -86,6 +86,6 @@ def _seconds(
     found = {name: given[f"timeout_{name}"] for name in names if f"timeout_{name}" in given}
     for name, seconds in found.items():
         if not (least <= seconds < float("inf") or (or_zero and seconds == 0)):
-            rule = f"must be at least {least:g} s{', or 0 for no limit' if or_zero else ''}"
+            rule = f"must be a finite number, at least {least:g} s{', or 0 for no limit' if or_zero else ''}"
             raise RequestError(f"--timeout-{name.replace('_', '-')} is {seconds:g}; it {rule}")
     return found

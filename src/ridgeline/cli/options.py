@@ -115,7 +115,7 @@ AllowedTokenIds = Annotated[list[int] | None, _sampling("--allowed-token-ids", h
 BadTokenIds = Annotated[list[int] | None, _sampling("--bad-token-ids", help="Never produce this; repeatable.")]
 BadWords = Annotated[
     list[str] | None,
-    _sampling("--bad-words", help="The answer may not contain this text, as its usual tokens; repeatable."),
+    _sampling("--bad-words", help="A text that the answer may not contain, written with its usual tokens; repeatable."),
 ]
 N = Annotated[int, _sampling("-n", "--n", help="Answers per prompt.")]
 BeamWidth = Annotated[

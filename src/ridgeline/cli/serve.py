@@ -37,7 +37,9 @@ ModelArgument = Annotated[
         help="A folder, a Hugging Face hub id, or pocket, which ships with Ridgeline.",
     ),
 ]  # fmt: skip
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same model, as vLLM names it.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="The model, as MODEL; give only one of the two.")
+]
 ServedModelName = Annotated[
     list[str] | None, _server("--served-model-name", help="What clients call the model; repeatable.")
 ]
@@ -62,7 +64,7 @@ MaxPromptChars = Annotated[
     int | None,
     _protection(
         "--max-prompt-chars",
-        help="Most characters of a text; default: the context's tokens times the characters of the longest token.",
+        help="Largest number of characters in a text; default: the context length times the longest token's.",
     ),
 ]
 TrustRequestChatTemplate = Annotated[

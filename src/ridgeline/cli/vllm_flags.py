@@ -53,7 +53,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--gpu-memory-utilization",), "Ridgeline takes 90 % of what the weights leave on a GPU, and half of the free "
          "memory on a CPU; --kv-cache-memory-bytes sets the size of the cache", "it must be a share above 0, at most 1",
          takes_value=True, between=(1e-9, 1.0)),
-    Flag(("--swap-space",), "it is given to --swap-space-bytes", "it must be a number of GiB, at least 0",
+    Flag(("--swap-space",), "it sets --swap-space-bytes", "it must be a number of GiB, at least 0",
          takes_value=True, between=(0.0, 1e6), becomes=("--swap-space-bytes",), scale=2**30),
     _value("--cpu-offload-gb", says="no weights are moved to the host", accepts=("0", "0.0"),
            refuses="Ridgeline keeps all weights on one device; take --weights int8 or int4"),
@@ -70,8 +70,8 @@ FLAGS: tuple[Flag, ...] = (
     _on("--enable-chunked-prefill", says="prompts are always computed in chunks, of --max-num-batched-tokens at most"),
     _off("--no-enable-chunked-prefill", refuses="prompts are always computed in chunks; --max-num-batched-tokens as "
          "large as --max-model-len makes each prompt one chunk"),
-    Flag(("--async-scheduling",), "it is given to --steps-in-flight", becomes=("--steps-in-flight", "2")),
-    Flag(("--no-async-scheduling",), "it is given to --steps-in-flight", becomes=("--steps-in-flight", "1")),
+    Flag(("--async-scheduling",), "it sets --steps-in-flight 2", becomes=("--steps-in-flight", "2")),
+    Flag(("--no-async-scheduling",), "it sets --steps-in-flight 1", becomes=("--steps-in-flight", "1")),
     _value("--scheduling-policy", says="requests run by priority, and equal ones in the order of arrival",
            accepts=("fcfs", "priority"), refuses="it must be fcfs or priority"),
     _value("--max-seq-len-to-capture", says=_NOTHING_COMPILED),
@@ -116,10 +116,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--max-logprobs",), "up to 20 log probabilities can be asked for", "a request may ask for 20 at most",
          takes_value=True, between=(0, 20)),
     # The log.
-    Flag(("--enable-log-requests",), "it is --log-requests", becomes=("--log-requests",)),
+    Flag(("--enable-log-requests",), "it sets --log-requests", becomes=("--log-requests",)),
     _on("--no-enable-log-requests", "--disable-log-requests", says="prompts are not logged unless --log-requests asks"),
     _on("--disable-log-stats", says="no figures are logged; they are at /metrics"),
-    Flag(("--disable-uvicorn-access-log",), "it is --quiet", becomes=("--quiet",)),
+    Flag(("--disable-uvicorn-access-log",), "it sets --quiet", becomes=("--quiet",)),
     _value("--uvicorn-log-level", says="warnings are logged, and a line for each request unless --quiet"),
 )  # fmt: skip
 

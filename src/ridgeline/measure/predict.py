@@ -66,8 +66,8 @@ def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]
         return None, f"no prediction: this machine is not calibrated; {REMEDY}"
     if machine.rates.threads != driver.threads:
         return None, (
-            f"no prediction: this machine was calibrated with {machine.rates.threads} threads, this run has "
-            f"{driver.threads}; leave --threads open"
+            f"no prediction: this machine was calibrated with {machine.rates.threads} threads, but this run has "
+            f"{driver.threads}; leave out --threads"
         )
     return machine, note
 

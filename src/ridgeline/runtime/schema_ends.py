@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 
 def endless(schema: Mapping[str, Any]) -> str | None:
-    """A place of the schema ("#/$defs/node") which only values without an end satisfy and which the schema demands;
+    """A place of the schema ("#/$defs/node") which no finite value satisfies and which the schema demands;
     None where there is none. Only references into the same schema are followed; of keywords, those that demand another
     schema to be satisfied. What else may be impossible is left to the compiler.
     """
@@ -56,7 +56,7 @@ def _demands(place: str, value: Mapping[str, Any], root: Mapping[str, Any]) -> I
 
 
 def _finite(places: Mapping[str, _Demands]) -> set[str]:
-    """The places that some value without an end satisfies."""
+    """Return the places that some finite value satisfies."""
     unmet = {place: len(demands) for place, demands in places.items()}
     users: dict[str, list[tuple[str, int]]] = {}  # of a place: the demands that it can satisfy
     for place, demands in places.items():

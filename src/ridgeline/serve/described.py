@@ -15,7 +15,7 @@ ERRORS: dict[int | str, str] = {
     400: "The request is wrong; the message says where.",
     401: "A valid API key is needed.",
     404: "There is no such model, or no such URL.",
-    405: "The URL is not asked in this way; the header Allow says in which it is.",
+    405: "The URL does not support this method; the Allow header lists the methods that it supports.",
     413: "The body is too large.",
     429: "The queue is full, or the key has too many requests open; Retry-After says when to come back.",
     500: "A fault of the server, whose log says more.",
