@@ -45,13 +45,11 @@ class TextToEncode:
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids. Raises RequestError for text that is not valid Unicode."""
+        most, side = self.max_tokens, self.truncation_side
         if self.is_chat:
-            found = tokenizer.encode_rendered(self.text, self.add_special_tokens)
-            return [*truncated(found, self.max_tokens, self.truncation_side)]
-        return tokenizer.encode(
-            self.text, add_special_tokens=self.add_special_tokens is not False, max_tokens=self.max_tokens,
-            truncation_side=self.truncation_side,
-        )  # fmt: skip
+            return tokenizer.encode_rendered(self.text, self.add_special_tokens, max_tokens=most, truncation_side=side)
+        special = self.add_special_tokens is not False
+        return tokenizer.encode(self.text, add_special_tokens=special, max_tokens=most, truncation_side=side)
 
 
 class Frontend:
@@ -94,7 +92,8 @@ class Frontend:
             return None
         kept = options.kept(self._max_model_len - answer_tokens)
         if kind == "messages":
-            kind, value = "rendered", Rendered(self.tokenizer().render_chat(value))
+            given = prompt.get("add_special_tokens") if isinstance(prompt, Mapping) else None
+            kind, value = "rendered", Rendered(self.tokenizer().render_chat(value), given)
         if kind == "rendered":
             text, special = value.text, value.add_special_tokens
         else:
@@ -113,6 +112,7 @@ class Frontend:
 
     def check_text(self, text: str) -> None:
         """Raise RequestError for a prompt that cannot fit the context, by arithmetic, before it is tokenized."""
+        self.check_size(text)
         tokenizer, limit = self.tokenizer(), self._max_model_len
         if (least := tokenizer.least_tokens(text)) > limit:
             raise RequestError(
@@ -120,7 +120,6 @@ class Frontend:
                 f"at most {tokenizer.characters_per_token} characters); the context is {limit} tokens: shorten it"
                 f"{self._longer_context()}"
             )
-        self.check_size(text)
 
     def request(
         self,
@@ -135,7 +134,7 @@ class Frontend:
         place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
         under the model's, on its place. Raises RequestError or TokenizerError.
         """
-        ids = self.encode(prompt, params.max_tokens or 1) if ids is None else self.check_ids(ids)
+        ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
         self.check_length(ids, params)
         params = self._with_bad_words(params)
         params.check_vocabulary(self._spec.vocab_size)
@@ -148,7 +147,7 @@ class Frontend:
             seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
             noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
         kind, value, options = _parts(prompt)
-        whole = kind == "prompt" and options.add_special_tokens and options.truncate_prompt_tokens is None
+        whole = kind == "prompt" and options.truncate_prompt_tokens is None
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
 
     def _with_bad_words(self, params: Params) -> Params:
@@ -201,6 +200,12 @@ class Frontend:
     def _longer_context(self) -> str:
         limit = self._spec.max_position_embeddings
         return f", or raise --max-model-len (up to {limit})" if limit > self._max_model_len else ""
+
+
+def answer_tokens(params: Params) -> int:
+    """Return how many tokens a truncated prompt leaves room for."""
+    least = params.min_tokens if isinstance(params, SamplingParams) else 0
+    return params.max_tokens or max(1, least)
 
 
 def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

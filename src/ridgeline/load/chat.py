@@ -139,12 +139,15 @@ def chat_data(
     **variables: Any,
 ) -> dict[str, Any]:
     """Return what the template is given, for `render_here`: copies that consist of JSON types only."""
-    chat = _messages(messages)
-    data = {key: _plain(value, key) for key, value in variables.items()}
-    data["tools"] = None if tools is None else _objects(tools, "tools")
-    data["documents"] = None if documents is None else _objects(documents, "documents")
-    data["add_generation_prompt"] = add_generation_prompt
-    return {"messages": chat, **data}
+    try:
+        chat = _messages(messages)
+        data = {key: _plain(value, key) for key, value in variables.items()}
+        data["tools"] = None if tools is None else _objects(tools, "tools")
+        data["documents"] = None if documents is None else _objects(documents, "documents")
+        data["add_generation_prompt"] = add_generation_prompt
+        return {"messages": chat, **data}
+    except RecursionError:
+        raise RequestError("the messages, tools or variables of the chat are nested too deeply; flatten them") from None
 
 
 class _Strict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -42,10 +43,9 @@ def characters_per_token(backend: tokenizers.Tokenizer, longest: int) -> int | N
 
 def least_tokens(text: str, per_token: int, leading: Collection[str]) -> int:
     """The least tokens that a text can have. leading: tokens of which several at its start may become one."""
-    at = 0
-    while token := next((token for token in leading if token and text.startswith(token, at)), ""):
-        at += len(token)
-    return -(-(len(text) - at) // per_token)
+    tokens = "|".join(re.escape(token) for token in leading if token)
+    found = re.match(f"(?:{tokens})*+", text) if tokens else None  # possessive: no memory for each repetition
+    return -(-(len(text) - (found.end() if found else 0)) // per_token)
 
 
 def _steps(part: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -97,19 +97,38 @@ class Tokenizer:
         ids = self._encode(text)
         if not add_special_tokens:
             return [*truncated(ids, max_tokens, truncation_side)]
-        if max_tokens is not None and len(ids) + (added := len(self._prefix) + len(self._suffix)) > max_tokens:
-            ids = [*truncated(ids, max(0, max_tokens - added), truncation_side)]
-        return [*self._with_prefix(ids), *self._suffix]
+        return self._cut([*self._with_prefix(ids), *self._suffix], len(self._suffix), max_tokens, truncation_side)
 
-    def encode_rendered(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the ids of a chat that `render_chat` has written.
+    def encode_rendered(
+        self, text: str, add_special_tokens: bool | None = None, *, max_tokens: int | None = None,
+        truncation_side: Side = "left",
+    ) -> list[int]:  # fmt: skip
+        """Return the ids of a chat that `render_chat` has written; max_tokens and truncation_side as in `encode`.
 
         add_special_tokens: True adds all tokens that the model expects around a text, False none; None adds a BOS where
         the model uses one and the template writes none. There is never a second BOS.
         """
-        if add_special_tokens is not None:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return self._with_prefix(self._encode(text))
+        if add_special_tokens is None:
+            return self._cut(self._with_prefix(self._encode(text)), 0, max_tokens, truncation_side)
+        return self.encode(
+            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, truncation_side=truncation_side
+        )
+
+    def _cut(self, ids: list[int], last: int, most: int | None, side: Side) -> list[int]:
+        """Drop ids until there are at most `most`, but keep the leading tokens and the `last` ones.
+
+        Raises RequestError where there is no room for these.
+        """
+        if most is None or len(ids) <= most:
+            return ids
+        first = len(self._prefix) if ids[: len(self._prefix)] == self._prefix else 0
+        if (room := most - first - last) < 0:
+            raise RequestError(
+                f"truncate_prompt_tokens is {most}, but the model adds {first + last} tokens to a text; raise it to "
+                f"{first + last} at least"
+            )
+        end = len(ids) - last
+        return [*ids[:first], *truncated(ids[first:end], room, side), *ids[end:]]
 
     def encode_chat(
         self,

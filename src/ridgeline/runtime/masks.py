@@ -50,6 +50,9 @@ def deep_threads(count: int, name: str, start: Callable[[], None] = lambda: None
         before = threading.stack_size(STACK_BYTES)
         try:
             begun = [threads.submit(first) for _ in range(count)]
+        except BaseException:
+            together.abort()  # those that have begun wait for the one that cannot
+            raise
         finally:
             threading.stack_size(before)
     wait(begun)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from ridgeline.errors import RequestError
+from ridgeline.errors import HelpersBusy, RequestError
 from ridgeline.serve import responses, unknown
 from ridgeline.serve.chat import Chat
 from ridgeline.serve.client import EngineClient, EngineDown
@@ -214,6 +214,8 @@ async def _placed(service: Service, line: Line, ignored: list[str]) -> dict[str,
     while True:
         try:
             return await _sent(service, line, ignored)
+        except HelpersBusy:  # other structures of this batch are being checked
+            pass
         except APIError as e:
             if e.status != 429:
                 raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
 from ridgeline.plan import EngineConfig, EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.serve.channel import start_process
@@ -332,7 +332,7 @@ class EngineClient:
             self._fail(message.id, RequestError(message.message))
         elif isinstance(message, Lost):
             for number in message.ids:
-                self._fail(number, EngineDown(message.message))
+                self._fail(number, (HelpersBusy if message.busy else EngineDown)(message.message))
         elif isinstance(message, Beat):
             return
         elif (reply := self._replies.pop(message.id, None)) is not None and not reply.done():

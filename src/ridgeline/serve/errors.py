@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Send
 
-from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.errors import HelpersBusy, RequestError, TokenizerError
 from ridgeline.serve.client import EngineDown
 
 TYPES = {
@@ -48,6 +48,8 @@ def as_api_error(error: Exception) -> APIError | None:
         return error
     if isinstance(error, RequestError | TokenizerError):
         return APIError(400, str(error))
+    if isinstance(error, HelpersBusy):
+        return APIError(429, str(error), code="helpers_busy", retry_after=2)
     if isinstance(error, EngineDown):
         return APIError(503, str(error), code="engine_down", retry_after=2)
     return None

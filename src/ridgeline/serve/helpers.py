@@ -5,6 +5,7 @@ A helper leaves the streams of other clients alone, gives its memory back, and i
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ class Helpers:
             what, self._tokenizers, jobs.encode_text, data, work.is_chat, work.add_special_tokens, work.max_tokens,
             work.truncation_side, limits=TOKENIZING,
         )  # fmt: skip
-        return array("I", ids).tolist()
+        return await asyncio.to_thread(lambda: array("I", ids).tolist())
 
     async def render(self, source: str, name: str, data: Mapping[str, Any]) -> str:
         """A conversation in a template's format. Raises APIError, RequestError, TokenizerError."""

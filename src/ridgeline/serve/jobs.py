@@ -42,7 +42,7 @@ def parse_body(_: None, body: bytes) -> tuple[Any, ...]:
         return e.msg, e.pos
     except UnicodeDecodeError as e:
         return "it is not UTF-8", e.start
-    rest = len(json.dumps(parts[:2]))
+    rest = len(json.dumps(parts[:2], ensure_ascii=False).encode("utf-8", "surrogatepass"))
     if rest > MAX_REST:
         raise RequestError(
             f"the body has {rest} bytes besides its long texts and lists of token ids; the limit is {MAX_REST}: "

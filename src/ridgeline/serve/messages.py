@@ -138,10 +138,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A step failed, and these requests with it."""
+    """These requests are lost: a step failed, or there is no room for them now (busy)."""
 
     ids: Sequence[int]
     message: str
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,21 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONG = 1024  # characters of a text, elements of a list of integers, entries of a dict of numbers
+LONG = 1024  # characters of a text or of a list of texts, elements of a list of numbers
+
+
+def _texts(data: bytes) -> list[str]:
+    (count,) = array("q", data[:8])
+    found, at = [], 8 * (count + 1)
+    for size in array("q", data[8:at]):
+        found.append(data[at : at + size].decode("utf-8", "surrogatepass"))
+        at += size
+    return found
+
 
 _KINDS: dict[str, Callable[[bytes], Any]] = {
     "text": lambda data: data.decode("utf-8", "surrogatepass"),
+    "texts": _texts,
     "integers": lambda data: array("q", data).tolist(),
     "numbers": lambda data: array("d", data).tolist(),
 }
@@ -51,6 +62,8 @@ def unpack(parts: Sequence[Any]) -> Any:
 def _kind(part: Any) -> str | None:
     if isinstance(part, str):
         return "text" if len(part) > LONG else None
+    if isinstance(part, list) and all(isinstance(one, str) for one in part):
+        return "texts" if sum(map(len, part)) > LONG else None
     if isinstance(part, list) and len(part) > LONG and isinstance(part[0], int | float):
         if all(type(i) is int and -(1 << 63) <= i < 1 << 63 for i in part):
             return "integers"
@@ -61,4 +74,7 @@ def _kind(part: Any) -> str | None:
 def _bytes(part: Any, kind: str) -> bytes:
     if kind == "text":
         return str(part).encode("utf-8", "surrogatepass")
+    if kind == "texts":
+        texts = [str(one).encode("utf-8", "surrogatepass") for one in part]
+        return array("q", [len(texts), *map(len, texts)]).tobytes() + b"".join(texts)
     return array("q" if kind == "integers" else "d", part).tobytes()

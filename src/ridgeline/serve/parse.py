@@ -19,7 +19,7 @@ def parse(body: bytes) -> Any:
         outside = body.replace(rb"\\", b"").replace(rb"\"", b"")
         if outside.count(b'"') > 2 * MAX_ELEMENTS or sum(map(_separators, outside.split(b'"')[::2])) > MAX_ELEMENTS:
             raise RequestError(f"the body has more than {MAX_ELEMENTS} elements; send less at once")
-    return json.loads(body)
+    return json.loads(body.decode("utf-8-sig"))  # no other encoding: the separators were counted in this one
 
 
 def _separators(part: bytes) -> int:

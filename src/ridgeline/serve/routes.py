@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -100,9 +101,9 @@ async def render(body: RenderBody, request: Request) -> Response:
     service.check_model(body.model)
     text = await prompt.rendered(service, body)
     ids = await service.tokenize(TextToEncode(text.text, True, text.add_special_tokens))
-    return _json(
-        {"prompt": text.text, "prompt_token_ids": ids, "count": len(ids), "max_model_len": service.max_model_len}
-    )
+    _check_count(ids)
+    facts = {"prompt": text.text, "count": len(ids), "max_model_len": service.max_model_len}
+    return await service.off_loop(lambda: _raw(dumps_object({**facts, "prompt_token_ids": ids})))
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses={**answers(t.EmbeddingAnswer)})
@@ -113,6 +114,12 @@ async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
 
 async def _embeddings(service: Service, body: EmbeddingBody) -> Response:
     return _json(await embeddings(service, body))
+
+
+def _check_count(ids: Sequence[int]) -> None:
+    """Raise APIError for more token ids than an answer may have."""
+    if len(ids) > MAX_IDS:
+        raise APIError(400, f"the text has {len(ids)} tokens; this endpoint tells {MAX_IDS} at most: send less at once")
 
 
 @router.post("/tokenize", tags=["Tokens"], responses={**answers(t.TokenizeAnswer)})
@@ -128,8 +135,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     else:
         given = await prompt.rendered(service, body)
         ids = await service.tokenize(TextToEncode(given.text, True, given.add_special_tokens))
-    if len(ids) > MAX_IDS:
-        raise APIError(400, f"the text has {len(ids)} tokens; this endpoint tells {MAX_IDS} at most: send less at once")
+    _check_count(ids)
     facts = {"count": len(ids), "max_model_len": service.max_model_len}
 
     def answer() -> Response:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ridgeline import __version__
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend, Prompt, Rendered, TextToEncode
+from ridgeline.frontend import Frontend, Prompt, Rendered, TextToEncode, answer_tokens
 from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
@@ -207,10 +207,13 @@ class Service:
         found = {}
         for place, prompt in enumerate(prompts):
             if _characters(prompt) > LONG_TEXT:
-                work = self.frontend.text_of(prompt, answer_tokens)
-                assert work is not None
-                found[place] = await self.tokenize(work)
+                found[place] = await self._long_one(prompt, answer_tokens)
         return found
+
+    async def _long_one(self, prompt: Prompt | Rendered, answer_tokens: int) -> list[int]:
+        work = await self.off_loop(lambda: self.frontend.text_of(prompt, answer_tokens))
+        assert work is not None
+        return await self.tokenize(work)
 
     async def open(
         self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
@@ -227,7 +230,7 @@ class Service:
 
         async def build() -> list[GenerationRequest]:
             prompts = [read_as(prompt, reading) for prompt in await make()]
-            long = await self._long_ones(prompts, params.max_tokens or 1)
+            long = await self._long_ones(prompts, answer_tokens(params))
             return await self.off_loop(lambda: [
                 self.frontend.request(prompt, params, number, priority or 0, long.get(place))
                 for place, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))

@@ -86,7 +86,7 @@ class Worker:
             if error is None:
                 self._add(submit)
             elif isinstance(error, HelpersBusy):
-                self._send(Lost([submit.id], str(error)))
+                self._send(Lost([submit.id], str(error), busy=True))
             else:
                 self._send(Refused(submit.id, str(error)))
         if len(self._session):
