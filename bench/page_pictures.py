@@ -35,6 +35,7 @@ WITHIN = 0.3  # of the predicted time of a step
 WARM_UP, POLLS, TRIES = 10, 20, 30  # polls of the view, one a second
 POLL_MS = 10_000  # after which a poll that does not come is an error
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 512
+READY = r"^serving .* at http://127\.0\.0\.1:(\d+)"
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
     if load_calibration() is None:
         sys.exit("this machine is not calibrated, so the view would predict the roof: ridgeline calibrate")
     pictures: dict[str, bytes] = {}
-    with serving() as port, steady_load(port, options.streams):
+    with serving(options.serve) as port, steady_load(port, options.streams):
         for theme in THEMES:
             picture, ratio, shown = take(browser, port, theme, options.streams)
             emit(f"page: {theme}", picture is not None, measured_over_predicted=ratio, shown=shown)
@@ -64,18 +65,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="the folder of the pictures")
     parser.add_argument("--streams", type=int, default=8, help="requests that are open at once; default: 8")
+    parser.add_argument(
+        "--serve", nargs=argparse.REMAINDER, default=[],
+        help="arguments of ridgeline serve, last on the line; default: the built-in model. On two cores the client and "
+        "HTTP disturb steps as short as its own",
+    )  # fmt: skip
     return parser.parse_args()
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[int]:
-    """A server with the built-in model; gives its port."""
-    command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--quiet"]
+def serving(more: list[str]) -> Iterator[int]:
+    """A server with further arguments of `ridgeline serve`; gives its port."""
+    command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--quiet", *more]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
             found = next(
-                filter(None, (re.search(r" at http://127\.0\.0\.1:(\d+)", line) for line in server.stderr)), None
+                filter(None, (re.search(READY, line) for line in server.stderr)),
+                None,
             )
             if found is None:
                 sys.exit(f"the server ended with status {server.wait()}")

@@ -31,7 +31,8 @@ def main() -> None:
                "--load-format", options.load_format]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        url = next(found[1] for line in server.stderr if (found := re.search(r" at http://127.0.0.1:(\d+)", line)))
+        ready = r"^serving .* at http://127.0.0.1:(\d+)"
+        url = next(found[1] for line in server.stderr if (found := re.search(ready, line)))
         try:
             cpu, own = -cpu_seconds(server.pid), -time.process_time()
             answers, seconds, before, after = asyncio.run(load(int(url), prompts, options))

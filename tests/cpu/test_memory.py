@@ -200,7 +200,7 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", "reference"])
 LONGER = [(name, device) for name in CASES if name != "small" for device in ("cpu", "reference")]
 EACH_DAY = {
     ("llama, bfloat16", "cpu"), ("large chunks", "cpu"), ("experts", "cpu"), ("latents", "cpu"), ("window", "cpu"),
-    ("gated delta rule", "cpu"), ("state in 8 bits", "cpu"), ("swap", "cpu"), ("large chunks", "reference"),
+    ("gated delta rule", "cpu"), ("state in 8 bits", "cpu"), ("swap", "cpu"),
     ("lightning", "reference"),
 }  # fmt: skip
 needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_refs, or another malloc than glibc's")

@@ -347,7 +347,7 @@ def test_a_manifest_is_verified_against_a_pinned_one() -> None:
         manifest.verify(replace(manifest, entries=()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_standard_library() -> None:
     try:
         corpus = Corpus.stdlib()
