@@ -151,7 +151,7 @@ class Frontend:
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
 
     def _with_bad_words(self, params: Params) -> Params:
-        """The same with bad_words as sequences of token ids: each word at the start of a text, and after a space."""
+        """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""
         if not isinstance(params, SamplingParams) or not params.bad_words:
             return params
         if self._tokenizer is None:

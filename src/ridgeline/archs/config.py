@@ -158,7 +158,7 @@ class Config:
         return value
 
     def get_eps(self, name: str, default: float) -> float:
-        """What a norm adds to a mean square: zero or more."""
+        """Return the number that a norm adds to a mean square; it is zero or more."""
         value = self.get_float(name, default)
         if value < 0:
             raise self.error(name, f"is {value}; it must not be negative")

@@ -30,7 +30,7 @@ MAX_GROWN: Final = 1 << 18  # tokens of dynamic NTK, which has angles of its own
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a family's class takes for granted of its rotation.
+    """The rotary defaults of a family's class in transformers.
 
     theta: the base. partial: the factor on the head size where the config gives none; None: whole heads are rotated,
     and the field is ignored but with a scaling. null_partial: what a null at the top level means; None: it is an error.

@@ -45,7 +45,7 @@ class Helper:
                 return
 
     def _answer(self, name: str, keep: bool, limits: Limits, args: list[Value]) -> list[Value]:
-        """What one job gives: "ok" and its values, or "error", the kind and the message.
+        """Run one job and return "ok" and its values, or "error", the kind and the message.
 
         keep: the job is the setup, whose value is the state of those that follow.
         """

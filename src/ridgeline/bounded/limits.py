@@ -19,7 +19,7 @@ OPEN_FILES = 64  # of a helper: shared libraries and its two pipes
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job may use.
+    """The resources that one job may use.
 
     seconds: wall-clock time, kept by killing the helper. memory_bytes: address space beyond what the helper had when
     the job began; only systems with RLIMIT_AS (Linux) enforce it. stack_bytes: stack of the thread that runs the job.

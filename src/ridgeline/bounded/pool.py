@@ -30,7 +30,7 @@ JOB_LIMITS, SETUP_LIMITS = Limits(), Limits(60.0)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What each helper does once, before its first job: `function(*arguments)`, marked with `job`.
+    """A call that each helper makes once, before its first job: `function(*arguments)`, marked with `job`.
 
     Its value stays in the helper and is the first argument of every job.
     """

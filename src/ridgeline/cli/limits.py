@@ -72,7 +72,7 @@ def timeouts_of(given: Mapping[str, Any]) -> Timeouts:
 
 
 def patience_of(given: Mapping[str, Any]) -> Patience:
-    """The same for the engine's limits."""
+    """Return the limits on a silent or hanging engine. Raises RequestError for one out of range."""
     from ridgeline.serve.watch import Patience
 
     return Patience(**_seconds(given, _PATIENCE, least=1.0, or_zero=True))

@@ -124,7 +124,7 @@ def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 class PromptsDone:
-    """What `prompts_bar` gives."""
+    """The bar that `prompts_bar` yields."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar, self._task = bar, bar.tasks[0]

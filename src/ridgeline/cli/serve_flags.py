@@ -78,7 +78,7 @@ class Line:
         return found + rest
 
     def rewrite(self, args: Sequence[str]) -> Iterator[str]:
-        """The same arguments in the options of the command. Raises RequestError for what cannot be honored."""
+        """Return the arguments as options of the command. Raises RequestError for what cannot be honored."""
         items, has_model = _Items(args), False
         for arg in items:
             name, value = self._split(arg)
@@ -114,7 +114,7 @@ class Line:
         return name in KNOWN and KNOWN[name].takes_value
 
     def _vllm(self, name: str, flag: Flag, value: str | None) -> Sequence[str]:
-        """What stands in the place of a flag of vLLM's."""
+        """Return the arguments that replace a flag of vLLM's."""
         shown = f"{name} {value}" if flag.takes_value else name
         if not flag.takes_value and value is not None and flag.says and not _is_accepted(flag, value):
             raise RequestError(f"{name}={value}: the flag takes no value; leave it out where it is not wanted")
@@ -220,7 +220,7 @@ def _read(file: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as e:
         raise RequestError(f"{CONFIG} {file}: {e}") from None
     except Exception as e:  # yaml's errors have a base of their own, and yaml is imported only for such a file
-        raise RequestError(f"{CONFIG} {file} is no YAML: {e}") from None
+        raise RequestError(f"{CONFIG} {file} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise RequestError(f"{CONFIG} {file} must hold options with their values, as in `port: 8080`")
     return found

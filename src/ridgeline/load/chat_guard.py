@@ -185,7 +185,7 @@ def made(value: Any) -> Any:
 
 
 def _weigh(value: Any, left: int) -> int:
-    """What is left of a number of parts after those of a value."""
+    """Return how many of the allowed parts are left after those of a value."""
     kind = type(value)
     if kind is str:
         left -= 1 + len(value) // _CHARS_PER_PART
@@ -207,7 +207,7 @@ def _weigh(value: Any, left: int) -> int:
 
 
 def _checked(value: Any) -> Any:
-    """What is put out: text and numbers as they are, other values only if they are small."""
+    """Return a value for output: text and numbers as they are, other values only if they are small."""
     if type(value) is not str and not isinstance(value, int | float | Undefined):
         _weigh(value, MAX_PARTS)
     return value

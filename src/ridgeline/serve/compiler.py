@@ -5,6 +5,7 @@ A structure that is new waits for the one helper process that checks it; one tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +18,8 @@ from ridgeline.serve.messages import Submit
 THREADS = 2  # for new structures
 MAX_NEW = 32  # new structures that are checked or wait; more are told to come again
 BUSY = f"{MAX_NEW} other structured_outputs wait to be checked; try again in a moment"
+
+log = logging.getLogger(__name__)
 
 
 class Compiler:
@@ -71,6 +74,7 @@ class Compiler:
             except (RequestError, HelpersBusy) as e:
                 error = e
             except Exception as e:  # whatever a structure does to its compiler, it is that request that fails
+                log.exception("a structure could not be compiled")
                 error = RequestError(f"structured_outputs could not be compiled: {type(e).__name__}")
         self._done.put((submit, error))
         self._wake()
