@@ -95,7 +95,8 @@ def test_a_config_file(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("c.yaml", "prot: 9", "prot is no option of `ridgeline serve`; did you mean --port"), ("c.txt", "", "must end in"),
-    ("c.yaml", "port:", "port has no value"), ("c.yaml", "- port", "must hold options"), ("c.yaml", "a: [", "is not valid YAML"),
+    ("c.yaml", "port:", "port has no value"), ("c.yaml", "- port", "must hold options"),
+    ("c.yaml", "a: [", "is not valid YAML"),
     ("c.toml", "a = [", r"c\.toml: "), ("c.json", "{", r"c\.json: "), ("c.yaml", "config: x", "config is no option"),
 ])  # fmt: skip
 def test_a_config_file_that_is_none(name: str, text: str, message: str, tmp_path: Path) -> None:
