@@ -36,9 +36,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.measure import measure_roof
 from ridgeline.ops import open_table
-from ridgeline.plan import EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import (
     Attention,
     GatedConvolution,

@@ -40,8 +40,8 @@ from common import emit
 from engine import SHAPE
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.plan import EngineOptions
 from ridgeline.sched import Result, Scheduler, Sequence
+from ridgeline.settings import EngineOptions
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.state import ALL
 

@@ -19,9 +19,9 @@ from common import emit, median_seconds, peak_flops
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
-from ridgeline.plan import EngineOptions, resolve
 from ridgeline.runtime.generator import Event, GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions, resolve
 
 SHAPE = {  # SmolLM2-135M's
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,

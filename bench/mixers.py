@@ -26,9 +26,9 @@ from common import emit
 from ridgeline import LLM, SamplingParams
 from ridgeline._kernels import Pool, usable_cores
 from ridgeline.engine import Engine
-from ridgeline.plan import EngineOptions, resolve
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import (
     MLP,
     S4,

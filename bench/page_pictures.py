@@ -27,7 +27,7 @@ from typing import Any
 
 from common import emit
 
-from ridgeline.plan.calibration import load as load_calibration
+from ridgeline.cost.calibration import load as load_calibration
 
 THEMES = ("dark", "light")
 WIDTH, HEIGHT = 1280, 900

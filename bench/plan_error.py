@@ -125,10 +125,10 @@ def reset_peak() -> None:
 
 
 def run(case: Case) -> dict[str, Any]:
+    from ridgeline.cost.calibration import this_machine
     from ridgeline.measure.predict import memory_of, planner_of
     from ridgeline.measure.quiet import OthersLoad
     from ridgeline.measure.steps import Steps, load_random
-    from ridgeline.plan.calibration import this_machine
 
     spec, (dtype, weights) = MODELS[case.model], TYPES[case.type]
     gc.collect()

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.measure import measure_roof
-from ridgeline.plan import EngineOptions
+from ridgeline.settings import EngineOptions
 from ridgeline.spec import (
     S4,
     S4D,

@@ -12,7 +12,7 @@ import numpy as np
 from common import emit, median_seconds
 
 from ridgeline import SamplingParams
-from ridgeline.runtime.sampler import NoiseKey, SampleRow, sample
+from ridgeline.sample.sampler import NoiseKey, SampleRow, sample
 
 ROUNDS = 25
 HISTORY = 1000  # tokens of prompt, and as many of output

@@ -162,7 +162,7 @@ def memory(pid: int) -> dict[str, int]:
 
 def generate(options: argparse.Namespace, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
     """Tokens per second of LLM.generate with as many at once, and its tokens."""
-    from ridgeline.plan import EngineOptions
+    from ridgeline.settings import EngineOptions
 
     llm = LLM(options.model, load_format=options.load_format, engine=EngineOptions(max_num_seqs=options.streams))
     params = SamplingParams(max_tokens=options.output_len, temperature=0, ignore_eos=True)

@@ -13,8 +13,8 @@ import time
 
 from common import emit
 
-from ridgeline.plan.calibration import find_machine
-from ridgeline.plan.models import find_model
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.calibration import find_machine
 from ridgeline.plan.planner import Deployment
 from ridgeline.sim import Simulated, Workload, cost_of, settings, simulate
 from ridgeline.sim.traces import read_trace

@@ -23,9 +23,9 @@ from common import emit
 from ridgeline.ops import open_table
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
 from ridgeline.train import Batch, Batches, Corpus
-from ridgeline.train.data import TrainingData, prepare
+from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimiser import Optimiser, OptimiserName
+from ridgeline.train.optimizer import Optimiser, OptimiserName
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import bytes_per_target
 

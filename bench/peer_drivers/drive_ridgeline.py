@@ -10,7 +10,7 @@ from protocol import Emit, serve
 class Ridgeline:
     def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
         from ridgeline import LLM
-        from ridgeline.plan import EngineOptions
+        from ridgeline.settings import EngineOptions
 
         form, _, naive = format.partition(" ")  # "naive": whole histories, what the engine is checked against
         stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ridgeline.engine.thread import EngineThread
-from ridgeline.frontend import Prompt
 from ridgeline.llm import LLM
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.request import Prompt
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AsyncLLM:
 
         def make() -> GenerationRequest:
             request = self._llm.frontend.request(prompt, params, place, priority)
-            return self._llm.grammars.bound(request)
+            return request.with_grammar(self._llm.grammars)
 
         # Tokenizing a long prompt and compiling a grammar take a while, and other requests have chunks to deliver.
         request = await asyncio.to_thread(make)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from ridgeline.engine import Engine, Session, StaticGenerator
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.frontend import Frontend, Prompt, as_batch
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.plan import EngineConfig, EngineOptions, choose_storage, resolve
-from ridgeline.plan.advice import Advice, machine_advice
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.grammar import Grammars
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
+from ridgeline.runtime.request import Frontend, Prompt, as_batch
+from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
+from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve
+from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import Storage, has_rows

@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from ridgeline.serve.connections import Connections, Timeouts
-from ridgeline.serve.protocol import Protocol
+from ridgeline.serve.http.connections import Connections, Timeouts
+from ridgeline.serve.http.protocol import Protocol
 from ridgeline.serve.server import HTTPServer
 
 LONG = 60.0  # seconds, which no test reaches

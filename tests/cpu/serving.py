@@ -107,7 +107,7 @@ class Server:
         """Of the engine's process, among the server's children."""
         command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
         out = subprocess.run(command, capture_output=True, text=True)
-        (pid,) = (line.split()[0] for line in out.stdout.splitlines() if "ridgeline.serve.worker" in line)
+        (pid,) = (line.split()[0] for line in out.stdout.splitlines() if "ridgeline.serve.engine.worker" in line)
         return int(pid)
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -22,7 +22,7 @@ from oracle.case import VOCAB
 from oracle.families import CASES
 from ridgeline import LLM
 from ridgeline.errors import RequestError
-from ridgeline.runtime.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
+from ridgeline.sample.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
 from ridgeline.spec.request import MAX_BEAM_WIDTH, BeamSearchParams
 from shares import daily
 

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli.main import main
+from ridgeline.cost.calibration import save, this_machine
+from ridgeline.cost.operations import Slice
 from ridgeline.measure.calibrate import read_at_least
 from ridgeline.measure.predict import Asked, calibrated_machine, predict, run_steps
 from ridgeline.measure.probes import PROBES, Sample, fit_terms, nonnegative
 from ridgeline.measure.quiet import OthersLoad
 from ridgeline.measure.steps import Steps, load_random
-from ridgeline.plan.calibration import save, this_machine
-from ridgeline.plan.operations import Slice
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba, ModelSpec, RMSNorm, Rope
 from ridgeline.spec.rates import Curve

@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 
-from ridgeline.serve import channel
-from ridgeline.serve.channel import CAN_INHERIT, start_process
-from ridgeline.serve.client import EngineClient
+from ridgeline.serve.engine import channel
+from ridgeline.serve.engine.channel import CAN_INHERIT, start_process
+from ridgeline.serve.engine.client import EngineClient
 
 ECHO = """
 import sys, time
-from ridgeline.serve.channel import connect
+from ridgeline.serve.engine.channel import connect
 time.sleep(float(sys.argv[1]))
 pipe = connect(sys.argv[2])
 while data := pipe.recv(4096):
@@ -87,7 +87,7 @@ def test_a_process_that_never_connects_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_engine_answers_where_files_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.serve.client.start_process", partial(start_process, inherit=False))
+    monkeypatch.setattr("ridgeline.serve.engine.client.start_process", partial(start_process, inherit=False))
 
     async def start() -> str:
         client = EngineClient("pocket", {}, lambda loading: None)

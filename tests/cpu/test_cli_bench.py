@@ -17,9 +17,9 @@ from calibrated import kept_with
 
 from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import main
+from ridgeline.cost.calibration import save
 from ridgeline.measure import Cost, Costs, Roof, Spread, measure_roof
 from ridgeline.ops import open_table
-from ridgeline.plan.calibration import save
 from ridgeline.spec import ModelSpec, MoE
 
 CONFIG = {

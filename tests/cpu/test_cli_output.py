@@ -23,7 +23,7 @@ import ridgeline
 from oracle.data import shared_data
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.cli.main import app, main
-from ridgeline.cli.results import Results
+from ridgeline.cli.show.results import Results
 from ridgeline.engine import Session
 from ridgeline.errors import RequestError
 from ridgeline.spec.request import RequestOutput

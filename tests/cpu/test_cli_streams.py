@@ -19,12 +19,12 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
-from ridgeline.cli.results import Results
+from ridgeline.cli.show.results import Results
 from ridgeline.errors import RequestError
 from ridgeline.plan.picture import keep
-from ridgeline.serve import batch
+from ridgeline.serve.api import batch
+from ridgeline.serve.engine.worker import ready
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.worker import ready
 
 COMMANDS = {
     "plan": "plan mistral-7b --hardware h100",

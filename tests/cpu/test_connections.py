@@ -13,8 +13,8 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cpu.http_server import Running, json_of, request, running, scenario
-from ridgeline.serve.accept import Acceptor, raise_file_limit
-from ridgeline.serve.connections import OTHER_FILES, RESERVE, Connections, Timeouts, fitting
+from ridgeline.serve.http.accept import Acceptor, raise_file_limit
+from ridgeline.serve.http.connections import OTHER_FILES, RESERVE, Connections, Timeouts, fitting
 
 SHORT = 0.15
 CLOSE = "connection: close"
@@ -176,7 +176,7 @@ def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
         for _, writer in idle:
             writer.close()
 
-    monkeypatch.setattr("ridgeline.serve.connections.ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("ridgeline.serve.http.connections.ROOM_SECONDS", 0.0)
     scenario(test, limit=2)
 
 

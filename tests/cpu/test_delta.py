@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.cost import recurrent_memory as recurrent
 from ridgeline.ops import open_table
 from ridgeline.ops.reference import delta
-from ridgeline.plan import recurrent
 from ridgeline.spec import (
     Attention,
     DeltaMixer,

@@ -14,8 +14,8 @@ from cpu.doc_folder import make_folder
 from cpu.doc_rules import RULES, SERVER_URL, rule_of
 from cpu.doc_runs import ROOT, Reader
 from cpu.serving import Server
+from ridgeline.cost.calibration import save
 from ridgeline.measure import Roof
-from ridgeline.plan.calibration import save
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))]

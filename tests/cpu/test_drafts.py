@@ -19,14 +19,14 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.ops.api import Memory
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import layout, step
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.layout import Slices
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import (
     GatedMLP,
     Layer,

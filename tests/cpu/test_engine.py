@@ -17,9 +17,9 @@ from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.generator import Event, GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import LatentAttention
 from ridgeline.spec.request import CompletionOutput, TokenLogprobs
 from shares import ONE_OF_EACH, daily

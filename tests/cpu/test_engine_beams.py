@@ -17,9 +17,9 @@ from oracle.families import CASES
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.engine import Engine, Session
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.generator import Event, GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions
 
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (1, 9, 30)]

@@ -11,8 +11,8 @@ from oracle.build import build
 from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.runner import Runner
+from ridgeline.settings import EngineOptions
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 MIXED = [

@@ -23,10 +23,10 @@ from ridgeline import LLM
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.ops import api, open_table
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import graphs
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import RMSNorm
 from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
 

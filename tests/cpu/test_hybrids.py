@@ -13,9 +13,9 @@ import pytest
 from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.runner import Runner
 from ridgeline.sched.work import StepPlan
+from ridgeline.settings import EngineOptions
 from ridgeline.spec import (
     S4,
     S4D,

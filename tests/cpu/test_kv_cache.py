@@ -21,8 +21,8 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions, choose_storage, resolve
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.settings import EngineOptions, choose_storage, resolve
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import STORAGES, has_rows, state_bytes

@@ -20,8 +20,8 @@ from ridgeline.measure.floor import Costs
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.reference import paged
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.layout import Slices, build_layout
+from ridgeline.settings import EngineOptions
 from ridgeline.spec import ALL, Attention, GatedMLP, LatentAttention, Layer, ModelSpec, MoE, RMSNorm, Rope, to_json
 from ridgeline.spec.groups import state_groups
 from ridgeline.train.cost import flops_per_token

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from oracle.data import shared_data
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend
 from ridgeline.load.lengths import characters_per_token
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.request import Frontend
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 # Characters that normalizers treat in special ways: accents, compatibility forms, white space, control characters.

@@ -14,15 +14,15 @@ from calibrated import KEPT
 import ridgeline
 from ridgeline import LLM, SamplingParams
 from ridgeline.archs import spec_from_config
-from ridgeline.plan import EngineOptions
-from ridgeline.plan.calibration import machine_of
-from ridgeline.plan.operations import Slice, operations
+from ridgeline.cost.calibration import machine_of
+from ridgeline.cost.operations import Slice, operations
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.roofline import time_step
 from ridgeline.plan.planner import Deployment
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.roofline import time_step
-from ridgeline.serve import machine
-from ridgeline.serve.machine import StepLedger
-from ridgeline.serve.meters import RecentHistogram
+from ridgeline.serve.engine import machine
+from ridgeline.serve.engine.machine import StepLedger
+from ridgeline.serve.engine.meters import RecentHistogram
+from ridgeline.settings import EngineOptions
 from ridgeline.spec.hardware import HardwareSpec
 
 POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
@@ -30,7 +30,7 @@ POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
 
 def test_percentiles_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     found, clock = RecentHistogram((0.5, 1.0)), [1000.0]
-    monkeypatch.setattr("ridgeline.serve.meters.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.engine.meters.time.perf_counter", lambda: clock[0])
     assert found.recent(clock[0]) is None
     found.observe(99.0)
     clock[0] += 61

@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 
 import ridgeline
+from ridgeline.cost import memory
+from ridgeline.cost import recurrent_memory as plan_recurrent
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
 from ridgeline.ops.reference import paged, primitives, s4
-from ridgeline.plan import memory
-from ridgeline.plan import recurrent as plan_recurrent
-from ridgeline.runtime import arena, generator, graphs, runner, sampler
+from ridgeline.runtime import arena, generator, graphs, runner
+from ridgeline.sample import sampler
 from ridgeline.spec import (
     S4,
     S4D,
@@ -290,7 +291,7 @@ class Driver:
     def __init__(self, case: Case, device: str) -> None:
         from ridgeline import LLM
         from ridgeline.engine import Engine
-        from ridgeline.plan import EngineOptions, resolve
+        from ridgeline.settings import EngineOptions, resolve
 
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(case.shape))
@@ -318,7 +319,7 @@ class Driver:
 
         from ridgeline import SamplingParams
         from ridgeline.runtime.generator import GenerationRequest
-        from ridgeline.runtime.sampler import NoiseKey
+        from ridgeline.sample.sampler import NoiseKey
 
         self.runs += 1  # other prompts each time, so that none is found in the prefix cache
         rng = np.random.default_rng(self.runs)

@@ -28,7 +28,7 @@ SERVE = f"""{ABSENT}
 import json
 import numpy as np
 from ridgeline import LLM, SamplingParams
-from ridgeline.plan import EngineOptions
+from ridgeline.settings import EngineOptions
 for folder, length, sequences, prompt, tokens in json.load(sys.stdin):
     greedy = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     llm = LLM(folder, max_model_len=length, engine=EngineOptions(block_size=4, max_num_batched_tokens=16))

@@ -324,7 +324,7 @@ def test_files_and_headers(server: Server) -> None:
     html = body.decode() + server.raw("GET", "/docs")[1].decode()
     assert not re.search(r"https?://|\son\w+=|<style|\sstyle=|<script(?![^>]*src=)", html)
     named = set(re.findall(r'(?:src|href)="page/([\w.]+)"', html))
-    static = Path(__file__).parents[2] / "src/ridgeline/serve/static"
+    static = Path(__file__).parents[2] / "src/ridgeline/serve/http/static"
     for file in (one for one in static.rglob("*") if one.is_file()):
         name = file.relative_to(static).as_posix()
         status, data, headers = server.raw("GET", f"/page/{name}")

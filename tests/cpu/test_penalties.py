@@ -24,8 +24,8 @@ from transformers.generation.logits_process import (
 from oracle.data import shared_data
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
-from ridgeline.runtime.edits import Edits, TokenCounts
-from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample
+from ridgeline.sample.edits import Edits, TokenCounts
+from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, sample
 
 KEY = NoiseKey(0, 0)
 SIZE = 12

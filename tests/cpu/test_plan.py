@@ -13,14 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
 from ridgeline.archs import spec_from_config
+from ridgeline.catalog.machines import hardware
+from ridgeline.cost.footprint import page_groups
+from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.precision import Precision
 from ridgeline.ops.host.memory import NumpyMemory
-from ridgeline.plan import EngineOptions, resolve
-from ridgeline.plan.facts import hardware
-from ridgeline.plan.footprint import page_groups
-from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import Precision
 from ridgeline.runtime.arena import Arena
+from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import (
     S4,
     S4D,

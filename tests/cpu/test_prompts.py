@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from oracle.data import shared_data
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.request import Frontend
 from ridgeline.spec.request import SamplingParams
 
 TEXT = "Once upon a time, there was a little girl called Lily."

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline import LLM
 from ridgeline.measure.replay import prompt_ids, replay
-from ridgeline.plan import EngineOptions
+from ridgeline.settings import EngineOptions
 from ridgeline.sim import LinearCost, Request, Settings, Workload, simulate
 
 

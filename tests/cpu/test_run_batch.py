@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serve import batch
-from ridgeline.serve.batch import Line, read_done
+from ridgeline.serve.api import batch
+from ridgeline.serve.api.batch import Line, read_done
+from ridgeline.serve.api.types import CompletionBody
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Gate, Service
-from ridgeline.serve.types import CompletionBody
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -21,9 +21,9 @@ from transformers.generation.logits_process import (
 )
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime import sampler
-from ridgeline.runtime.logits import draw, filter_scores, top_k
-from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, prompt_logprobs, sample
+from ridgeline.sample import sampler
+from ridgeline.sample.logits import draw, filter_scores, top_k
+from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, prompt_logprobs, sample
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 KEY = NoiseKey(0, 0)

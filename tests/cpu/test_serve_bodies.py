@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.api.types import MAX_STOP, Body, CompletionBody, DetokenizeBody, EmbeddingBody
+from ridgeline.serve.http.parse import MAX_ELEMENTS, parse
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.parse import MAX_ELEMENTS, parse
-from ridgeline.serve.types import MAX_STOP, Body, CompletionBody, DetokenizeBody, EmbeddingBody
 
 LARGEST = ServeOptions(("m",)).max_body_bytes
 MOST_BYTES = 256 << 20  # sixteen times the body

@@ -14,16 +14,16 @@ import pytest
 
 import ridgeline
 from ridgeline.archs import spec_from_config
-from ridgeline.plan import EngineOptions, resolve
-from ridgeline.serve.choices import ChoiceEvents
-from ridgeline.serve.client import Answers, EngineClient, EngineDown, pinned
-from ridgeline.serve.errors import APIError
-from ridgeline.serve.messages import Abort, Beat, Chunks, Embed, Ready, Start, frame
+from ridgeline.serve.api.choices import ChoiceEvents
+from ridgeline.serve.api.tally import Tally
+from ridgeline.serve.api.types import StreamOptions
+from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown, pinned
+from ridgeline.serve.engine.messages import Abort, Beat, Chunks, Embed, Ready, Start, frame
+from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.sse import DONE, WIRE, EventStream
 from ridgeline.serve.service import Gate, Turn
-from ridgeline.serve.sse import DONE, WIRE, EventStream
-from ridgeline.serve.tally import Tally
-from ridgeline.serve.types import StreamOptions
-from ridgeline.serve.watch import EngineSilent, Patience, Watch
+from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec.recurrent import Mamba
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
@@ -74,8 +74,8 @@ def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
         return reader, SimpleNamespace(write=lambda data: None, close=lambda: None)
 
     monkeypatch.setattr(client, "_popen", popen)
-    monkeypatch.setattr("ridgeline.serve.client.asyncio.sleep", sleep)
-    monkeypatch.setattr("ridgeline.serve.client.asyncio.open_connection", open_connection)
+    monkeypatch.setattr("ridgeline.serve.engine.client.asyncio.sleep", sleep)
+    monkeypatch.setattr("ridgeline.serve.engine.client.asyncio.open_connection", open_connection)
     asyncio.run(client._restart(0.0))
     assert (client.state, client.restarts, waits) == ("ready", 3, [0.0, 1.0, 2.0])
 
@@ -287,9 +287,9 @@ def test_an_engine_that_hangs_is_told_from_a_long_step(
             with pytest.raises(EngineSilent, match=re.escape(why)):
                 await watch.over(over.wait(), loading=loading)
 
-    monkeypatch.setattr("ridgeline.serve.watch.TICK_SECONDS", 1.0)
-    monkeypatch.setattr("ridgeline.serve.watch.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("ridgeline.serve.watch.asyncio.wait", wait)
+    monkeypatch.setattr("ridgeline.serve.engine.watch.TICK_SECONDS", 1.0)
+    monkeypatch.setattr("ridgeline.serve.engine.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.engine.watch.asyncio.wait", wait)
     watch, over = Watch(Patience(2.0, 5.0, 8.0)), asyncio.Event()
     asyncio.run(run())
 
@@ -303,8 +303,8 @@ def test_time_in_which_nobody_could_listen_does_not_count(monkeypatch: pytest.Mo
         over.set()
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("ridgeline.serve.watch.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("ridgeline.serve.watch.asyncio.wait", wait)
+    monkeypatch.setattr("ridgeline.serve.engine.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.engine.watch.asyncio.wait", wait)
     watch, over = Watch(Patience()), asyncio.Event()
 
     async def run() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpu.serving import Server, serving, write_template
-from ridgeline.serve import types_answers as t
+from ridgeline.serve.api import types_answers as t
 
 MESSAGES = [{"role": "user", "content": "x"}]
 FEW = {"max_tokens": 3, "temperature": 0}

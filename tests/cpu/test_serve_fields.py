@@ -19,14 +19,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from cpu.serving import CHAT_TEMPLATE, Server, serving, write_template
 from oracle.data import shared_data
 from ridgeline.errors import RequestError
-from ridgeline.frontend import TextToEncode
 from ridgeline.load.chat import ChatTemplate
+from ridgeline.runtime.request import TextToEncode
+from ridgeline.serve.api.prompt import marked, until
+from ridgeline.serve.api.types import ChatBody, CompletionBody
 from ridgeline.serve.app import build_app
+from ridgeline.serve.http.unknown import ROUNDS, header, read
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.prompt import marked, until
 from ridgeline.serve.service import Service
-from ridgeline.serve.types import ChatBody, CompletionBody
-from ridgeline.serve.unknown import ROUNDS, header, read
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 CODE = "def fibonacci(n):\n"

@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.cli.serve import serve_options
 from ridgeline.errors import RequestError
-from ridgeline.serve.answer import AnswerReader, Piece, Reading, merge_calls
-from ridgeline.serve.errors import APIError
-from ridgeline.serve.marks import MarkScanner
-from ridgeline.serve.meters import Histogram
+from ridgeline.serve.api.answer import AnswerReader, Piece, Reading, merge_calls
+from ridgeline.serve.api.marks import MarkScanner
+from ridgeline.serve.api.tools import calls_of
+from ridgeline.serve.engine.meters import Histogram
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.prometheus import Page
 from ridgeline.serve.options import ServeOptions, read_keys
-from ridgeline.serve.prometheus import Page
 from ridgeline.serve.service import Gate
-from ridgeline.serve.tools import calls_of
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -172,11 +172,11 @@ OF_OTHERS = {
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
     """Every metric of docs/grafana.json is in a page of metrics; so is what other servers' dashboards ask for."""
-    from ridgeline.sched.residency import PageTimes
+    from ridgeline.sched.page_times import PageTimes
     from ridgeline.sched.stats import GroupStats, Stats
-    from ridgeline.serve import prometheus
-    from ridgeline.serve.messages import Report
-    from ridgeline.serve.meters import EngineMeters
+    from ridgeline.serve.engine.messages import Report
+    from ridgeline.serve.engine.meters import EngineMeters
+    from ridgeline.serve.http import prometheus
 
     stats = Stats(1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(9), page_times=PageTimes())
     page = Page({"model_name": "m"})

@@ -15,20 +15,20 @@ import httpx
 import pytest
 
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Rendered
 from ridgeline.load.chat import ChatTemplate
-from ridgeline.serve.answer import AnswerReader
+from ridgeline.runtime.request import Rendered
+from ridgeline.serve.api.answer import AnswerReader
+from ridgeline.serve.api.chat import Chat
+from ridgeline.serve.api.completions import Completion
+from ridgeline.serve.api.prompt import rendered
+from ridgeline.serve.api.responses import as_chat
+from ridgeline.serve.api.types import ChatBody, CompletionBody, RenderBody
+from ridgeline.serve.api.types_responses import ResponseBody
 from ridgeline.serve.app import build_app
-from ridgeline.serve.chat import Chat
-from ridgeline.serve.completions import Completion
-from ridgeline.serve.errors import APIError
-from ridgeline.serve.guard import Guard
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.guard import Guard
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.prompt import rendered
-from ridgeline.serve.responses import as_chat
 from ridgeline.serve.service import Service
-from ridgeline.serve.types import ChatBody, CompletionBody, RenderBody
-from ridgeline.serve.types_responses import ResponseBody
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
 
 SECRET = "what nobody else may read"

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, processors
 
 from ridgeline.errors import HelpersBusy, RequestError
-from ridgeline.frontend import Frontend, Rendered
 from ridgeline.load.chat import chat_data
 from ridgeline.load.lengths import least_tokens
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.serve import batch
-from ridgeline.serve.errors import as_api_error
-from ridgeline.serve.packed import pack, unpack
-from ridgeline.serve.parse import parse
+from ridgeline.runtime.request import Frontend, Rendered
+from ridgeline.serve.api import batch
+from ridgeline.serve.http.errors import as_api_error
+from ridgeline.serve.http.packed import pack, unpack
+from ridgeline.serve.http.parse import parse
 from ridgeline.spec.prompt import PromptOptions
 
 LETTERS = {chr(97 + i): i for i in range(26)}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from oracle.vocabularies import REAL, TRAINED, load
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.serve.logprobs import of_chat, of_completion
-from ridgeline.serve.token_texts import TokenTexts
+from ridgeline.serve.api.logprobs import of_chat, of_completion
+from ridgeline.serve.api.token_texts import TokenTexts
 from ridgeline.spec.request import TokenLogprobs
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"

@@ -15,12 +15,12 @@ import pytest
 from ridgeline.errors import HelpersBusy
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import StepShape
-from ridgeline.serve.channel import connect
-from ridgeline.serve.compiler import MAX_NEW, THREADS, Compiler
-from ridgeline.serve.machine import StepCost
-from ridgeline.serve.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
-from ridgeline.serve.pulse import Pulse
-from ridgeline.serve.worker import Worker
+from ridgeline.serve.engine.channel import connect
+from ridgeline.serve.engine.compiler import MAX_NEW, THREADS, Compiler
+from ridgeline.serve.engine.machine import StepCost
+from ridgeline.serve.engine.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.engine.pulse import Pulse
+from ridgeline.serve.engine.worker import Worker
 from ridgeline.spec.request import OutputChunk, SamplingParams
 from ridgeline.spec.structure import StructuredOutputs
 
@@ -112,7 +112,7 @@ def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.
             raise MemoryError
         return [float(prompt[0])]
 
-    monkeypatch.setattr("ridgeline.serve.embed.embed", embed)
+    monkeypatch.setattr("ridgeline.serve.engine.embed.embed", embed)
     bench.session.steps = ["token"] * 9
     bench.send(Submit(0, REQUEST, 0.0, False), Embed(1, [[1], [2]], "mean"), Embed(2, [[13], [3]], "mean"))
     bench.send(Embed(3, [[4]], "last"))
@@ -124,7 +124,7 @@ def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.
 
 
 def test_an_embedding_that_nobody_waits_for_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.serve.embed.embed", lambda loaded, prompt, pooling: [float(prompt[0])])
+    monkeypatch.setattr("ridgeline.serve.engine.embed.embed", lambda loaded, prompt, pooling: [float(prompt[0])])
     bench.send(Embed(1, [[1], [2], [3]], "mean"), Embed(2, [[4], [5]], "mean"), Embed(3, [[6]], "mean"))
     assert bench.turn() == []
     bench.send(Abort(1), Abort(3), Abort(7))
@@ -157,7 +157,7 @@ def test_only_steps_that_computed_are_counted(bench: Bench) -> None:
 
 def test_the_books_are_checked_though_somebody_always_asks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("ridgeline.serve.worker.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.engine.worker.time.perf_counter", lambda: clock[0])
     bench.session.steps = ["token"]
     bench.send(Submit(0, REQUEST, 0.0, False))
     bench.turn()

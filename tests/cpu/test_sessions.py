@@ -14,10 +14,10 @@ from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.logits import log_softmax
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.logits import log_softmax
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions
 
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 

@@ -15,7 +15,7 @@ from ridgeline.ops.reference import s4
 from ridgeline.spec import S4, S4D, GatedMLP, Layer, LightningAttention, Mamba, ModelSpec, RMSNorm
 from ridgeline.train import state_space
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimiser import Optimiser, OptimiserName
+from ridgeline.train.optimizer import Optimiser, OptimiserName
 
 CHANNELS, N = 3, 6
 PAIRS = N // 2

@@ -16,7 +16,7 @@ from oracle.data import shared_data
 from ridgeline import LLM, RequestOutput, SamplingParams
 from ridgeline.cli.main import main
 from ridgeline.errors import RequestError
-from ridgeline.runtime.stop import StopStrings
+from ridgeline.sample.stop import StopStrings
 
 PROMPT = "Once upon a time"
 

@@ -15,10 +15,10 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import engine
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions
-from ridgeline.runtime.grammar import Grammars
-from ridgeline.runtime.masks import Grammar, Matcher
 from ridgeline.runtime.runner import Runner
+from ridgeline.sample.grammar import Grammars
+from ridgeline.sample.masks import Grammar, Matcher
+from ridgeline.settings import EngineOptions
 from ridgeline.spec.structure import StructuredOutputs
 
 SCHEMA = {

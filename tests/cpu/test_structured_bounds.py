@@ -11,10 +11,10 @@ import pytest
 from cpu.serving import serving
 from ridgeline import LLM
 from ridgeline.errors import RequestError
-from ridgeline.runtime import grammar_checks, guidance
-from ridgeline.runtime.grammar import Grammars
-from ridgeline.runtime.guidance_errors import sentence
-from ridgeline.runtime.schema_ends import endless
+from ridgeline.sample import grammar_checks, guidance
+from ridgeline.sample.grammar import Grammars
+from ridgeline.sample.guidance_errors import sentence
+from ridgeline.sample.schema_ends import endless
 from ridgeline.spec.structure import StructuredOutputs
 
 

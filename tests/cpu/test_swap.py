@@ -14,11 +14,11 @@ from oracle.case import VOCAB
 from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime import arena
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.runner import Runner
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec.groups import NULL_PAGE
 from ridgeline.spec.request import RequestOutput
 

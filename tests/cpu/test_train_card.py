@@ -23,9 +23,9 @@ from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, MoE, RMSNorm, 
 from ridgeline.train import curve
 from ridgeline.train.card import CardFacts, model_card
 from ridgeline.train.curve import draw_curve, read_log
+from ridgeline.train.data.manifest import Entry, Manifest
+from ridgeline.train.data.vocabulary import save_tokenizer, train_bpe
 from ridgeline.train.loop import Progress, TrainOptions
-from ridgeline.train.manifest import Entry, Manifest
-from ridgeline.train.vocabulary import save_tokenizer, train_bpe
 
 NORM = RMSNorm(1e-5)
 MIXER = Attention(num_heads=12, num_kv_heads=3, head_dim=32, scale=32**-0.5, rope=Rope(32, 1e4))

@@ -16,14 +16,14 @@ import torch
 from ridgeline.errors import DataError
 from ridgeline.ops import open_table
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
-from ridgeline.train.batches import Batches
 from ridgeline.train.cost import cost_of
+from ridgeline.train.data.batches import Batches
+from ridgeline.train.data.shards import Shard
 from ridgeline.train.loop import Progress, Trainer, TrainOptions
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimiser import learning_rate
+from ridgeline.train.optimizer import learning_rate
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
-from ridgeline.train.shards import Shard
 
 VOCAB, CONTEXT = 40, 16
 NORM = RMSNorm(1e-5)

@@ -13,15 +13,15 @@ import pytest
 from ridgeline import LLM
 from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
-from ridgeline.train.continuations import ContinuationOptions, draw_prompts
-from ridgeline.train.data import prepare
-from ridgeline.train.functions import FunctionOptions, code_lines, draw_functions, write_functions
+from ridgeline.train.data.folder import prepare
+from ridgeline.train.data.manifest import Manifest
 from ridgeline.train.loop import TrainOptions
-from ridgeline.train.manifest import Manifest
-from ridgeline.train.pair import produce_pair
-from ridgeline.train.prune import PruneOptions
+from ridgeline.train.pocket.continuations import ContinuationOptions, draw_prompts
+from ridgeline.train.pocket.functions import FunctionOptions, code_lines, draw_functions, write_functions
+from ridgeline.train.pocket.pair import produce_pair
+from ridgeline.train.pocket.prune import PruneOptions
+from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.recipe import ModelRecipe, Recipe, Stage
 
 CONFIG = {
     "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,

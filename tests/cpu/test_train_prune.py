@@ -15,9 +15,9 @@ from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
-from ridgeline.train.batches import Batch
+from ridgeline.train.data.batches import Batch
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.prune import PruneOptions, prune
+from ridgeline.train.pocket.prune import PruneOptions, prune
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3,

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from oracle.vocabularies import quick, text_strategy
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.train.vocabulary import END_OF_TEXT, save_tokenizer, tokenizer_hash, train_bpe
+from ridgeline.train.data.vocabulary import END_OF_TEXT, save_tokenizer, tokenizer_hash, train_bpe
 
 CODE = "def f(x):\n        return x + 2024  # it's 'x'\n\n\n\tpass"
 

@@ -27,7 +27,7 @@ from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.runner import Runner
-from ridgeline.runtime.sampler import NoiseKey, SampleRow
+from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.sequence import Sequence as Sequence_
 from ridgeline.verify import CaseResult, Report, baseline, matrix, verify

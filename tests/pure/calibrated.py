@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.plan.calibration import Calibration, fingerprint
+from ridgeline.cost.calibration import Calibration, fingerprint
 from ridgeline.spec.rates import Curve, Passes, Rates
 
 ONE_ROW, MANY = 4e-11, 1e-11  # seconds of a number and a row

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.plan.models import published
+from ridgeline.catalog.models import published
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     name: (dict(entry["config"]), entry["params"]) for name, entry in published().items()

@@ -12,16 +12,17 @@ from calibrated import KEPT, MANY, ONE_ROW, RATES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.cost import calibration
+from ridgeline.cost.calibrated import Counts, facts_of, far_share, held_bytes, terms_of
+from ridgeline.cost.calibration import load, machine_of, save, this_machine
+from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineOptions, calibration, resolve
-from ridgeline.plan.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
-from ridgeline.plan.calibration import load, machine_of, save, this_machine
-from ridgeline.plan.clock import Counts, facts_of, far_share, held_bytes, terms_of
 from ridgeline.plan.explain import explain
-from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.shard import Scheme
+from ridgeline.settings import EngineOptions, resolve
+from ridgeline.settings.advice import BATCHES, CHUNKS, DEPTHS, DRAFT_BATCHES, advise
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.hardware import Link
 from ridgeline.spec.rates import Curve, least

@@ -34,19 +34,40 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "nn": frozenset({"spec", "ops", "quant"}),
     "load": frozenset({"spec", "archs", "quant", "ops"}),
     "sched": frozenset({"spec"}),
-    "plan": frozenset({"spec", "archs"}),
-    "sim": frozenset({"spec", "sched", "plan"}),
-    # Of the scheduler, the runtime may know only its plain data.
-    "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched"}),
-    "engine": frozenset({"spec", "load", "sched", "plan", "runtime"}),
-    "frontend": frozenset({"spec", "load", "runtime"}),
-    "verify": frozenset({"spec", "ops", "sched", "plan", "runtime", "engine", "load"}),
-    "evals": frozenset({"spec", "ops", "nn", "load", "runtime"}),
+    "catalog": frozenset({"spec", "archs"}),
+    "cost": frozenset({"spec", "catalog"}),
+    "plan": frozenset({"spec", "archs", "catalog", "cost"}),
+    "settings": frozenset({"spec", "cost", "plan"}),
+    "sim": frozenset({"spec", "sched", "cost", "plan", "settings"}),
+    "sample": frozenset({"spec", "load"}),
+    # The runtime may know only the plain data of the scheduler.
+    "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
+    "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime"}),
+    "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
+    "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
-    "measure": frozenset({"spec", "ops", "_kernels", "quant", "sched", "plan", "runtime", "engine", "llm", "sim"}),
+    "measure": frozenset(
+        {
+            "spec",
+            "ops",
+            "_kernels",
+            "quant",
+            "sched",
+            "cost",
+            "plan",
+            "settings",
+            "sample",
+            "runtime",
+            "engine",
+            "llm",
+            "sim",
+        }
+    ),
     "async_llm": None,
-    "serve": frozenset({"spec", "load", "sched", "plan", "runtime", "frontend", "llm", "measure", "__init__"}),
+    "serve": frozenset(
+        {"spec", "load", "sched", "cost", "plan", "settings", "sample", "runtime", "llm", "measure", "__init__"}
+    ),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,
@@ -57,7 +78,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "nn": frozenset({"numpy"}),
     "quant": frozenset({"numpy"}),
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
-    "runtime": frozenset({"numpy", "llguidance"}),
+    "runtime": frozenset({"numpy"}),
+    "sample": frozenset({"numpy", "llguidance"}),
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),
@@ -144,6 +166,49 @@ def test_no_cycles_between_packages() -> None:
         graph.setdefault(package_of(path), set()).update(targets - {package_of(path)})
     assert {"spec", "archs", "ops", "nn", "load", "runtime"} <= set(graph)  # an empty graph has no cycles either
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the cycle
+
+
+def files_imported() -> dict[str, set[str]]:
+    """For each module of ours: the modules that define what it imports, through what a package exports again."""
+    names = {module_name(path): path for path in FILES}
+    exported = {
+        (module, alias.asname or alias.name): (str(node.module), alias.name)
+        for module, path in names.items()
+        if path.name == "__init__.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def home(module: str, name: str) -> str:
+        if f"{module}.{name}" in names:
+            return f"{module}.{name}"
+        return home(*exported[module, name]) if (module, name) in exported else module
+
+    found: dict[str, set[str]] = {}
+    for module, path in names.items():
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        froms = [node for node in tree if isinstance(node, ast.ImportFrom)]
+        found[module] = {home(str(node.module), alias.name) for node in froms for alias in node.names} & set(names)
+        found[module].discard(module)
+    return found
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file of ours."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_cycles_between_files() -> None:
+    """Imports inside functions and for types alone count too: a reader follows them just the same."""
+    graph = files_imported()
+    assert "ridgeline.sched.work" in graph["ridgeline.runtime.runner"]
+    assert "ridgeline.spec.mixers" in graph["ridgeline.nn.mixers"]  # which imports it from ridgeline.spec
+    graphlib.TopologicalSorter(graph).prepare()
+    planted = {**graph, "ridgeline.spec.norm": {"ridgeline.engine.session"}}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(planted).prepare()
 
 
 def test_the_import_reader_sees_every_form(tmp_path: Path) -> None:
@@ -241,8 +306,8 @@ def modules_after(code: str) -> set[str]:
     [
         ("import ridgeline", {"torch", "numpy"}),
         ("import ridgeline.spec, ridgeline.archs", {"torch", "numpy"}),
-        ("import ridgeline.plan.report, ridgeline.plan.models", {"torch", "numpy", "matplotlib"}),
-        ("from ridgeline.plan.models import find_model; find_model('mistral-7b')", {"torch", "numpy"}),
+        ("import ridgeline.plan.report, ridgeline.catalog.models", {"torch", "numpy", "matplotlib"}),
+        ("from ridgeline.catalog.models import find_model; find_model('mistral-7b')", {"torch", "numpy"}),
         ("import ridgeline.ops, ridgeline.quant, ridgeline.nn", {"torch"}),
         ("import ridgeline.load.checkpoint, ridgeline.load.weights, ridgeline.load.tokenizer", {"torch"}),
         ("import ridgeline.runtime.load, ridgeline.runtime.step", {"torch"}),

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.catalog.machines import hardware
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.footprint import formula_bytes
+from ridgeline.cost.precision import Precision, default_precision
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import CHANGES, change
 from ridgeline.plan.compare import BASE, compare
-from ridgeline.plan.facts import hardware
-from ridgeline.plan.footprint import formula_bytes
 from ridgeline.plan.limits import Slo
-from ridgeline.plan.models import find_model
 from ridgeline.plan.planner import Deployment, Load, Planner
-from ridgeline.plan.precision import Precision, default_precision
 from ridgeline.plan.rewrite import RECURRENT, with_recurrent
 from ridgeline.plan.slo import kept, search, smallest_fit
 from ridgeline.spec import Attention, LatentAttention, SharedAttention, from_json, to_json

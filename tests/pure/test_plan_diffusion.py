@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from ridgeline.catalog.machines import hardware, read_data
+from ridgeline.catalog.models import find_model, find_writer, from_config, published
 from ridgeline.cli.main import main
+from ridgeline.cost.shard import Scheme
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.plan.diffusion import UNKNOWN, denoise
-from ridgeline.plan.facts import hardware, read_data
-from ridgeline.plan.models import find_model, find_writer, from_config, published
+from ridgeline.plan.denoise import UNKNOWN, denoise
 from ridgeline.plan.planner import Deployment, Load, Planner
-from ridgeline.plan.shard import Scheme
 
 H100 = hardware("h100")
 LLADA = "GSAI-ML/LLaDA-8B-Instruct"

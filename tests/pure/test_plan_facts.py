@@ -10,9 +10,9 @@ import pytest
 from published import PUBLISHED
 
 from ridgeline.archs import spec_from_config
+from ridgeline.catalog.machines import hardware, link, machines
+from ridgeline.catalog.models import find_model, published
 from ridgeline.errors import CheckpointError, ConfigError, RequestError
-from ridgeline.plan.facts import hardware, link, machines
-from ridgeline.plan.models import find_model, published
 from ridgeline.spec import to_json
 from ridgeline.spec.hardware import HardwareSpec, Link
 

@@ -11,11 +11,11 @@ from published import PUBLISHED
 from test_spec import specs
 
 from ridgeline.archs import spec_from_config
-from ridgeline.plan.attended import attended
-from ridgeline.plan.footprint import held_weights
-from ridgeline.plan.models import find_model
-from ridgeline.plan.operations import Forward, Operation, Slice, operations, visited_experts
-from ridgeline.plan.precision import Precision
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.attended import attended
+from ridgeline.cost.footprint import held_weights
+from ridgeline.cost.operations import Forward, Operation, Slice, operations, visited_experts
+from ridgeline.cost.precision import Precision
 from ridgeline.spec import (
     ALL,
     Attention,

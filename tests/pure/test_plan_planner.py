@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_spec import specs
 
+from ridgeline.catalog.machines import hardware, machines
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.footprint import formula_bytes, largest
+from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.roofline import BOUNDS, time_step
+from ridgeline.cost.shard import Scheme, device_operations
 from ridgeline.errors import RequestError
-from ridgeline.plan.facts import hardware, machines
-from ridgeline.plan.footprint import formula_bytes, largest
-from ridgeline.plan.models import find_model
-from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment, Load, Planner, Speculation, batch_sizes
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.roofline import BOUNDS, time_step
-from ridgeline.plan.shard import Scheme, device_operations
 from ridgeline.spec import LatentAttention, ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.catalog.machines import hardware
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.footprint import formula_bytes
+from ridgeline.cost.precision import Precision, default_precision
 from ridgeline.plan.changes import change
-from ridgeline.plan.facts import hardware
-from ridgeline.plan.footprint import formula_bytes
-from ridgeline.plan.models import find_model
 from ridgeline.plan.planner import Deployment, Load, Planner, Speculation
-from ridgeline.plan.precision import Precision, default_precision
 from ridgeline.plan.rewrite import with_kv_heads
 from ridgeline.plan.textbook import Textbook
 

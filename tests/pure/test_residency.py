@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.sched.counts import Histogram
+from ridgeline.sched.page_times import PageTimes, Residency
 from ridgeline.sched.pages import PagePool
-from ridgeline.sched.residency import PageTimes, Residency
 
 
 class Watched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ridgeline.plan.resident import (
+from ridgeline.cost.process_memory import (
     AHEAD_TOKENS,
     BLOCK,
     CODE_BYTES,

@@ -14,10 +14,10 @@ from published import PUBLISHED
 from test_spec import specs
 
 from ridgeline.archs import spec_from_config
+from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineConfig, EngineOptions, PreemptCost, resolve
-from ridgeline.plan.fit import LEAST_CHECKPOINT, PREFIX_TOKENS, checkpoint_grid
-from ridgeline.plan.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.settings import EngineConfig, EngineOptions, PreemptCost, resolve
+from ridgeline.settings.fit import LEAST_CHECKPOINT, PREFIX_TOKENS, checkpoint_grid
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.text import num_bytes

@@ -386,6 +386,6 @@ def test_a_lost_request_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lost_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.sched.runs.RunCache.release", lambda cache, seq: None)
+    monkeypatch.setattr("ridgeline.sim.runs.RunCache.release", lambda cache, seq: None)
     with pytest.raises(AssertionError):
         simulate(Workload([Request(0, 5, 1)]), pool(), each(0.01))

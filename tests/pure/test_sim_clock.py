@@ -15,15 +15,15 @@ from test_clock import ATTENTION, EXACT, KEPT, MODELS, NORM, RATES
 from test_sim_cost import seconds
 from typer.testing import CliRunner
 
+from ridgeline.catalog.models import find_model
 from ridgeline.cli.main import app
+from ridgeline.cost.calibration import machine_of, save
+from ridgeline.cost.operations import Slice
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
 from ridgeline.measure.served import describe, predict
-from ridgeline.plan.calibration import machine_of, save
-from ridgeline.plan.models import find_model
-from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.shard import Scheme
 from ridgeline.sim import ClockCost, Request, RooflineCost, StepCost, Workload, cost_of, settings
 from ridgeline.spec import GatedMLP, LatentAttention, Layer, Mamba2, ModelSpec, MoE, Rope
 from ridgeline.spec.rates import Curve, Passes

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ridgeline.catalog.machines import hardware
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.roofline import time_step
+from ridgeline.cost.shard import Scheme, device_operations
 from ridgeline.errors import RequestError
-from ridgeline.plan.facts import hardware
-from ridgeline.plan.models import find_model
-from ridgeline.plan.operations import Forward, Slice
 from ridgeline.plan.planner import Deployment
-from ridgeline.plan.roofline import time_step
-from ridgeline.plan.shard import Scheme, device_operations
 from ridgeline.sim import LinearCost, RooflineCost, StepCost, settings
 
 MODELS = (

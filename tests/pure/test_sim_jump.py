@@ -14,15 +14,15 @@ from functools import cache
 import pytest
 from test_clock import EXACT, KEPT, MODELS, RATES
 
-from ridgeline.plan.calibration import machine_of
+from ridgeline.cost.calibration import machine_of
 from ridgeline.plan.planner import Deployment
-from ridgeline.sched.cruise import CruisingScheduler
-from ridgeline.sched.runs import RunCache, RunPool
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sim import ClockCost, LinearCost, Request, Settings, Simulated, Slo, StepCost, Workload, simulate
 from ridgeline.sim.book import Open, StepLog
+from ridgeline.sim.fast_forward import CruisingScheduler
 from ridgeline.sim.replica import JumpingReplica
 from ridgeline.sim.routing import ROUTES
+from ridgeline.sim.runs import RunCache, RunPool
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.rates import Curve
 from ridgeline.spec.state import ALL

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.plan.config import EngineOptions
-from ridgeline.plan.facts import hardware
-from ridgeline.plan.footprint import page_groups
-from ridgeline.plan.models import find_model
+from ridgeline.catalog.machines import hardware
+from ridgeline.catalog.models import find_model
+from ridgeline.cost.footprint import page_groups
+from ridgeline.cost.precision import Precision
 from ridgeline.plan.planner import Deployment
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.resolve import resolve
+from ridgeline.settings.config import EngineOptions
+from ridgeline.settings.resolve import resolve
 from ridgeline.sim import settings
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import STORAGES

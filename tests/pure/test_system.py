@@ -32,8 +32,8 @@ NAMES = {
 }
 GUARDED = {
     "system.py": {"resource"},
-    "serve/accept.py": {"resource"},
-    "serve/channel.py": {"pass_fds"},
+    "serve/http/accept.py": {"resource"},
+    "serve/engine/channel.py": {"pass_fds"},
     "bounded/limits.py": {"resource", "sysconf", "/proc/self/statm"},
 }
 

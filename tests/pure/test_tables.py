@@ -17,23 +17,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ridgeline.cli import (
-    bench,
-    bench_serve,
-    beside,
-    calibrate,
-    doctor,
-    evaluate,
-    inspect,
-    plan_denoise,
-    plan_tables,
-    settings,
-    simulate,
-    tables,
-    verify,
-)
+from ridgeline.cli import bench, bench_serve, calibrate, doctor, evaluate, inspect, simulate, verify
+from ridgeline.cli.flags import settings
 from ridgeline.cli.plan import shape
-from ridgeline.cli.tables import UNLIMITED, Column, Line, Table
+from ridgeline.cli.show import beside, plan_denoise, plan_tables, tables
+from ridgeline.cli.show.tables import UNLIMITED, Column, Line, Table
 
 WIDTHS = (60, 80, 100, 140)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -239,8 +227,8 @@ def test_evaluate_and_verify(printed: Callable[..., list[Any]]) -> None:
 
 def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]) -> None:
     from ridgeline.archs import spec_from_config
-    from ridgeline.plan import EngineOptions, resolve
-    from ridgeline.plan.models import published
+    from ridgeline.catalog.models import published
+    from ridgeline.settings import EngineOptions, resolve
     from ridgeline.spec.quant import PLAIN
     from ridgeline.spec.storage import STORAGES
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.errors import DataError, RequestError
-from ridgeline.train.corpus import Corpus, Document
-from ridgeline.train.held_out import cut_functions, function_key, split
-from ridgeline.train.manifest import Manifest
+from ridgeline.train.data.corpus import Corpus, Document
+from ridgeline.train.data.held_out import cut_functions, function_key, split
+from ridgeline.train.data.manifest import Manifest
 
 STDLIB_3_11_7 = "7e9d7934074a84f9f1301bfbbf97e29fd5d3dda0df2e815661684c67c7bc6091"  # held-out share 0.05, seed 0
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from ridgeline.errors import DataError, RequestError
-from ridgeline.train.batches import NO_TARGET, Batch, Batches, _mix
-from ridgeline.train.corpus import Document
-from ridgeline.train.shards import Shard, ShardInfo, write_shard
-from ridgeline.train.vocabulary import END_OF_TEXT, tokenizer_hash, train_bpe
+from ridgeline.train.data.batches import NO_TARGET, Batch, Batches, _mix
+from ridgeline.train.data.corpus import Document
+from ridgeline.train.data.shards import Shard, ShardInfo, write_shard
+from ridgeline.train.data.vocabulary import END_OF_TEXT, tokenizer_hash, train_bpe
 
 TEXTS = [
     "def area(radius, height=1.0):\n        return 3.14159 * radius ** 2\n\n\nprint(area(2024))\n",
@@ -134,7 +134,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, size: int, dtyp
 
 def test_long_corpora_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write_shard(tmp_path / "whole", documents(), small(), "")
-    monkeypatch.setattr("ridgeline.train.shards._ENCODED_TOGETHER", 80)
+    monkeypatch.setattr("ridgeline.train.data.shards._ENCODED_TOGETHER", 80)
     told: list[tuple[int, int]] = []
     parts = write_shard(tmp_path / "parts", documents(), small(), "", lambda *done: told.append(done))
     assert told == [(1, 5), (3, 5), (5, 5)]

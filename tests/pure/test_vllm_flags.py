@@ -11,8 +11,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from ridgeline.cli import main, serve, vllm_flags
-from ridgeline.cli.serve_flags import Line, Option
+from ridgeline.cli import main, serve
+from ridgeline.cli.flags import vllm_flags
+from ridgeline.cli.flags.serve_flags import Line, Option
 from ridgeline.errors import RequestError
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.cli.prompts import Row
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.flags.prompts import Row
+    from ridgeline.cli.show.tables import Table
     from ridgeline.llm import LLM
     from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
     from ridgeline.measure.predict import Predicted
@@ -48,8 +48,8 @@ def latency(
 ) -> None:  # fmt: skip
     """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
     given = locals()  # every option, by its name
-    from ridgeline.cli.beside import expected, predicted_json
-    from ridgeline.cli.progress import iterations_bar
+    from ridgeline.cli.show.beside import expected, predicted_json
+    from ridgeline.cli.show.progress import iterations_bar
     from ridgeline.measure import measure_latency
     from ridgeline.measure.predict import Asked
 
@@ -89,8 +89,8 @@ def throughput(
 ) -> None:  # fmt: skip
     """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
     given = locals()  # every option, by its name
-    from ridgeline.cli.beside import asked_of, expected, predicted_json
-    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.show.beside import asked_of, expected, predicted_json
+    from ridgeline.cli.show.progress import prompts_bar
     from ridgeline.measure import measure_throughput
 
     rows = _rows(dataset, num_prompts)
@@ -119,8 +119,8 @@ def throughput(
 
 
 def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LLM, Roof]:
-    from ridgeline.cli.loading import load
-    from ridgeline.cli.report import say_engine
+    from ridgeline.cli.flags.loading import load
+    from ridgeline.cli.show.report import say_engine
     from ridgeline.measure import measure_roof
 
     llm = load(given["model"], o.llm_options(given) | {"skip_tokenizer_init": skip_tokenizer_init})
@@ -145,7 +145,7 @@ def _dtype(llm: LLM) -> DType:
 
 def _rows(dataset: str | None, num_prompts: int | None) -> Sequence[Row] | None:
     """The prompts of a data set, None for random ones. Raises RequestError where it holds too few."""
-    from ridgeline.cli.prompts import read_prompts
+    from ridgeline.cli.flags.prompts import read_prompts
     from ridgeline.errors import RequestError
 
     if dataset is None:
@@ -208,7 +208,7 @@ def _report(
         }  # fmt: skip
         print(json.dumps(line, allow_nan=False))
         return
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{given['batching'].value} batching" if config else "naive sampling"
@@ -272,7 +272,7 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str
 
 def _table(*names: str, drop: Sequence[str] = ()) -> Table:
     """drop: the columns that are given up where there is no room, first the first."""
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     order = {name: i for i, name in enumerate(drop)}
     return Table("", [Column(name, right=i > 0, drop=order.get(name)) for i, name in enumerate(names)])

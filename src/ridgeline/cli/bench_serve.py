@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.show.tables import Table
     from ridgeline.measure.client import Server
     from ridgeline.measure.load import Measured
     from ridgeline.sim import Report, Workload
@@ -123,7 +123,7 @@ def columns(report: Report) -> dict[str, Any]:
 
 async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured, Any]:
     """described: what a server of ours says of itself."""
-    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.show.progress import prompts_bar
     from ridgeline.measure.backends import backend_of
     from ridgeline.measure.client import Client
     from ridgeline.measure.load import Loop
@@ -209,7 +209,7 @@ def _title(given: dict[str, Any], server: Server, workload: Workload) -> str:
 
 
 def _print(title: str, found: Measured, predicted: Report | None, times: str | None) -> None:
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     r = found.report
     lines = [
@@ -240,7 +240,7 @@ def _latencies(measured: Report, predicted: Report | None) -> Table:
 
 
 def _rates(measured: Report, predicted: Report | None) -> Table:
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     reports: Sequence[Report] = [r for r in (measured, predicted) if r is not None]
     names = ("measured", "predicted")[: len(reports)]

@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ridgeline.cli.tables import Table
-    from ridgeline.plan.calibration import Calibration
+    from ridgeline.cli.show.tables import Table
+    from ridgeline.cost.calibration import Calibration
     from ridgeline.spec.rates import Rates
 
 BUSY = 0.1  # share of all cores that others took, from which on it is said
@@ -23,8 +23,8 @@ def calibrate(
     show: Annotated[bool, typer.Option("--show", help="Show what was measured before; measure nothing.")] = False,
 ) -> None:
     """Measure how fast this machine reads, copies and multiplies, and what a step costs besides; keep it for `plan`."""
+    from ridgeline.cost.calibration import calibration_path, load, save
     from ridgeline.errors import RequestError
-    from ridgeline.plan.calibration import calibration_path, load, save
 
     if show:
         found = load()
@@ -51,11 +51,11 @@ def calibrate(
 
 
 def _measure() -> Calibration:
-    from ridgeline.cli.progress import parts_bar
+    from ridgeline.cli.show.progress import parts_bar
+    from ridgeline.cost.calibration import Calibration, fingerprint
     from ridgeline.errors import DeviceError
     from ridgeline.measure.calibrate import PARTS, measure_rates
     from ridgeline.measure.quiet import OthersLoad
-    from ridgeline.plan.calibration import Calibration, fingerprint
 
     machine = fingerprint()
     if machine["kernels"] == "none":
@@ -69,8 +69,8 @@ def _measure() -> Calibration:
 def _print(found: Calibration, path: Path) -> None:
     from rich.text import Text
 
-    from ridgeline.cli.report import say
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.report import say
+    from ridgeline.cli.show.tables import screen, show
 
     m, rates = found.machine, found.rates
     title = Text(m["cpu"], "bold").append(
@@ -113,6 +113,6 @@ def _size(places: float) -> str:
 
 
 def _table(title: str, *names: str) -> Table:
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     return Table(title, [Column(name, right=i > 0) for i, name in enumerate(names)])

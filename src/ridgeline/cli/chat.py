@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
@@ -45,8 +45,8 @@ def chat(
     Every turn reuses the state of those before it. Sampling options that are not given come from the model's
     generation_config.json. From a pipe, every line is a turn.
     """
-    from ridgeline.cli.loading import load
-    from ridgeline.cli.report import say_engine
+    from ridgeline.cli.flags.loading import load
+    from ridgeline.cli.show.report import say_engine
     from ridgeline.spec.request import SamplingParams
 
     given: dict[str, Any] = {
@@ -132,7 +132,7 @@ class _Chat:
             _say(f"{e}\n/reset forgets the conversation.")
 
     def _stream(self, prompt: list[int]) -> None:
-        from ridgeline.cli.progress import PrefillBar
+        from ridgeline.cli.show.progress import PrefillBar
 
         self._turns += 1  # another question, other noise
         params = replace(self._params, seed=(self._seed + self._turns - 1) % 2**63)
@@ -176,7 +176,7 @@ class _Chat:
 
 
 def _say(text: str) -> None:
-    from ridgeline.cli.report import say
+    from ridgeline.cli.show.report import say
 
     say(*text.split("\n"))
     sys.stderr.flush()

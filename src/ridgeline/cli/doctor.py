@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.show.tables import Table
     from ridgeline.ops import OpsTable
 
 PACKAGES = (
@@ -84,7 +84,8 @@ def kernels() -> dict[str, str]:
 
 def missing_devices() -> dict[str, str]:
     """Devices that another installation would have here."""
-    from ridgeline.ops.devices import REFERENCE, has_torch
+    from ridgeline.ops.devices import has_torch
+    from ridgeline.ops.table import REFERENCE
 
     needs = "needs torch, as training does: pip install 'ridgeline[torch]'"
     return {} if has_torch() else {f"{REFERENCE}, cuda": needs}
@@ -179,7 +180,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     titles = ("machine", "kernels", "devices", "versions")
     facts = [facts_table(title, report[title]) for title in titles]
@@ -188,7 +189,7 @@ def _print(report: dict[str, Any]) -> None:
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     """Names and what there is to say of each."""
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     table = Table(title, (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in facts.items():
@@ -198,7 +199,7 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
 
 def ops_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows as `op_rows` gives them."""
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     names = ("op", "case", "served by", "refused by")
     table = Table(title, [Column(name, right=False, wraps=name == "refused by") for name in names])

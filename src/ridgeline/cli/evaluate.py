@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.show.tables import Table
     from ridgeline.evals import Divergence, Document, Estimate, Perplexity
     from ridgeline.llm import LLM
 
@@ -43,7 +43,7 @@ def evaluate(
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
     """How well a model predicts texts: perplexity, bits per byte. With --against, how far it is from its original."""
-    from ridgeline.cli.report import say
+    from ridgeline.cli.show.report import say
     from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
 
     skipped: list[str] = []
@@ -83,7 +83,7 @@ def _prepare(
     limit_tokens: int | None,
 ) -> tuple[LLM, LLM | None, list[Document]]:  # fmt: skip
     """The model, the original, and the texts as tokens. Raises TokenizerError without a tokenizer."""
-    from ridgeline.cli.loading import load
+    from ridgeline.cli.flags.loading import load
     from ridgeline.errors import TokenizerError
     from ridgeline.evals import check_same_tokens, encode_texts
 
@@ -102,7 +102,7 @@ def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
     """A bar over the tokens to score; call what it gives with the number of those that are done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ridgeline.cli.progress import error_console
+    from ridgeline.cli.show.progress import error_console
 
     columns = TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
@@ -118,7 +118,7 @@ def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _print(model: str, perplexity: Perplexity, divergence: Divergence | None) -> None:
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     p = perplexity
     both = " by both models" if divergence else ""
@@ -157,7 +157,7 @@ def _divergence_table(d: Divergence) -> Table:
 
 def _table(*names: str) -> Table:
     """A table of estimates. A column without a name, but the first, is a remark."""
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     return Table("", [Column(name, right=bool(i and name)) for i, name in enumerate(names)])
 

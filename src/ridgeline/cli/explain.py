@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.plan import EngineConfig
+    from ridgeline.settings import EngineConfig
 
 
 def explain(
@@ -26,7 +26,7 @@ def explain(
     Nothing is loaded; what is given is taken as it is, as `generate` would.
     """
     given = locals()  # every option, by its name
-    from ridgeline.plan.calibration import this_machine
+    from ridgeline.cost.calibration import this_machine
 
     config, weight_bytes, name = _config(given)
     _, note = this_machine()
@@ -38,8 +38,8 @@ def explain(
         memory = dict(config.memory(weight_bytes))
         print(json.dumps({"model": name, "settings": settings, "memory": memory, "machine": note}, indent=2))
         return
-    from ridgeline.cli.settings import settings_tables
-    from ridgeline.cli.tables import Line, screen, show
+    from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.show.tables import Line, screen, show
 
     show(screen(), *settings_tables(name, config, weight_bytes), Line(note, style="dim"))
 
@@ -49,10 +49,10 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     from dataclasses import fields, replace
     from typing import Any, cast
 
+    from ridgeline.catalog.models import find_writer
     from ridgeline.errors import RequestError
-    from ridgeline.plan import EngineOptions, choose_storage, resolve
-    from ridgeline.plan.advice import machine_advice
-    from ridgeline.plan.models import find_writer
+    from ridgeline.settings import EngineOptions, choose_storage, resolve
+    from ridgeline.settings.advice import machine_advice
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.quant import format_of

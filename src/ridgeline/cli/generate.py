@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 from ridgeline.cli.signals import Interrupted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ridgeline.cli.progress import PrefillBar
-    from ridgeline.cli.prompts import Row
-    from ridgeline.cli.results import Results
-    from ridgeline.frontend import Prompt
+    from ridgeline.cli.flags.prompts import Row
+    from ridgeline.cli.show.progress import PrefillBar
+    from ridgeline.cli.show.results import Results
     from ridgeline.llm import LLM
+    from ridgeline.runtime.request import Prompt
     from ridgeline.spec.request import Params, RequestOutput
 
 DEFAULT_MAX_TOKENS = 128
@@ -64,8 +64,8 @@ def generate(
     Sampling options that are not given come from the model's generation_config.json.
     """
     given = locals()  # every option, by its name
-    from ridgeline.cli.loading import find
-    from ridgeline.cli.prompts import read_prompts
+    from ridgeline.cli.flags.loading import find
+    from ridgeline.cli.flags.prompts import read_prompts
 
     prompts, options = read_prompts(prompt), o.llm_options(given)
     folder, patterns = find(model, revision, load_format)
@@ -119,8 +119,8 @@ class _Run:
 
         quiet: say nothing of what the engine chose, unless verbose. Raises RequestError, with the row's place.
         """
-        from ridgeline.cli.loading import load
-        from ridgeline.cli.report import say_engine
+        from ridgeline.cli.flags.loading import load
+        from ridgeline.cli.show.report import say_engine
 
         if self.verbose:
             import ridgeline.llm  # noqa: F401  # what is imported is no part of what the model takes
@@ -135,8 +135,8 @@ class _Run:
 
     def say_what_came(self, llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> None:
         """Tokens and speed, pages; if verbose, what was predicted beside it."""
-        from ridgeline.cli.beside import say_beside
-        from ridgeline.cli.report import say, summary
+        from ridgeline.cli.show.beside import say_beside
+        from ridgeline.cli.show.report import say, summary
 
         say(*summary(llm, outputs, seconds))
         if self.verbose:
@@ -175,8 +175,8 @@ def _fit(llm: LLM, num_prompt: int, params: Params) -> Params:
 
 def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> None:
     """Answer what the file has no answer to yet. Exits with 1 if any prompt failed."""
-    from ridgeline.cli.report import say
-    from ridgeline.cli.results import Results
+    from ridgeline.cli.show.report import say
+    from ridgeline.cli.show.results import Results
 
     total = len(run.rows)
     names = [row.where or "the prompt" for row in run.rows]
@@ -200,7 +200,7 @@ def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> Non
 
 
 def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[RequestOutput]:
-    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.show.progress import prompts_bar
 
     llm, requests = run.start(places, quiet=False)
     with prompts_bar(len(run.rows), len(run.rows) - len(places)) as done:
@@ -218,7 +218,7 @@ def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[Req
 
 def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]:
     """What the lines of an output file must agree with."""
-    from ridgeline.cli.results import prompt_fingerprint
+    from ridgeline.cli.show.results import prompt_fingerprint
     from ridgeline.load.fingerprint import model_fingerprint
     from ridgeline.load.hub import SMALL_FILES, find_model
 
@@ -239,7 +239,7 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
 
 def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
     """Print every answer. compact: JSON on one line each. Raises RequestError for one that failed, in the end."""
-    from ridgeline.cli.progress import prompts_bar
+    from ridgeline.cli.show.progress import prompts_bar
 
     quiet = as_json or not compact  # nothing but the answers for a program, or of a single prompt
     llm, requests = run.start(range(len(run.rows)), quiet=quiet)
@@ -301,7 +301,7 @@ def _error(output: RequestOutput) -> str | None:
 
 def _stream(run: _Run) -> None:
     """Text as it comes; figures on stderr."""
-    from ridgeline.cli.report import say
+    from ridgeline.cli.show.report import say
 
     llm, requests = run.start([0], quiet=True)
     prompt = run.rows[0].prompt
@@ -340,7 +340,7 @@ def _stream(run: _Run) -> None:
 
 def _prefill_bar(llm: LLM, requests: Mapping[str, Any]) -> PrefillBar:
     """For what `_Run.start` returned."""
-    from ridgeline.cli.progress import PrefillBar
+    from ridgeline.cli.show.progress import PrefillBar
 
     tokens = sum(len(prompt["prompt_token_ids"]) for prompt in requests["prompts"])
     return PrefillBar(tokens, llm.config.max_num_batched_tokens if llm.config else None)

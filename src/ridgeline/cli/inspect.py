@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec
@@ -28,7 +28,7 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, from config.json alone."""
     from ridgeline.archs import spec_from_config
-    from ridgeline.plan import choose_storage
+    from ridgeline.settings import choose_storage
     from ridgeline.spec.quant import format_of
 
     config = _config(model, revision)
@@ -49,8 +49,8 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
     """The parsed config.json of a folder, of a published model that `plan` knows by this name, or from the hub."""
     from pathlib import Path
 
+    from ridgeline.catalog.models import find_writer, published_config
     from ridgeline.load.hub import CONFIG_FILES, find_model
-    from ridgeline.plan.models import find_writer, published_config
     from ridgeline.spec.folders import read_json
 
     known = published_config(model) if revision is None and not Path(model).exists() else None
@@ -115,7 +115,7 @@ def describe(
 def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> None:
     from rich.text import Text
 
-    from ridgeline.cli.tables import Column, Line, Table, screen, show
+    from ridgeline.cli.show.tables import Column, Line, Table, screen, show
     from ridgeline.spec import State
     from ridgeline.spec.storage import storage_of
     from ridgeline.spec.text import describe, index_ranges, num_bytes

@@ -29,7 +29,7 @@ from ridgeline.cli import (
     train,
     verify,
 )
-from ridgeline.cli.serve_flags import ServeCommand
+from ridgeline.cli.flags.serve_flags import ServeCommand
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 

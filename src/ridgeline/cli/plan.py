@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ridgeline.plan.models import KnownModel
+    from ridgeline.catalog.models import KnownModel
     from ridgeline.plan.planner import Deployment, Load
 
 _LOAD, _MACHINE, _ASK = "What runs at once", "On what", "Besides"
@@ -62,7 +62,7 @@ def plan(
     known, note, deployment = _deployment(model, options)
     name, load = known.name, shape(batch, context, prompt, output, deployment.spec.max_position_embeddings)
     if known.denoises:
-        from ridgeline.cli.plan_denoise import plan_denoiser
+        from ridgeline.cli.show.plan_denoise import plan_denoiser
 
         besides = {"changes": changes, "--slo": slo, "--explain": explain, "--plot": plot}
         plan_denoiser(name, deployment, load, note, besides, json_output)
@@ -85,7 +85,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
 
         print(json.dumps({k: v for k, v in report.items() if not k.startswith("_")}, indent=2))
     else:
-        from ridgeline.cli.plan_tables import show_plan
+        from ridgeline.cli.show.plan_tables import show_plan
 
         show_plan(report)
 
@@ -94,12 +94,12 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     """What is known of it, how far its times can be trusted, and what is planned."""
     from dataclasses import replace
 
-    from ridgeline.plan.calibration import find_machine
-    from ridgeline.plan.facts import link as find_link
-    from ridgeline.plan.models import find_model
+    from ridgeline.catalog.machines import link as find_link
+    from ridgeline.catalog.models import find_model
+    from ridgeline.cost.calibration import find_machine
+    from ridgeline.cost.precision import default_precision, storage_type
+    from ridgeline.cost.shard import Scheme
     from ridgeline.plan.planner import Deployment
-    from ridgeline.plan.precision import default_precision, storage_type
-    from ridgeline.plan.shard import Scheme
 
     machine, note = find_machine(options["hardware"])
     if options["link"]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 
 def replay(
@@ -32,7 +32,7 @@ def replay(
 ) -> None:  # fmt: skip
     """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
     given = locals()  # every option, by its name
-    from ridgeline.cli.loading import load
+    from ridgeline.cli.flags.loading import load
     from ridgeline.cli.simulate import print_json, report_tables, workload_of
     from ridgeline.measure.replay import replay as run
     from ridgeline.sim import Slo
@@ -49,7 +49,7 @@ def replay(
     if json_output:
         print_json(given, measured)
         return
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     refused = f"; {found.refused:,} refused" if found.refused else ""
     line = f"{model}: {found.requests:,} requests in {found.duration_s:,.1f} s{refused}"

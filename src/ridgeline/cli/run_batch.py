@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 from ridgeline.cli.serve import (
     ModelArgument,
     ModelOption,
@@ -55,11 +55,11 @@ def _run(given: dict[str, Any]) -> None:
     """given: every option of the command, by its name. Exits with 1 if a request failed."""
     import asyncio
 
-    from ridgeline.cli.loading import find
-    from ridgeline.cli.progress import prompts_bar
-    from ridgeline.cli.report import say, say_tables
-    from ridgeline.cli.settings import settings_tables
-    from ridgeline.serve.batch import read_done, read_lines, run_batch
+    from ridgeline.cli.flags.loading import find
+    from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.show.progress import prompts_bar
+    from ridgeline.cli.show.report import say, say_tables
+    from ridgeline.serve.api.batch import read_done, read_lines, run_batch
 
     model, requests, output = which_model(given["model_argument"], given["model"]), given["requests"], given["output"]
     lines, done = read_lines(requests), read_done(output)

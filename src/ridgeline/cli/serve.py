@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import limits
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import limits
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
     from ridgeline.serve.options import ServeOptions
@@ -132,8 +132,8 @@ def serve(
 
 def _serve(given: dict[str, Any]) -> None:
     """given: every option of the command, by its name."""
-    from ridgeline.cli.loading import find
-    from ridgeline.cli.report import say
+    from ridgeline.cli.flags.loading import find
+    from ridgeline.cli.show.report import say
     from ridgeline.serve.server import run
 
     model = which_model(given["model_argument"], given["model"])
@@ -141,7 +141,7 @@ def _serve(given: dict[str, Any]) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of what strangers send, a line for each
     if given["quiet"]:
-        logging.getLogger("ridgeline.serve.guard").setLevel(logging.WARNING)
+        logging.getLogger("ridgeline.serve.http.guard").setLevel(logging.WARNING)
     find(model, given["revision"], given["load_format"])  # a download shows its progress here; an error comes at once
     run(
         model, o.llm_options(given), options, on_loading=lambda loading: None, on_ready=_say_ready,
@@ -168,9 +168,9 @@ AT_LEAST = (
 def serve_options(given: Mapping[str, Any], names: Sequence[str]) -> ServeOptions:
     """Those of a command's parameters that are a server's. names: of the model. Raises RequestError."""
     from ridgeline.errors import RequestError
-    from ridgeline.serve import reasoning, tools
+    from ridgeline.serve.api import reasoning, tools
+    from ridgeline.serve.http.unknown import UNKNOWN_FIELDS
     from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
-    from ridgeline.serve.unknown import UNKNOWN_FIELDS
 
     for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
         if given[name] not in (None, *known):
@@ -208,9 +208,9 @@ def _template(file: str | None) -> str | None:
 
 def _say_ready(service: Service, url: str) -> None:
     """The plan, where the server is, and a line to try it with."""
-    from ridgeline.cli.report import say, say_tables
-    from ridgeline.cli.settings import settings_tables
-    from ridgeline.serve.example import curl_line
+    from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.show.report import say, say_tables
+    from ridgeline.serve.http.example import curl_line
     from ridgeline.serve.options import LOOPBACK
 
     ready, options = service.ready, service.options

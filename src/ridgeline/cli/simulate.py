@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.show.tables import Table
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
@@ -76,7 +76,7 @@ def simulate(
 
 
 def _run(given: dict[str, Any]) -> None:
-    from ridgeline.cli.progress import requests_bar
+    from ridgeline.cli.show.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
     from ridgeline.sim.routing import ROUTES
@@ -104,11 +104,11 @@ def _run(given: dict[str, Any]) -> None:
 
 def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
     """The model's name, a line that says whose step times are taken, and the model on its machine."""
-    from ridgeline.plan.calibration import find_machine
+    from ridgeline.catalog.models import find_writer
+    from ridgeline.cost.calibration import find_machine
+    from ridgeline.cost.precision import default_precision
     from ridgeline.plan.changes import change
-    from ridgeline.plan.models import find_writer
     from ridgeline.plan.planner import Deployment
-    from ridgeline.plan.precision import default_precision
 
     known, (found, note) = find_writer(given["model"]), find_machine(given["hardware"])
     times = f"step times are those of {given['step_times']}" if given["step_times"] else note
@@ -190,7 +190,7 @@ def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
 
 
 def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     r = found.report
     refused = f"; {r.refused:,} refused, the first: {found.first_refusal}" if r.refused else ""
@@ -213,7 +213,7 @@ def report_tables(r: Report) -> tuple[Table, Table]:
 
 def spread_table(*more: str) -> Table:
     """An empty table of latencies. more: names of columns after the percentiles."""
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     return Table(
         "",
@@ -237,7 +237,7 @@ def _latencies(r: Report) -> Table:
 
 
 def _rates(r: Report) -> Table:
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
     from ridgeline.plan.units import decimal_bytes as size
 
     table = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)

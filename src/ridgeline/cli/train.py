@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from ridgeline.train.corpus import Corpus
+    from ridgeline.train.data.corpus import Corpus
     from ridgeline.train.loop import Progress, TrainOptions
     from ridgeline.train.ranks import Ranks
     from ridgeline.train.run import OnStep, Run
@@ -99,9 +99,9 @@ def _recipe(name: str, given: Mapping[str, Any]) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(given["device"])  # what follows imports torch
-    from ridgeline.train.pair import produce_pair
+    from ridgeline.train.pocket.pair import produce_pair
+    from ridgeline.train.pocket.recipe import Recipe
     from ridgeline.train.ranks import open_ranks
-    from ridgeline.train.recipe import Recipe
 
     for other in ("spec", "data", "tokenizer"):
         if given[other]:
@@ -117,8 +117,8 @@ def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(given["device"])  # what follows imports torch
-    from ridgeline.train.data import check_room, prepare
-    from ridgeline.train.produce import DATA, TRAINING, Place, job_of, produce
+    from ridgeline.train.data.folder import check_room, prepare
+    from ridgeline.train.pocket.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config
 
@@ -144,7 +144,7 @@ def _spec(given: Mapping[str, Any]) -> None:
 
 def _corpus(data: list[str], licence: str | None) -> Corpus:
     from ridgeline.errors import RequestError
-    from ridgeline.train.corpus import Corpus
+    from ridgeline.train.data.corpus import Corpus
 
     if data == [STDLIB]:
         return Corpus.stdlib()
@@ -203,7 +203,7 @@ class _Bars:
         self._bar, self._speaks = bar, speaks
 
     def say(self, line: str) -> None:
-        from ridgeline.cli.tables import show
+        from ridgeline.cli.show.tables import show
 
         if self._speaks:
             show(self._bar.console, line)
@@ -251,7 +251,7 @@ def _held_out(p: Progress, run: Run) -> str:
 def _bars(ranks: Ranks) -> Iterator[_Bars]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ridgeline.cli.progress import error_console
+    from ridgeline.cli.show.progress import error_console
 
     columns = (
         TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ridgeline.cli import options as o
+from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
-    from ridgeline.cli.tables import Table
+    from ridgeline.cli.show.tables import Table
     from ridgeline.verify import CaseResult, Report
 
 STYLES = {
@@ -43,7 +43,7 @@ def verify(
 
     Every token, greedy and sampled, must be that of naive sampling alone. Exit status 1 if one is not.
     """
-    from ridgeline.cli.loading import load
+    from ridgeline.cli.flags.loading import load
 
     _spare_threads(model, revision)
     options = {
@@ -85,7 +85,7 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
     """A bar over the cases, with the one that was last done; call what it gives after each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from ridgeline.cli.progress import error_console
+    from ridgeline.cli.show.progress import error_console
 
     columns = TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
@@ -104,7 +104,7 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
 
 def print_report(report: Report) -> None:
     """Print the matrix as a table, every difference, and the sum of it all."""
-    from ridgeline.cli.tables import screen, show
+    from ridgeline.cli.show.tables import screen, show
 
     show(screen(), matrix_table(report), *_remarks(report), _sum(report))
 
@@ -113,7 +113,7 @@ def matrix_table(report: Report) -> Table:
     """A row for each case."""
     from rich.text import Text
 
-    from ridgeline.cli.tables import Column, Table
+    from ridgeline.cli.show.tables import Column, Table
 
     columns = (
         Column("axis", right=False), Column("value", right=False, wraps=True), Column("greedy"), Column("sampled"),

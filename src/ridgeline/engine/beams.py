@@ -1,7 +1,7 @@
 """Beam searches in the engine: every beam is a sequence, and beams that part share pages until they write.
 
 A beam's step gives candidates instead of a token, so its sequence pauses. When all beams of a search have paused, the
-search says which live on (runtime/beams.py); those are forked from their parents, and the parents are over. That is
+search says which live on (sample/beams.py); those are forked from their parents, and the parents are over. That is
 why an engine with a search in it has one step in flight.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
 from ridgeline.runtime.generator import Event, GenerationRequest
-from ridgeline.runtime.logits import Floats
+from ridgeline.sample.beams import BeamSearch, Branch, Candidates, Hypothesis, top_candidates
+from ridgeline.sample.logits import Floats
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence
 from ridgeline.spec.request import BeamSearchParams

@@ -13,20 +13,20 @@ import numpy as np
 from ridgeline.engine.beams import Beams
 from ridgeline.engine.late import IDLE_SECONDS, PATIENCE_SECONDS, Late
 from ridgeline.errors import RequestError
-from ridgeline.plan import EngineConfig, PreemptCost
 from ridgeline.runtime.arena import Bytes
-from ridgeline.runtime.beams import Candidates
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats, Ints
-from ridgeline.runtime.masks import MAX_WAIT_SECONDS, TOO_LATE, Grammar
 from ridgeline.runtime.runner import Forward, Runner
-from ridgeline.runtime.sampler import NoiseKey, SampledToken, SampleRow, sample, take_best
+from ridgeline.sample.beams import Candidates
+from ridgeline.sample.logits import Floats, Ints
+from ridgeline.sample.masks import MAX_WAIT_SECONDS, TOO_LATE, Grammar
+from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, sample, take_best
 from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Work
+from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.runtime.logits import Floats
+from ridgeline.sample.logits import Floats
 
 PATIENCE_SECONDS = 0.002  # that a step waits for masks; most of them take a tenth of that
 IDLE_SECONDS = 0.005  # that the engine waits for a mask when nothing else can run

@@ -9,8 +9,8 @@ from itertools import count
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
-from ridgeline.runtime.grammar import Grammars
-from ridgeline.runtime.text import AnswerText
+from ridgeline.sample.grammar import Grammars
+from ridgeline.sample.text import AnswerText
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, SamplingParams, Timing, TokenLogprobs
 
@@ -35,7 +35,7 @@ class Session:
         Raises RequestError, and queues nothing, if it can never fit, or asks for a structure that is none.
         """
         if self._grammars is not None:
-            request = self._grammars.bound(request)
+            request = request.with_grammar(self._grammars)
         request_id = next(self._ids)
         opened = _Open(request, sink, self._tokenizer, time.perf_counter() if arrived is None else arrived)
         self._generator.add(request_id, request)

@@ -16,7 +16,7 @@ from ridgeline.evals.perplexity import Perplexity, estimate_json
 from ridgeline.evals.scores import check_documents, logit_blocks, logprob_blocks, logprobs, losses
 from ridgeline.evals.windows import BATCH_TOKENS, Batch, SlidingContext, batches
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats
+from ridgeline.sample.logits import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.runtime.logits import Floats
+from ridgeline.sample.logits import Floats
 
 BLOCK_TOKENS = 512  # neighbours whose values are taken to depend on each other
 _Z = 1.959963984540054  # 95 % of a normal distribution lies within so many standard deviations

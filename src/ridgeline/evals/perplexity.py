@@ -15,7 +15,7 @@ from ridgeline.evals.estimates import Estimate, block_mean
 from ridgeline.evals.scores import check_documents, logprob_blocks, losses
 from ridgeline.evals.windows import BATCH_TOKENS, SlidingContext, batches
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats
+from ridgeline.sample.logits import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.evals.windows import Batch
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats, Ints, log_softmax
-from ridgeline.runtime.sampler import BLOCK
+from ridgeline.sample.logits import Floats, Ints, log_softmax
+from ridgeline.sample.sampler import BLOCK
 
 HEAD_BLOCK = 2**24  # logits that the device computes at once: 64 MiB; the head is read once for all their rows
 

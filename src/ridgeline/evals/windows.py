@@ -15,7 +15,7 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
-from ridgeline.runtime.logits import Ints
+from ridgeline.sample.logits import Ints
 
 DEFAULT_CONTEXT = 2048  # tokens, where the model's own is not shorter
 BATCH_TOKENS = 4096  # of one forward pass

@@ -1,4 +1,4 @@
-"""This machine's ceilings and overheads, in seconds of measuring; see plan/calibration.py for what is kept of them."""
+"""This machine's ceilings and overheads, in seconds of measuring; see cost/calibration.py for what is kept of them."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ridgeline.cost.calibration import REMEDY, this_machine
+from ridgeline.cost.operations import Slice
+from ridgeline.cost.precision import cpu_precision
+from ridgeline.cost.process_memory import Resident, Run, resident
 from ridgeline.ops.driver import Driver
-from ridgeline.plan import EngineConfig
-from ridgeline.plan.calibration import REMEDY, this_machine
-from ridgeline.plan.operations import Slice
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.plan.precision import cpu_precision
-from ridgeline.plan.resident import Resident, Run, resident
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.settings import EngineConfig
 from ridgeline.spec.hardware import HardwareSpec
 
 

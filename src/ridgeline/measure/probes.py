@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.cost.calibrated import Counts, facts_of, far_share, passes_s, terms_of
+from ridgeline.cost.operations import Forward
+from ridgeline.cost.precision import Precision
 from ridgeline.measure.steps import Steps, TimedStep, load_random
-from ridgeline.plan.clock import Counts, facts_of, far_share, passes_s, terms_of
-from ridgeline.plan.operations import Forward
-from ridgeline.plan.precision import Precision
 from ridgeline.spec import (
     S4,
     S4D,

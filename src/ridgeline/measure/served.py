@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ridgeline.cost.calibration import read_rates
+from ridgeline.cost.footprint import Memory
+from ridgeline.cost.precision import Precision
 from ridgeline.errors import RequestError
-from ridgeline.plan.calibration import read_rates
-from ridgeline.plan.footprint import Memory
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment
-from ridgeline.plan.precision import Precision
-from ridgeline.sim.clock import cost_of
+from ridgeline.sim.calibrated_cost import cost_of
 from ridgeline.sim.metrics import Report
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.simulator import simulate

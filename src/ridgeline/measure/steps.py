@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ridgeline.cost.operations import Slice
 from ridgeline.engine import Engine, Session
-from ridgeline.plan import EngineOptions, resolve
-from ridgeline.plan.operations import Slice
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import ModelSpec, to_json
 from ridgeline.spec.request import SamplingParams
 

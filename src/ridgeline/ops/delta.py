@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
+from ridgeline.ops.parts import Arrays, Parts, Primitives
 from ridgeline.spec import GatedDelta, KimiDelta
-
-if TYPE_CHECKING:  # that module reads this one
-    from ridgeline.ops.recurrent import Arrays, Parts, Primitives
 
 
 def gated_delta(case: GatedDelta, weights: Weights, table: Primitives) -> Parts:

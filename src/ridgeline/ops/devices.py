@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ridgeline.errors import DeviceError
-from ridgeline.ops.table import OpsTable
+from ridgeline.ops.table import CPU, REFERENCE, OpsTable
 from ridgeline.system import gpu_driver, num_cores
-
-CPU, REFERENCE = "cpu", "reference"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
-from ridgeline.ops.recurrent import Ops, bind_mixer
+from ridgeline.ops.parts import Ops
+from ridgeline.ops.recurrent import bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 from ridgeline.spec.quant import Format
 

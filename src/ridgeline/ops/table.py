@@ -13,6 +13,7 @@ from ridgeline.ops.stages import compose
 from ridgeline.spec.text import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
+CPU, REFERENCE = "cpu", "reference"  # devices without a number
 COMPOSED = "composed"  # the choice for a stage that no backend fuses
 
 

@@ -1,7 +1,1 @@
-"""What to run with: settings from the model, the machine and the user's aim, each with its reason."""
-
-from ridgeline.plan.config import EngineConfig, EngineOptions
-from ridgeline.plan.preempt import PreemptCost
-from ridgeline.plan.resolve import choose_storage, resolve
-
-__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "choose_storage", "resolve"]
+"""Answer what-if questions from a config: plans, comparisons, limits, reports and pictures. Runs nothing."""

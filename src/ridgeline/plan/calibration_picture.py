@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ridgeline.plan.calibration import Calibration
+from ridgeline.cost.calibration import Calibration
 from ridgeline.plan.picture import keep, new_figure
 from ridgeline.spec.rates import Passes
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from ridgeline.catalog.machines import nearest
+from ridgeline.cost.precision import STORAGE, products_type, storage_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
-from ridgeline.plan.facts import nearest
 from ridgeline.plan.planner import Deployment, Speculation
-from ridgeline.plan.precision import STORAGE, products_type, storage_type
 from ridgeline.spec import Attention, ModelSpec
 
 

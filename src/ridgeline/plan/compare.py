@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ridgeline.cost.footprint import Footprint, formula_bytes
 from ridgeline.plan.changes import change, query_heads
-from ridgeline.plan.footprint import Footprint, formula_bytes
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 
 BASE = "as it is"

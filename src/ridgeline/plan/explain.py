@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.plan.clock import far_share, passes_s, rates_of
-from ridgeline.plan.footprint import FRACTION
+from ridgeline.cost.calibrated import far_share, passes_s, rates_of
+from ridgeline.cost.footprint import FRACTION
+from ridgeline.cost.precision import FLOAT_BYTES, STORAGE
+from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.planner import Load, Planner
-from ridgeline.plan.precision import FLOAT_BYTES, STORAGE
-from ridgeline.plan.roofline import StepTime
 from ridgeline.plan.textbook import Textbook
 from ridgeline.plan.units import decimal_bytes, flops, number, seconds
 from ridgeline.spec import SharedAttention, State

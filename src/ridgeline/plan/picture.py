@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.cost.roofline import BOUNDS, StepTime
 from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Load, Planner, batch_sizes
 from ridgeline.plan.report import largest_chunk
-from ridgeline.plan.roofline import BOUNDS, StepTime
 from ridgeline.plan.units import number, seconds
 
 if TYPE_CHECKING:

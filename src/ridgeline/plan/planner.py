@@ -19,17 +19,17 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from ridgeline.cost.calibrated import clock_step, facts_of
+from ridgeline.cost.footprint import Footprint, Memory
+from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.roofline import StepTime, time_step
+from ridgeline.cost.shard import Scheme, device_operations
 from ridgeline.errors import RequestError
-from ridgeline.plan.clock import clock_step, facts_of
-from ridgeline.plan.footprint import Footprint, Memory
-from ridgeline.plan.operations import Forward, Slice
-from ridgeline.plan.precision import Precision
-from ridgeline.plan.roofline import StepTime, time_step
-from ridgeline.plan.shard import Scheme, device_operations
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 
-PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # what the engine chooses where memory allows it (plan/fit.py)
+PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # what the engine chooses where memory allows it (settings/fit.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from ridgeline.cost.footprint import Footprint
+from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.compare import Row
-from ridgeline.plan.footprint import Footprint
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
-from ridgeline.plan.roofline import StepTime
 from ridgeline.plan.slo import Answer, Setting, kept
 from ridgeline.spec.hardware import HardwareSpec
 

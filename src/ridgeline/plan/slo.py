@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ridgeline.catalog.machines import machines
+from ridgeline.cost.footprint import largest
+from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
-from ridgeline.plan.facts import machines
-from ridgeline.plan.footprint import largest
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
-from ridgeline.plan.shard import Scheme
 from ridgeline.spec import MoE
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime.logits import Floats
-from ridgeline.runtime.masks import Grammar
-from ridgeline.runtime.sampler import NoiseKey, prompt_logprobs
+from ridgeline.sample.logits import Floats
+from ridgeline.sample.masks import Grammar
+from ridgeline.sample.sampler import NoiseKey, prompt_logprobs
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, TokenLogprobs
+from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from ridgeline.sample.grammar import Grammars
 
 PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logprobs
 
@@ -37,6 +40,16 @@ class GenerationRequest:
     def num_answers(self) -> int:
         """How many answers are asked for."""
         return self.params.answers if isinstance(self.params, BeamSearchParams) else self.params.n
+
+    def with_grammar(self, grammars: Grammars) -> GenerationRequest:
+        """Return the request with its structured outputs compiled, if it asks for them and has no grammar yet.
+
+        Raises RequestError as `Grammars.compile` does.
+        """
+        params = self.params
+        if not isinstance(params, SamplingParams) or params.structured_outputs is None or self.grammar is not None:
+            return self
+        return replace(self, grammar=grammars.compile(params.structured_outputs))
 
 
 @dataclass(frozen=True, slots=True)

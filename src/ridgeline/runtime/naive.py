@@ -15,8 +15,8 @@ from ridgeline.errors import RequestError
 from ridgeline.nn.step import Stream
 from ridgeline.runtime.generator import Event, GenerationRequest, prompt_entries
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats
-from ridgeline.runtime.sampler import SampledToken, SampleRow, sample
+from ridgeline.sample.logits import Floats
+from ridgeline.sample.sampler import SampledToken, SampleRow, sample
 from ridgeline.sched.stats import StepShape
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 

@@ -17,8 +17,8 @@ from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.sampler import Best
 from ridgeline.runtime.step import DenseStep, PagedStep
+from ridgeline.sample.sampler import Best
 from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 

@@ -15,8 +15,8 @@ from itertools import chain
 from math import gcd, lcm
 
 from ridgeline.errors import RequestError
+from ridgeline.sched.page_times import Clock, PageTimes, Residency
 from ridgeline.sched.pages import PagePool
-from ridgeline.sched.residency import Clock, PageTimes, Residency
 from ridgeline.sched.sequence import PageKey, Sequence
 from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta

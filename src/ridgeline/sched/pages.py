@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
-from ridgeline.sched.residency import Residency
+from ridgeline.sched.page_times import Residency
 from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 

@@ -28,8 +28,8 @@ from operator import attrgetter
 from typing import Literal
 
 from ridgeline.sched.cache import StateCache
+from ridgeline.sched.page_times import Clock
 from ridgeline.sched.policy import Policy, fcfs
-from ridgeline.sched.residency import Clock
 from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.sched.residency import PageTimes
+from ridgeline.sched.page_times import PageTimes
 
 # Of each sequence in a step: its new tokens, its context with them, and its rows of logits.
 StepShape = tuple[tuple[int, int, int], ...]

@@ -11,12 +11,12 @@ from starlette.middleware.cors import CORSMiddleware
 from ridgeline import __version__
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import routes
-from ridgeline.serve.client import EngineDown
-from ridgeline.serve.described import JSON, errors
-from ridgeline.serve.errors import APIError, as_api_error, invalid
-from ridgeline.serve.guard import Guard
-from ridgeline.serve.page import page_router
-from ridgeline.serve.request_ids import RequestIds
+from ridgeline.serve.api.described import JSON, errors
+from ridgeline.serve.engine.client import EngineDown
+from ridgeline.serve.http.errors import APIError, as_api_error, invalid
+from ridgeline.serve.http.guard import Guard
+from ridgeline.serve.http.page import page_router
+from ridgeline.serve.http.request_ids import RequestIds
 from ridgeline.serve.service import Service
 
 

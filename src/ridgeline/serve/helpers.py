@@ -14,11 +14,11 @@ from typing import Any
 
 from ridgeline.bounded import BoundedPool, Limits, Setup
 from ridgeline.errors import BoundExceeded, HelpersBusy
-from ridgeline.frontend import TextToEncode
 from ridgeline.load.chat import RENDERING, render_job
+from ridgeline.runtime.request import TextToEncode
 from ridgeline.serve import jobs
-from ridgeline.serve.errors import APIError
-from ridgeline.serve.packed import unpack
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.packed import unpack
 
 LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
 LONG_TEXT = 1 << 16  # characters of a text that a helper tokenizes

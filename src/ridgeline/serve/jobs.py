@@ -9,10 +9,10 @@ from typing import Any
 
 from ridgeline.bounded import job
 from ridgeline.errors import RequestError
-from ridgeline.frontend import TextToEncode
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.serve.packed import pack
-from ridgeline.serve.parse import parse
+from ridgeline.runtime.request import TextToEncode
+from ridgeline.serve.http.packed import pack
+from ridgeline.serve.http.parse import parse
 from ridgeline.spec.prompt import Side
 
 MAX_REST = 2 << 20  # bytes of a parsed body besides its long texts and lists of token ids

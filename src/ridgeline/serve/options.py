@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.errors import RequestError
-from ridgeline.serve.connections import Timeouts
-from ridgeline.serve.unknown import UnknownFields
-from ridgeline.serve.watch import Patience
+from ridgeline.serve.engine.watch import Patience
+from ridgeline.serve.http.connections import Timeouts
+from ridgeline.serve.http.unknown import UnknownFields
 
 ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one, or several with commas between
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -9,21 +9,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline import __version__
-from ridgeline.frontend import TextToEncode
-from ridgeline.serve import prompt, responses
-from ridgeline.serve import types_answers as t
-from ridgeline.serve.body import BodyRoute
-from ridgeline.serve.chat import Chat
-from ridgeline.serve.completions import Completion
-from ridgeline.serve.described import answers, text
-from ridgeline.serve.embeddings import embeddings
-from ridgeline.serve.errors import APIError, dumps, dumps_object
-from ridgeline.serve.prometheus import exposition
-from ridgeline.serve.request_ids import named
-from ridgeline.serve.service import Service, Turn
-from ridgeline.serve.sse import Events, EventStream, while_connected
-from ridgeline.serve.token_texts import TokenTexts
-from ridgeline.serve.types import (
+from ridgeline.runtime.request import TextToEncode
+from ridgeline.serve.api import prompt, responses
+from ridgeline.serve.api import types_answers as t
+from ridgeline.serve.api.chat import Chat
+from ridgeline.serve.api.completions import Completion
+from ridgeline.serve.api.described import answers, text
+from ridgeline.serve.api.embeddings import embeddings
+from ridgeline.serve.api.token_texts import TokenTexts
+from ridgeline.serve.api.types import (
     MAX_IDS,
     ChatBody,
     CompletionBody,
@@ -32,7 +26,13 @@ from ridgeline.serve.types import (
     RenderBody,
     TokenizeBody,
 )
-from ridgeline.serve.types_responses import ResponseBody
+from ridgeline.serve.api.types_responses import ResponseBody
+from ridgeline.serve.http.body import BodyRoute
+from ridgeline.serve.http.errors import APIError, dumps, dumps_object
+from ridgeline.serve.http.prometheus import exposition
+from ridgeline.serve.http.request_ids import named
+from ridgeline.serve.http.sse import Events, EventStream, while_connected
+from ridgeline.serve.service import Service, Turn
 
 MAX_TEXT = 1 << 22  # characters of an answer of /detokenize
 STREAM = (

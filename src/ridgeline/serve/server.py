@@ -16,15 +16,15 @@ from typing import Any
 import uvicorn
 
 from ridgeline.errors import RequestError
-from ridgeline.serve.accept import Acceptor, raise_file_limit
 from ridgeline.serve.app import build_app
-from ridgeline.serve.client import EngineClient
-from ridgeline.serve.connections import Connections, Slot, fitting
-from ridgeline.serve.messages import Loading
+from ridgeline.serve.engine.client import EngineClient
+from ridgeline.serve.engine.messages import Loading
+from ridgeline.serve.engine.settle import settle
+from ridgeline.serve.http.accept import Acceptor, raise_file_limit
+from ridgeline.serve.http.connections import Connections, Slot, fitting
+from ridgeline.serve.http.protocol import Protocol
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.protocol import Protocol
 from ridgeline.serve.service import Service
-from ridgeline.serve.settle import settle
 
 BACKLOG = 2048
 MAX_PORT = 65_535

@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 from ridgeline import __version__
 from ridgeline.errors import RequestError
-from ridgeline.frontend import Frontend, Prompt, Rendered, TextToEncode, answer_tokens
 from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.request import Frontend, Prompt, Rendered, TextToEncode, answer_tokens
 from ridgeline.sched.counts import Histogram
-from ridgeline.serve import reasoning, tools
-from ridgeline.serve.client import Answers, Batch, EngineClient
-from ridgeline.serve.connections import Connections
-from ridgeline.serve.errors import APIError
+from ridgeline.serve.api import reasoning, tools
+from ridgeline.serve.engine.client import Answers, Batch, EngineClient
+from ridgeline.serve.engine.machine import StepLedger
+from ridgeline.serve.engine.messages import Ready, Report
+from ridgeline.serve.engine.meters import DELIVERY
 from ridgeline.serve.helpers import LONG_TEXT, Helpers
-from ridgeline.serve.machine import StepLedger
-from ridgeline.serve.messages import Ready, Report
-from ridgeline.serve.meters import DELIVERY
+from ridgeline.serve.http.connections import Connections
+from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.traces import RequestTrace, Traces
 from ridgeline.spec.prompt import PromptOptions

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ridgeline.cost.operations import Forward, Operation, Slice
+from ridgeline.cost.roofline import time_step
+from ridgeline.cost.shard import device_operations, device_state_operations
 from ridgeline.errors import RequestError
-from ridgeline.plan.operations import Forward, Operation, Slice
 from ridgeline.plan.planner import Deployment
-from ridgeline.plan.roofline import time_step
-from ridgeline.plan.shard import device_operations, device_state_operations
 from ridgeline.spec.hardware import HardwareSpec
 
 Sums = Sequence[int] | np.ndarray[Any, Any]  # of ints, or of arrays of them
@@ -113,7 +113,7 @@ PROBE = 1e18  # operations or bytes: an overhead is nothing beside them
 
 
 class RooflineCost:
-    """A model on a machine as the planner times it: plan/roofline.py:time_step, taken apart.
+    """A model on a machine as the planner times it: cost/roofline.py:time_step, taken apart.
 
     What has weights depends on the tokens of a step alone, so it is asked once for each number of them; what reads
     state adds up over sequences. The whole is time_step's, but for rounding (tests/pure/test_sim_cost.py).

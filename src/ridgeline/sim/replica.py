@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ridgeline.sched.cruise import CruisingScheduler
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.work import Result, StepPlan
 from ridgeline.sim.book import Book, Open
 from ridgeline.sim.cost import StepCost
+from ridgeline.sim.fast_forward import CruisingScheduler
 from ridgeline.sim.metrics import Ints
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import sqrt
 
+from ridgeline.cost.footprint import Memory, largest
 from ridgeline.errors import RequestError
-from ridgeline.plan.fit import (
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.units import decimal_bytes
+from ridgeline.settings.fit import (
     SEQS,
     checkpoint_bytes,
     checkpoint_grid,
@@ -17,9 +20,6 @@ from ridgeline.plan.fit import (
     share_of,
     with_checkpoints,
 )
-from ridgeline.plan.footprint import Memory, largest
-from ridgeline.plan.planner import Deployment
-from ridgeline.plan.units import decimal_bytes
 from ridgeline.spec.groups import StateGroup
 
 
@@ -41,7 +41,7 @@ class Settings:
 
 def settings(deployment: Deployment, *, max_model_len: int | None = None, max_num_seqs: int = SEQS) -> Settings:
     """Pages fill what weights and workspace leave, at most for `max_num_seqs` sequences of full length, as an engine's
-    do (plan/fit.py).
+    do (settings/fit.py).
 
     Tokens of a step and of a page are the deployment's. Raises RequestError where not even one sequence of full length
     fits, with the numbers and what would.

@@ -14,10 +14,10 @@ from typing import Any
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
-from ridgeline.sched.cruise import CruisingScheduler
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
+from ridgeline.sim.fast_forward import CruisingScheduler
 from ridgeline.sim.metrics import Report, Usage, report
 from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin

@@ -63,7 +63,7 @@ class Rates:
 
     read, copy: bytes per second by bytes in use, for each number of threads. far: the share of what a step reads that
     comes from memory, by the bytes that it reads. products, attention: by the type in which numbers are stored. terms:
-    seconds of one of each thing that a step does besides (plan/clock.py). isa: the kernels' instruction set.
+    seconds of one of each thing that a step does besides (cost/calibrated.py). isa: the kernels' instruction set.
     """
 
     threads: int

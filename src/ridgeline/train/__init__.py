@@ -1,11 +1,11 @@
 """Training. The data side: corpora and their manifests, vocabularies, token shards, batches."""
 
-from ridgeline.train.batches import NO_TARGET, Batch, Batches
-from ridgeline.train.corpus import Corpus, Document
-from ridgeline.train.held_out import Split, split
-from ridgeline.train.manifest import Manifest
-from ridgeline.train.shards import Shard, write_shard
-from ridgeline.train.vocabulary import END_OF_TEXT, save_tokenizer, tokenizer_hash, train_bpe
+from ridgeline.train.data.batches import NO_TARGET, Batch, Batches
+from ridgeline.train.data.corpus import Corpus, Document
+from ridgeline.train.data.held_out import Split, split
+from ridgeline.train.data.manifest import Manifest
+from ridgeline.train.data.shards import Shard, write_shard
+from ridgeline.train.data.vocabulary import END_OF_TEXT, save_tokenizer, tokenizer_hash, train_bpe
 
 __all__ = [
     "END_OF_TEXT",

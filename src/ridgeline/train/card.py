@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ridgeline.spec import Attention, ModelSpec, MoE, SharedAttention
+from ridgeline.train.data.manifest import HELD_OUT, TRAIN, Manifest
 from ridgeline.train.loop import TrainOptions
-from ridgeline.train.manifest import HELD_OUT, TRAIN, Manifest
-from ridgeline.train.optimiser import BETAS
+from ridgeline.train.optimizer import BETAS
 
 Row = tuple[str, str]
 # Of those that the hub knows, the ones that models and texts have; any other is "other", with its name beside it.

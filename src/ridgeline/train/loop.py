@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from ridgeline.errors import DataError
-from ridgeline.train.batches import Batch, Batches
+from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimiser import Optimiser, OptimiserName, learning_rate
+from ridgeline.train.optimizer import Optimiser, OptimiserName, learning_rate
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 

@@ -19,7 +19,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
 from ridgeline.load.safetensors import SINGLE, HostTensor
 from ridgeline.ops import open_table
-from ridgeline.ops.devices import REFERENCE
+from ridgeline.ops.table import REFERENCE
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.runtime.step import DenseStep
 from ridgeline.train.module import LanguageModel

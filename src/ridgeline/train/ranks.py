@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed, nn
 
-from ridgeline.ops.devices import REFERENCE
 from ridgeline.ops.reference.backend import torch_device
+from ridgeline.ops.table import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)

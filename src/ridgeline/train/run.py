@@ -13,13 +13,13 @@ from ridgeline.archs import spec_from_config
 from ridgeline.ops import open_table
 from ridgeline.ops.reference.backend import torch_device
 from ridgeline.spec import ModelSpec
-from ridgeline.train.batches import Batch, Batches
 from ridgeline.train.cost import Cost, cost_of, flops_per_token, machine_name, measure_peak
 from ridgeline.train.curve import read_log
+from ridgeline.train.data.batches import Batch, Batches
+from ridgeline.train.data.shards import Shard
 from ridgeline.train.loop import LOG, Progress, Trainer, TrainOptions
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.shards import Shard
 
 OnStep = Callable[[Progress], None]
 OnStart = Callable[["Run"], OnStep]

@@ -9,9 +9,9 @@ import numpy as np
 
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.logits import Floats, filter_scores
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.runtime.sampler import NoiseKey, SampleRow
+from ridgeline.sample.logits import Floats, filter_scores
+from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 

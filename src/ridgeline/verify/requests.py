@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
+from ridgeline.sample.sampler import NoiseKey
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.matrix import Case, Scale, lengths
 

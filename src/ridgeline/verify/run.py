@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from ridgeline.engine import Engine
 from ridgeline.load.tokenizer import Tokenizer
-from ridgeline.plan import EngineConfig, EngineOptions, resolve
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
+from ridgeline.verify.poison import soiled
 from ridgeline.verify.report import CaseResult, Observed, Report
 from ridgeline.verify.requests import TEXTS, Prompts, rounds
 from ridgeline.verify.serving import Proposer, Serving
-from ridgeline.verify.soil import soiled
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
 UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
-from ridgeline.ops.devices import REFERENCE
 from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
+from ridgeline.ops.table import REFERENCE
 from ridgeline.spec import Attention
 from ridgeline.spec.storage import StateDType
 from ridgeline.system import free_bytes

@@ -1,0 +1,1 @@
+"""Look up published machines, links and models by name. Nothing here computes a cost."""

@@ -1,0 +1,87 @@
+"""Machines, links and published models by name, from data files: no network, no weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ridgeline.errors import RequestError
+from ridgeline.spec.hardware import HardwareSpec, Link
+
+GIGA, TERA = 10**9, 10**12
+
+
+def hardware(name: str) -> HardwareSpec:
+    """A machine by its name or another one of its. Raises RequestError with the nearest names."""
+    known = _machines()
+    found = known.get(name.lower())
+    if found is None:
+        raise RequestError(f"hardware {name!r} is not known; {nearest(name.lower(), known)}")
+    return found
+
+
+def machines() -> tuple[HardwareSpec, ...]:
+    """All that are known, each once."""
+    return tuple({machine.name: machine for machine in _machines().values()}.values())
+
+
+def link(name: str) -> Link:
+    """What joins devices, by its name. Raises RequestError with the nearest names."""
+    known = _links()
+    found = known.get(name.lower())
+    if found is None:
+        raise RequestError(f"link {name!r} is not known; {nearest(name.lower(), known)}")
+    return found
+
+
+def nearest(name: str, known: Iterable[str], same: Mapping[str, object] | None = None) -> str:
+    """The five names that a user may have meant, as the end of a message. same: what a name stands for, where several
+    stand for one thing; the nearest of them is enough.
+    """
+    found: dict[object, str] = {}
+    names = sorted(known)
+    for close in difflib.get_close_matches(name, names, n=len(names), cutoff=0.0):
+        found.setdefault(id(same[close]) if same and close in same else close, close)
+    *first, last = list(found.values())[:5]
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?"
+
+
+def read_data(name: str) -> Any:
+    """What a file of data/ holds."""
+    return json.loads(files("ridgeline.catalog").joinpath("data", name).read_text(encoding="utf-8"))
+
+
+@cache
+def _machines() -> Mapping[str, HardwareSpec]:
+    return {
+        name: spec
+        for entry in read_data("hardware.json")
+        for spec in [_machine(entry)]
+        for name in (entry["name"], *entry["aliases"])
+    }
+
+
+@cache
+def _links() -> Mapping[str, Link]:
+    return {
+        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"])
+        for e in read_data("links.json")
+    }
+
+
+def _machine(entry: Mapping[str, Any]) -> HardwareSpec:
+    joined = link(entry["link"]) if entry["link"] else None
+    sources = {figure: text for figures, text in entry["sources"].items() for figure in figures.split()}
+    return HardwareSpec(
+        name=entry["name"],
+        memory_bytes=entry["memory_gb"] * GIGA,
+        read_bytes_per_s=entry["read_gb_per_s"] * GIGA,
+        flops_per_s={kind: value * TERA for kind, value in entry["tflops"].items()},
+        link=joined,
+        kind=entry["kind"],
+        sources=sources | ({"link": joined.source} if joined else {}),
+    )

@@ -1,0 +1,226 @@
+"""The command line of `ridgeline serve` as vLLM writes it: its flags, its config files, its lists of values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+from ridgeline.cli.flags.vllm_flags import KNOWN, Flag
+from ridgeline.errors import RequestError
+
+CONFIG = "--config"
+MODEL = ("--model", "-m")
+
+
+class ServeCommand(TyperCommand):
+    """The command with vLLM's flags, which stand in no help: each is taken out of the arguments, or replaced."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Called by click with what stands after `serve`."""
+        from ridgeline.cli.show.report import say
+
+        options = {
+            name: Option(name, not getattr(p, "is_flag", False) and not getattr(p, "count", False),
+                         bool(getattr(p, "multiple", False)))
+            for p in self.get_params(ctx)
+            for name in (*p.opts, *p.secondary_opts)
+            if name.startswith("-")
+        }  # fmt: skip
+        line = Line(options)
+        args = list(line.rewrite(line.with_config(args)))
+        say(*(f"note: {note}" for note in dict.fromkeys(line.notes)))
+        return super().parse_args(ctx, args)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of the command. takes_value: a value follows. repeats: it may be given several times."""
+
+    name: str
+    takes_value: bool
+    repeats: bool
+
+
+@dataclass(slots=True)
+class Line:
+    """A command line that is rewritten. options: of the command, by each name. notes: what a user is to be told."""
+
+    options: Mapping[str, Option]
+    notes: list[str] = field(default_factory=list)
+
+    def with_config(self, args: Sequence[str]) -> list[str]:
+        """The arguments, with those of a file before them; what stands in the arguments goes before the file.
+
+        Raises RequestError for a file that cannot be read, and for an option in it that is not known.
+        """
+        files, rest, given = [], [], set[str]()
+        items = _Items(args)
+        for arg in items:
+            name, value = self._split(arg)
+            if name == CONFIG:
+                files.append(items.value_of(name, value))
+                continue
+            rest.append(arg)
+            if name is None:
+                given.add(MODEL[0])
+                continue
+            given.add(MODEL[0] if name in MODEL else name)
+            if value is None and self._takes_value(name) and items:
+                rest.append(next(items))
+        if len(files) > 1:
+            raise RequestError(f"{CONFIG} is given {len(files)} times; give one file")
+        found = [arg for file in files for arg in self._from_file(file, given)]
+        return found + rest
+
+    def rewrite(self, args: Sequence[str]) -> Iterator[str]:
+        """Return the arguments as options of the command. Raises RequestError for what cannot be honored."""
+        items, has_model = _Items(args), False
+        for arg in items:
+            name, value = self._split(arg)
+            if name is None:
+                has_model = True
+                yield arg
+            elif (flag := KNOWN.get(name)) is not None and name not in self.options:
+                yield from self._vllm(name, flag, items.value_of(name, value) if flag.takes_value else value)
+            elif (option := self.options.get(name)) is None or not option.takes_value:
+                yield arg if value is None else f"{name}={value}"
+            else:
+                has_model = has_model or name in MODEL
+                values = [items.value_of(name, value)]
+                if option.repeats:
+                    values = _listed(values[0])
+                    # vLLM's lists have no end of their own, so a model that follows could not be told from a value.
+                    while has_model and value is None and items and not items.peek().startswith("-"):
+                        values.append(next(items))
+                for each in values:
+                    yield from (name, each)
+
+    def _split(self, arg: str) -> tuple[str | None, str | None]:
+        """An option's name, with dashes, and the value behind its equals sign; (None, None) for another argument."""
+        if not arg.startswith("-") or arg in ("-", "--"):
+            return None, None
+        name, sign, value = arg.partition("=")
+        dashed = name.replace("_", "-")
+        return (dashed if dashed in self.options or dashed in KNOWN else name), value if sign else None
+
+    def _takes_value(self, name: str) -> bool:
+        if name in self.options:
+            return self.options[name].takes_value
+        return name in KNOWN and KNOWN[name].takes_value
+
+    def _vllm(self, name: str, flag: Flag, value: str | None) -> Sequence[str]:
+        """Return the arguments that replace a flag of vLLM's."""
+        shown = f"{name} {value}" if flag.takes_value else name
+        if not flag.takes_value and value is not None and flag.says and not _is_accepted(flag, value):
+            raise RequestError(f"{name}={value}: the flag takes no value; leave it out where it is not wanted")
+        if not flag.says or not _is_accepted(flag, value):
+            raise RequestError(f"{shown}: {flag.refuses}")
+        self.notes.append(f"{shown}: {flag.says}")
+        return (*flag.becomes, str(int(float(value or 0) * flag.scale))) if flag.scale else flag.becomes
+
+    def _from_file(self, file: str, given: set[str]) -> Iterator[str]:
+        """The options of a config file that are not given as arguments."""
+        for key, value in _read(file).items():
+            name = f"--{key.lstrip('-').replace('_', '-')}"
+            off = f"--no-{name[2:]}"
+            if name == CONFIG or not {name, off} & (self.options.keys() | KNOWN.keys()):
+                import difflib
+
+                near = difflib.get_close_matches(name, [*self.options, *KNOWN], n=3, cutoff=0.0)
+                raise RequestError(
+                    f"{CONFIG} {file}: {key} is no option of `ridgeline serve`; did you mean {' or '.join(near)}?"
+                )
+            if name in given or off in given:
+                continue
+            if isinstance(value, bool):
+                yield from (name,) if value else (off,) if off in self.options or off in KNOWN else ()
+            elif value is None or value == []:
+                raise RequestError(f"{CONFIG} {file}: {key} has no value; give one, or leave the line out")
+            else:
+                for each in value if isinstance(value, list) else [value]:
+                    yield f"{name}={json.dumps(each) if isinstance(each, dict | list) else each}"
+
+
+@dataclass(slots=True)
+class _Items:
+    """Arguments, one after the other."""
+
+    args: Sequence[str]
+    at: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if not self:
+            raise StopIteration
+        self.at += 1
+        return self.args[self.at - 1]
+
+    def __bool__(self) -> bool:
+        return self.at < len(self.args)
+
+    def peek(self) -> str:
+        """The next argument, which stays there."""
+        return self.args[self.at]
+
+    def value_of(self, name: str, value: str | None) -> str:
+        """The value of an option: behind its equals sign, else the next argument. Raises RequestError without one."""
+        if value is None and not self:
+            raise RequestError(f"{name} needs a value; write {name}=VALUE")
+        return next(self) if value is None else value
+
+
+def _is_accepted(flag: Flag, value: str | None) -> bool:
+    if not flag.takes_value:
+        return value is None or value.lower() == "true"
+    if flag.between is not None:
+        try:
+            return flag.between[0] <= float(value or "") <= flag.between[1]
+        except ValueError:
+            return False
+    return flag.accepts is None or value in flag.accepts
+
+
+def _listed(value: str) -> list[str]:
+    """The texts of a JSON list, as vLLM takes one for origins; else the value itself."""
+    try:
+        found = json.loads(value) if value.startswith("[") else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) and found and all(isinstance(x, str) for x in found) else [value]
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    """A YAML, TOML or JSON file of options. Raises RequestError."""
+    path = Path(file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix in (".yaml", ".yml"):
+            import yaml  # type: ignore[import-untyped]
+
+            found = yaml.safe_load(text)
+        elif path.suffix == ".toml":
+            import tomllib
+
+            found = tomllib.loads(text)
+        elif path.suffix == ".json":
+            found = json.loads(text)
+        else:
+            raise RequestError(f"{CONFIG} {file}: the name must end in .yaml, .yml, .toml or .json")
+    except OSError as e:
+        raise RequestError(f"{CONFIG} {file}: {e.strerror}") from None
+    except RequestError:
+        raise
+    except (ValueError, RecursionError) as e:
+        raise RequestError(f"{CONFIG} {file}: {e}") from None
+    except Exception as e:  # yaml's errors have a base of their own, and yaml is imported only for such a file
+        raise RequestError(f"{CONFIG} {file} is not valid YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise RequestError(f"{CONFIG} {file} must hold options with their values, as in `port: 8080`")
+    return found

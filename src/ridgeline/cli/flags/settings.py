@@ -1,0 +1,29 @@
+"""The table of an engine's settings, for whoever starts one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.cli.show.tables import Table
+    from ridgeline.settings import EngineConfig
+
+
+def settings_tables(name: str, config: EngineConfig, weight_bytes: int, *, on_host: bool = True) -> tuple[Table, Table]:
+    """Every setting of an engine, with its value, its reason and its override; then the memory that the model takes."""
+    from ridgeline.cli.show.tables import Column, Table
+    from ridgeline.spec.text import num_bytes
+
+    settings = Table(
+        name,
+        (
+            Column("setting", right=False), Column("value"), Column("why", right=False, wraps=True),
+            Column("override", right=False, drop=1),
+        ),
+    )  # fmt: skip
+    for s in config.settings():
+        settings.add_row(s.name, s.value, s.reason, s.override)
+    memory = Table("memory", (Column("for", right=False), Column("takes")))
+    for what, size in config.memory(weight_bytes, on_host=on_host):
+        memory.add_row(what, num_bytes(size))
+    return settings, memory

@@ -1,0 +1,1 @@
+"""Tables, progress and reports that commands print. Nothing here reads an option."""

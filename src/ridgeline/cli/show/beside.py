@@ -1,0 +1,106 @@
+"""What was predicted beside what was measured, for `generate --verbose` and `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ridgeline.cli.show.tables import Table
+    from ridgeline.llm import LLM
+    from ridgeline.measure.predict import Asked, Predicted
+    from ridgeline.spec.request import RequestOutput
+
+
+class Beside(NamedTuple):
+    """One figure; roof: what the machine's peaks allow, None of what has none. unit: seconds or bytes."""
+
+    name: str
+    measured: float
+    predicted: float
+    roof: float | None
+    unit: str = "s"
+
+    def cells(self) -> tuple[str, ...]:
+        """Its row of the table: name, measured, predicted, off, at the roof."""
+        from ridgeline.plan.units import decimal_bytes, seconds
+
+        say = seconds if self.unit == "s" else decimal_bytes
+        off = f"{self.predicted / self.measured - 1:+.0%}" if self.measured else ""
+        roof = f"{say(self.roof)} ({self.roof / self.measured:.0%})" if self.roof and self.measured else ""
+        return self.name, say(self.measured), say(self.predicted), off, roof
+
+
+def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str]:
+    """Return what is predicted of requests, and a line about it: where there is no prediction, why and the remedy."""
+    from ridgeline.measure.predict import calibrated_machine, predict
+
+    if llm.config is None or not requests:
+        return None, "no prediction: it is made of the engine with its cache only"
+    machine, note = calibrated_machine(llm.loaded.table.driver)
+    if machine is None:
+        return None, note
+    return predict(llm.loaded, llm.config, requests, machine, note), f"predictions: {note}"
+
+
+def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
+    """Means, and what the prediction is of; None where there is none."""
+    if found is None:
+        return None
+    each = [x for x in found.tpot_s if x is not None]
+    return {
+        "elapsed_s": found.elapsed_s, "ttft_s": fmean(found.ttft_s), "tpot_s": fmean(each) if each else None,
+        "step_s": found.step_s, "memory_bytes": found.memory_bytes, "note": found.note,
+    }  # fmt: skip
+
+
+def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
+    """What requests turned out to be; the choices of one share their prompt."""
+    from ridgeline.measure.predict import Asked
+
+    return [
+        Asked(prompt, len(choice.token_ids), prompt if choice.index else out.num_cached_tokens)
+        for out in outputs
+        for prompt in [len(out.prompt_token_ids)]
+        for choice in out.outputs
+        if choice.token_ids
+    ]
+
+
+def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> None:
+    """Say on stderr what was predicted of a run beside what was measured; one line where nothing is predicted.
+
+    base_bytes: memory that the process had before the model was loaded.
+    """
+    from ridgeline.cli.show.report import say, say_tables
+    from ridgeline.system import resident_bytes
+
+    found, note = expected(llm, asked_of(outputs))
+    if found is None:
+        say(note)
+        return
+    rows = [Beside("in all", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
+    first = fmean(out.timing.ttft_s for out in outputs)
+    rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
+    each = [out.timing.tpot_s for out in outputs if out.timing.tpot_s is not None]
+    predicted = [x for x in found.tpot_s if x is not None]
+    if each and predicted:
+        roof = fmean(x for x in found.roof_tpot_s if x is not None)
+        rows.append(Beside("TPOT, mean", fmean(each), fmean(predicted), roof))
+    peak = resident_bytes(peak=True)
+    if base_bytes is not None:
+        rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
+    say_tables(beside_table(rows))
+    say(note)
+
+
+def beside_table(rows: Sequence[Beside]) -> Table:
+    """Figures, a row for each."""
+    from ridgeline.cli.show.tables import Column, Table
+
+    names = "measured", "predicted", "off", "at the roof"
+    table = Table("", (Column("", right=False), *(Column(name) for name in names)))
+    for row in rows:
+        table.add_row(*row.cells())
+    return table

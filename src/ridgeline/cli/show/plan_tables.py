@@ -1,0 +1,250 @@
+"""A plan as tables: each row a figure with its unit and its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from ridgeline.cli.show.tables import Cell, Column, Line, Table, screen, show
+from ridgeline.plan.units import decimal_bytes, flops, number, seconds
+
+if TYPE_CHECKING:
+    from ridgeline.plan.compare import Row
+    from ridgeline.plan.limits import Slo
+    from ridgeline.plan.planner import Load, Planner
+    from ridgeline.plan.slo import Answer, Setting
+
+Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and a reason
+BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
+        "overhead": "white"}  # fmt: skip
+
+
+def show_plan(report: dict[str, Any]) -> None:
+    """Print a report of cli/plan.py."""
+    planner, load = report["_planner"], report["_load"]
+    parts: list[Table | Line | Cell] = [_title(report, planner, load)]
+    if "_rows" in report:
+        parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
+    elif "_answer" in report:
+        parts += [_promise(report["_answer"], report["_promise"])]
+    else:
+        parts += [
+            figures_table("Memory of a device", _memory(report, planner, load)),
+            figures_table("Time", _time(report, load)),
+            operations_table("decode", report["decode"]),
+            operations_table("prefill, one chunk", report["prefill"]),
+            Line(f"{report['times']}.", style="dim"),
+        ]
+    if "explain" in report:
+        columns = Column("figure", right=False), Column("formula", right=False, wraps=True)
+        table = Table("Where the figures come from", columns)
+        for name, text in report["explain"].items():
+            table.add_row(name, text)
+        parts.append(table)
+    show(screen(), *parts)
+
+
+def _title(report: dict[str, Any], planner: Planner, load: Load) -> Text:
+    d = planner.deployment
+    params, active = report["num_params"], report["num_active_params"]
+    used = f" ({active / 1e9:,.2f} B used per token)" if active != params else ""
+    scheme = "".join(f", {name} {n}" for name in ("tp", "ep", "pp", "replicas") if (n := getattr(d.scheme, name)) > 1)
+    experts = f" (experts {d.precision.experts})" if d.precision.experts else ""
+    tokens = f"{load.context:,} tokens ({load.prompt:,} of prompt, {load.output:,} of answer)"
+    first = Text.assemble((report["model"], "bold"), " on ", (d.hardware.name, "bold"), scheme)
+    first.append(f": {params / 1e9:,.2f} B parameters{used}")
+    return first.append(
+        f"\n{d.precision.weights} weights{experts}, {d.precision.state} state, {d.precision.activations} activations; "
+        f"batch {load.batch:,} of {tokens}"
+    )
+
+
+def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Figure]:
+    from ridgeline.cost.footprint import formula_bytes
+    from ridgeline.plan.changes import query_heads
+    from ridgeline.plan.rewrite import with_kv_heads
+
+    d, m, size = planner.deployment, report["memory"], decimal_bytes
+    slack = m["pages_bytes"] / m["formula_bytes"] - 1 if m["formula_bytes"] else 0.0
+    yield "weights", size(m["weight_bytes"]), f"{d.precision.weights} matrices and their scales, float32 vectors"
+    yield "state, by formula", size(m["formula_bytes"]), (
+        f"{load.batch:,} x {size(m['sequence_bytes'])} a sequence: the numbers that its layers keep"
+    )  # fmt: skip
+    yield (
+        "state, allocated",
+        size(m["pages_bytes"]),
+        (
+            f"in pages of {d.page_tokens} tokens: {slack:.1%} more, for pages that are not full, the null page"
+            + (", recurrent states twice" if any(g.snapshot for g in planner.memory.groups) else "")
+        ),
+    )
+    yield (
+        "activations",
+        size(m["activation_bytes"]),
+        (f"of a step of {max(d.chunk, load.batch):,} tokens, tables and libraries, as the engine counts them"),
+    )
+    yield "logits", size(m["logits_bytes"]), "with what sampling and log probabilities make of them"
+    yield "reserve", size(m["reserve_bytes"]), "10 % of what weights leave: the allocator, other programs"
+    free = m["spare_bytes"]
+    yield "free", size(free) if m["fits"] else Text(size(free), "red"), (
+        f"of {size(m['memory_bytes'])}" if m["fits"] else _remedy(report, planner, load)
+    )  # fmt: skip
+    yield "largest batch", f"{m['largest_batch']:,}", f"sequences of {load.context:,} tokens that fit"
+    limit = d.spec.max_position_embeddings
+    yield (
+        "longest context",
+        f"{m['longest_context']:,}",
+        (
+            f"tokens of each of {load.batch:,}"
+            + (": all of the model's positions" if m["longest_context"] == limit else "")
+        ),
+    )
+    if heads := query_heads(d.spec):
+        often = formula_bytes(with_kv_heads(d.spec, heads), d.precision, load.context) * load.batch
+        own = formula_bytes(d.spec, d.precision, load.context) * load.batch
+        everywhere = ", on all devices together" if d.scheme.devices > d.scheme.replicas else ""
+        yield (
+            f"(kv_heads={heads})",
+            size(often),
+            (
+                "the state if each query head had keys of its own, as is often quoted; grouped ones take "
+                f"{size(own)}{everywhere}"
+            ),
+        )
+
+
+def _remedy(report: dict[str, Any], planner: Planner, load: Load) -> str:
+    """The smallest change that makes it fit."""
+    from ridgeline.plan.slo import smallest_fit
+
+    batch, context = report["memory"]["largest_batch"], report["memory"]["longest_context"]
+    found = [f"--batch {batch}"] if batch else []
+    found += [f"--context {context}"] if context > 1 else []
+    if not found:
+        found = [smallest_fit(planner.deployment, load)]
+    return f"does not fit in {decimal_bytes(report['memory']['memory_bytes'])}: {' or '.join(found)} does"
+
+
+def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
+    t, step = report["time"], report["decode"]
+    causes = {name: s / step["seconds"] for name, s in step["by_cause"].items() if s / step["seconds"] > 0.005}
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(causes.items(), key=lambda x: -x[1]))
+    yield "step", seconds(t["step_s"]), f"one token of each of {load.batch:,} at {load.context:,} tokens: {shares}"
+    yield "TTFT", seconds(t["ttft_s"]), f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
+    yield "TPOT", seconds(t["tpot_s"]), "per token after the first, mean over the answer, nothing else in the steps"
+    yield "latency", seconds(t["latency_s"]), f"TTFT + {load.output - 1:,} x TPOT"
+    yield "per request", f"{number(t['request_tokens_per_s'])} tokens/s", "1 / TPOT"
+    yield "in sum", f"{number(t['tokens_per_s'])} tokens/s", "batch x replicas / TPOT"
+    yield (
+        "served",
+        f"{number(t['served_tokens_per_s'])} tokens/s",
+        (
+            f"requests follow each other, prompts included: TPOT {seconds(t['served_tpot_s'])}, "
+            f"TTFT {seconds(t['served_ttft_s'])}"
+        ),
+    )
+    yield "knee", f"batch {t['knee_batch']:,}", "most throughput per time of a step; beyond it latency grows faster"
+    yield (
+        "without a cache",
+        seconds(t["naive_step_s"]),
+        (
+            f"the step as naive sampling does it, all {load.context:,} tokens again: "
+            f"{t['naive_step_s'] / t['step_s']:.0f} x"
+        ),
+    )
+
+
+def _chunk(report: dict[str, Any]) -> int:
+    return int(report["deployment"]["chunk"])
+
+
+def figures_table(title: str, figures: Iterator[Figure]) -> Table:
+    """Each line a figure, its value with a unit, and its reason."""
+    columns = Column("", right=False), Column("value"), Column("why", right=False, wraps=True, style="dim")
+    table = Table(title, columns, has_header=False)
+    for name, value, why in figures:
+        table.add_row(name, value, why)
+    return table
+
+
+def operations_table(title: str, step: dict[str, Any]) -> Table:
+    """Of a step as plan/report.py has it, the longest first."""
+    columns = (
+        Column("operation", right=False), Column("layers", drop=3), Column("work", drop=5), Column("moved", drop=4),
+        Column("FLOP/B", drop=2), Column("ridge", drop=1), Column("time"), Column("share"),
+        Column("bound by", right=False),
+    )  # fmt: skip
+    table = Table(f"Operations of a step: {title}, {seconds(step['seconds'])}", columns)
+    for op in sorted(step["operations"], key=lambda op: -op["seconds"]):
+        slack = op["slack"]
+        by = op["bound"] + (f", {number(slack)} x" if slack and op["bound"] not in ("link", "overhead") else "")
+        moved = decimal_bytes(op["bytes"] or op["link_bytes"])
+        table.add_row(
+            op["name"], f"{op['layers']}", flops(op["flops"]) if op["flops"] else "", moved,
+            number(op["intensity"]) if op["flops"] else "", number(op["ridge"]) if op["flops"] else "",
+            seconds(op["seconds"]), f"{op['seconds'] / step['seconds']:.1%}", Text(by, BARS[op["bound"]]),
+        )  # fmt: skip
+    return table
+
+
+def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
+    columns = (
+        Column("change", right=False), Column("tokens/s"), Column("ratio"), Column("devices", drop=6), Column("TPOT"),
+        Column("TTFT", drop=5), Column("weights", drop=4), Column("state/seq", drop=3), Column("memory"),
+        Column("max batch", drop=2), Column("tokens/s there", drop=1),
+    )  # fmt: skip
+    table = Table(f"Ranked by tokens/s in sum, batch {load.batch:,} of {load.context:,} tokens", columns)
+    base = next(row for row in rows if not row.gives_up).figures.tokens_per_s
+    for row in rows:
+        f, m = row.figures, row.footprint
+        used = decimal_bytes(m.used_bytes)
+        table.add_row(
+            row.text, number(f.tokens_per_s), f"{f.tokens_per_s / base:.2f} x", f"{f.devices}", seconds(f.tpot_s),
+            seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
+            used if m.fits else Text(f"{used} too much", "red"), f"{row.largest_batch:,}",
+            number(row.best_tokens_per_s), style="" if row.gives_up else "bold",
+        )  # fmt: skip
+    return table
+
+
+def _given_up(rows: tuple[Row, ...]) -> Table:
+    columns = Column("change", right=False), Column("what it gives up", right=False, wraps=True)
+    table = Table("What each gives up", columns, has_header=False)
+    for row in rows:
+        table.add_row(row.text, "; ".join(text for text in (row.gives_up, *row.notes) if text))
+    return table
+
+
+def _promise(answer: Answer, promise: Slo) -> Table:
+    asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+    columns = (
+        Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
+        Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
+        Column("the batch ends at", right=False, drop=1),
+    )  # fmt: skip
+    if answer.settings:
+        title, found = f"At most {asked}, served among others: the cheapest first", answer.settings
+    else:
+        title = f"At most {asked}: not on this machine as it is; what comes closest, and what would do"
+        found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
+    table = Table(title, columns)
+    for s in found:
+        table.add_row(*_setting(s, promise))
+    if not found:
+        table.add_row("nothing that was tried", *[""] * 8)
+    return table
+
+
+def _setting(s: Setting, promise: Slo) -> tuple[Cell, ...]:
+    from ridgeline.plan.slo import kept
+
+    f, scheme = s.figures, s.deployment.scheme
+    shared = "".join(f" --{n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(scheme, n)) > 1)
+    name = s.changed + shared if s.changed else shared.strip() or "one device"
+    return (
+        name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
+        seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
+        s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
+    )  # fmt: skip

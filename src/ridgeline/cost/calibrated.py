@@ -1,0 +1,170 @@
+"""The time of a step on a machine that was measured: passes over numbers at their rates, and terms for all else.
+
+    passes    each matrix, and the keys and values of each layer: numbers x rows x seconds of one, by type and rows, and
+              by how much of what the step reads comes from memory
+    terms     what does not read much, counted: steps, sequences, calls of kernels, bytes of activations, logits,
+              layers with experts, recurrent layers of each kind
+
+Calibration measures the passes by themselves, and fits the seconds of the terms to steps of the engine (measure/).
+A step is "replayed" where the engine runs it from a recording: nothing but decodes of few sequences, and no layer that
+is not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ridgeline.cost.memory import RECORDED_SEQS
+from ridgeline.cost.operations import Operation, Slice
+from ridgeline.cost.precision import WIDER_STORAGE
+from ridgeline.cost.roofline import StepTime, Timed, link_seconds
+from ridgeline.spec import LatentAttention, ModelSpec, MoE, RecurrentMixer
+from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.rates import Passes, Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of a model the terms count. recurrent: layers, and numbers of state, of each kind."""
+
+    vocab_size: int
+    is_recorded: bool
+    latent_layers: int
+    recurrent: Mapping[str, tuple[int, int]]
+    expert_layers: int
+    choices: int
+
+
+def facts_of(spec: ModelSpec) -> Facts:
+    kinds: dict[str, tuple[int, int]] = {}
+    for layer in spec.layers:
+        if isinstance(layer.mixer, RecurrentMixer):
+            name = type(layer.mixer).__name__
+            layers, numbers = kinds.get(name, (0, 0))
+            kinds[name] = layers + 1, numbers + layer.mixer.state().elements
+    moes = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)]
+    latents = sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers)
+    return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the terms are of, of one step; or of several at once, where `moved_bytes` is an array of theirs.
+
+    sampled: rows of logits. calls, attending: of kernels, and of those that attend. moved_bytes: of activations.
+    """
+
+    tokens: int
+    sequences: int
+    sampled: int
+    calls: int
+    attending: int
+    moved_bytes: Any
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], batch: Sequence[Slice]) -> Counts:
+        return cls(
+            tokens=sum(s.count * s.tokens for s in batch),
+            sequences=sum(s.count for s in batch),
+            sampled=sum(s.count * s.sampled for s in batch),
+            calls=sum(op.layers for op in operations if op.passes),
+            attending=sum(op.layers for op in operations if op.kind == "state" and op.passes),
+            moved_bytes=sum(op.layers * op.activation_bytes for op in operations),
+        )
+
+
+def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
+    """How much of each term a step has. far: the share of what it reads that comes from memory; arrays are allowed."""
+    sequences, tokens, sampled = counts.sequences, counts.tokens, counts.sampled
+    replayed = facts.is_recorded and tokens == sequences == sampled and sequences <= RECORDED_SEQS
+    way = "replayed" if replayed else "plain"
+    found = {
+        f"{way} step": 1.0,
+        f"{way} sequence": float(sequences),
+        f"{way} call": float(counts.calls),
+        f"{way} logit": float(sampled * facts.vocab_size),
+        f"{way} byte": counts.moved_bytes,
+        "attention of a sequence": float(counts.attending * sequences),
+    }
+    if facts.latent_layers:
+        found["latent layer"] = float(facts.latent_layers)
+        found["latent token"] = float(facts.latent_layers * tokens)
+    if facts.expert_layers:
+        found["expert layer"] = float(facts.expert_layers)
+        found["expert choice"] = float(facts.choices * tokens)
+    if facts.recurrent:
+        found["state from memory"] = float(sum(n for _, n in facts.recurrent.values()) * sequences) * far
+    for name, (layers, numbers) in facts.recurrent.items():
+        found[f"{name} layer"] = float(layers)
+        found[f"{name} state"] = float(numbers * sequences)
+        found[f"{name} token"] = float(numbers * tokens)
+    return found
+
+
+def passes_s(op: Operation, rates: Rates, far: float) -> float:
+    """Seconds of the passes of all its layers."""
+    found = rates_of(op, rates)
+    return op.layers * sum(found.seconds(numbers, rows, far) for numbers, rows in op.passes)
+
+
+def rates_of(op: Operation, rates: Rates) -> Passes:
+    """Of the type that its numbers are stored in, or of the next wider one that was measured."""
+    table, kind = (rates.attention if op.kind == "state" else rates.products), op.stored
+    while kind not in table and kind in WIDER_STORAGE:
+        kind = WIDER_STORAGE[kind]
+    return table[kind] if kind in table else next(iter(table.values()))
+
+
+def far_share(operations: Sequence[Operation], rates: Rates) -> float:
+    """The share of what a step reads that comes from memory: little, where all of it fits the caches."""
+    return far_at(sum(op.layers * held_bytes(op) for op in operations), rates)
+
+
+def held_bytes(op: Operation) -> float:
+    """Of the weights and state of a layer that a step goes over. A recurrent state is read and written back: its bytes
+    are moved twice, and stand once."""
+    in_place = op.kind == "state" and not op.passes
+    return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
+
+
+def far_at(held_bytes: float, rates: Rates) -> float:
+    """The same of a step that goes over so many bytes of weights and state."""
+    return min(rates.far.at(max(held_bytes, 1.0)), 1.0)
+
+
+def clock_step(
+    operations: Sequence[Operation], facts: Facts, batch: Sequence[Slice], hardware: HardwareSpec
+) -> StepTime:
+    """A step on a machine that was measured, operation by operation. Raises RequestError as `time_step` does."""
+    rates = hardware.rates
+    assert rates is not None
+    far = far_share(operations, rates)
+    counts = Counts.of(operations, batch)
+    amounts = terms_of(facts, counts, far)
+    terms = {name: amount * rates.terms.get(name, 0.0) for name, amount in amounts.items()}
+    a_call = (terms.pop("replayed call", 0.0) + terms.pop("plain call", 0.0)) / max(counts.calls, 1)
+    a_byte = (terms.pop("replayed byte", 0.0) + terms.pop("plain byte", 0.0)) / max(counts.moved_bytes, 1.0)
+    a_layer = terms.pop("attention of a sequence") / max(counts.attending, 1)
+    timed = []
+    for op in operations:
+        extra = op.layers * (a_call if op.passes else 0.0)
+        if op.kind == "state":
+            extra += op.layers * a_layer if op.passes else _own(op, terms)
+        one = _timed(op, rates, far, op.layers * op.activation_bytes * a_byte, extra)
+        timed.append(replace(one, link_s=link_seconds(op, hardware)))
+    return StepTime(tuple(timed), sum(terms.values()))
+
+
+def _own(op: Operation, terms: dict[str, float]) -> float:
+    """The terms of one kind of recurrent layers, taken out of all."""
+    return sum(terms.pop(f"{op.name} {what}", 0.0) for what in ("layer", "state", "token"))
+
+
+def _timed(op: Operation, rates: Rates, far: float, moving_s: float, overhead_s: float) -> Timed:
+    """compute_s: of passes whose numbers lie in caches; memory_s: as they are, where memory makes them slower."""
+    if not op.passes:
+        return Timed(op, 0.0, moving_s, overhead_s)
+    near, real = passes_s(op, rates, 0.0) + moving_s, passes_s(op, rates, far) + moving_s
+    return Timed(op, real, near, overhead_s) if real <= 1.25 * near else Timed(op, near, real, overhead_s)

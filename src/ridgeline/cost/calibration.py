@@ -1,0 +1,131 @@
+"""What `ridgeline calibrate` found on this machine: kept in the user's cache folder, and given to the planner.
+
+A file for each machine: its CPU, its cores, the kernels (the extension's file and the instruction set that was asked
+for), the version of Ridgeline. A file of another format or of another machine counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ridgeline.catalog.machines import hardware
+from ridgeline.spec.folders import cache_folder, write_whole
+from ridgeline.spec.hardware import HardwareSpec, Link
+from ridgeline.spec.rates import Curve, Passes, Rates
+from ridgeline.system import cpu_name, num_cores, total_bytes
+
+FORMAT = 2  # of the files; another one where the meaning of what is in them changes
+GENERIC = "cpu-laptop"  # where nothing was measured
+LOCAL = "local"
+REMEDY = "ridgeline calibrate measures this machine in half a minute"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """date: of the day, ISO 8601. others: share of all cores that other programs took meanwhile. seconds: it took."""
+
+    machine: Mapping[str, str]
+    rates: Rates
+    date: str
+    seconds: float
+    others: float
+
+
+def fingerprint() -> dict[str, str]:
+    """What a calibration depends on."""
+    found = find_spec("ridgeline._kernels")
+    return {
+        "cpu": cpu_name(),
+        "cores": str(num_cores()),
+        "kernels": str(Path(found.origin).stat().st_size) if found and found.origin else "none",
+        "isa": os.environ.get("RIDGELINE_ISA", "the widest"),
+        "version": version("ridgeline"),
+    }
+
+
+def calibration_path() -> Path:
+    """Where this machine's is kept."""
+    name = blake2b(json.dumps(fingerprint(), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return cache_folder() / "calibration" / f"{name}.json"
+
+
+def save(found: Calibration) -> Path:
+    """Whole or not at all. Raises OSError where it cannot be kept."""
+    path = calibration_path()
+    write_whole(path, json.dumps({"format": FORMAT, **asdict(found)}, indent=1))
+    return path
+
+
+def load() -> Calibration | None:
+    """This machine's; None where there is none, or what is there is no such file."""
+    try:
+        value = json.loads(calibration_path().read_text(encoding="utf-8"))
+        if value.pop("format") != FORMAT or value["machine"] != fingerprint():
+            return None
+        return Calibration(**{**value, "rates": read_rates(value["rates"])})
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def read_rates(value: Mapping[str, Any]) -> Rates:
+    """From `asdict` of them, through JSON. Raises ValueError, TypeError, LookupError or AttributeError for others."""
+
+    def curve(v: Mapping[str, Any]) -> Curve:
+        return Curve(tuple(v["places"]), tuple(v["values"]))
+
+    def passes(v: Mapping[str, Any]) -> Passes:
+        return Passes(curve(v["near"]), curve(v["far"]))
+
+    return Rates(
+        int(value["threads"]), str(value["isa"]), {k: curve(v) for k, v in value["read"].items()},
+        {k: curve(v) for k, v in value["copy"].items()}, curve(value["far"]),
+        {k: passes(v) for k, v in value["products"].items()}, {k: passes(v) for k, v in value["attention"].items()},
+        {k: float(v) for k, v in value["terms"].items()},
+    )  # fmt: skip
+
+
+def machine_of(found: Calibration) -> HardwareSpec:
+    """A machine as it was measured. Its peaks are the best rates that its kernels reach. Several of it are joined by
+    shared memory: what one sends to another is copied; what a message takes besides was not measured, and is nothing.
+    """
+    rates, said = found.rates, f"measured by ridgeline calibrate on {found.date}, {found.rates.threads} threads"
+    return HardwareSpec(
+        name=f"this machine ({found.machine['cpu']}, {found.machine['cores']} cores)",
+        memory_bytes=total_bytes(),
+        read_bytes_per_s=rates.read[str(rates.threads)].values[-1],
+        flops_per_s={kind: 2 / min(p.near.values) for kind, p in rates.products.items()},
+        kind="cpu",
+        link=Link("shared memory", rates.copy[str(rates.threads)].values[-1], 0.0, f"copying, {said}"),
+        sources={"memory": "as the system says", "bandwidth": said, "operations": said, "link": f"copying, {said}"},
+        rates=rates,
+    )
+
+
+def this_machine() -> tuple[HardwareSpec, str]:
+    """This machine: as it was measured, or a generic CPU with its memory; and a line that says which."""
+    found = load()
+    if found is not None:
+        return machine_of(found), f"calibrated on {found.date}: times are what the engine is expected to take"
+    generic = hardware(GENERIC)
+    name = f"this machine, taken for a generic CPU ({GENERIC})"
+    line = f"not calibrated: times are the roofs of a generic CPU ({GENERIC}); {REMEDY}"
+    return replace(generic, name=name, memory_bytes=total_bytes()), line
+
+
+def find_machine(name: str) -> tuple[HardwareSpec, str]:
+    """A machine by its name, `local` for this one; and a line of how far its times can be trusted. Raises RequestError
+    with the nearest names."""
+    if name.lower() == LOCAL:
+        return this_machine()
+    return hardware(name), (
+        "times are the roofline's: what takes longest of arithmetic and bytes, for each operation. Nothing is faster "
+        "on this machine; launches and the host are not in them"
+    )

@@ -1,0 +1,166 @@
+"""What lies in a device's memory: weights, the pages of state as the engine lays them out, workspace, a reserve.
+
+Two counts of state stand side by side: the formula's, numbers times bytes, and the pages', which are allocated whole,
+with what a page holds beyond the sequence, a window's page more and a recurrent state twice (read and written).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from math import ceil
+
+from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.cost.operations import state_shards
+from ridgeline.cost.precision import Precision
+from ridgeline.cost.shard import Scheme, device_weight_bytes
+from ridgeline.spec import ModelSpec, Weight
+from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.hardware import HardwareSpec
+
+FRACTION = 0.9  # of what weights leave that the engine uses; the rest is for the allocator and other programs
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on the device with most. formula_bytes: of state, by the formula; pages_bytes: as allocated.
+
+    logits_bytes, a part of the workspace: logits and what sampling and log probabilities make of them. spare_bytes:
+    what is left of the memory, negative where it does not fit.
+    """
+
+    memory_bytes: int
+    weight_bytes: float
+    formula_bytes: float
+    pages_bytes: float
+    activation_bytes: float
+    logits_bytes: float
+
+    @property
+    def workspace_bytes(self) -> float:
+        return self.activation_bytes + self.logits_bytes
+
+    @property
+    def reserve_bytes(self) -> float:
+        """What the engine leaves to the allocator and to other programs."""
+        return max(self.memory_bytes - self.weight_bytes, 0.0) * (1 - FRACTION)
+
+    @property
+    def used_bytes(self) -> float:
+        return self.weight_bytes + self.pages_bytes + self.workspace_bytes
+
+    @property
+    def spare_bytes(self) -> float:
+        return self.memory_bytes - self.reserve_bytes - self.used_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_bytes >= 0
+
+
+class Memory:
+    """Counts the memory of one model on one machine. page_tokens: of a page of rows. chunk: tokens of a step's prefill.
+    drafts: of a sequence in a step.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme, *, page_tokens: int,
+        chunk: int, drafts: int = 0,
+    ) -> None:  # fmt: skip
+        self._spec, self._precision, self._hardware, self._scheme = spec, precision, hardware, scheme
+        self._chunk, self._drafts = chunk, drafts
+        held = held_weights(spec, precision)
+        self.weight_bytes = sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
+        self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
+        self.book_bytes = PAGE_BOOK_BYTES if hardware.kind == "cpu" else 0  # of a page, on the device
+        # The workspace is the engine's own count, with the pages that the engine itself has: float32.
+        own = state_groups(spec, page_tokens=page_tokens)
+        self._workspace = Workspace(spec, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
+
+    def with_chunk(self, chunk: int) -> Memory:
+        """The same with so many tokens of prompts in a step."""
+        other = copy(self)
+        other._chunk = chunk
+        return other
+
+    def footprint(self, batch: int, context: int) -> Footprint:
+        """Of `batch` sequences of `context` tokens on each replica."""
+        scheme = self._scheme
+        own = -(-batch // scheme.ep)
+        pages = [own * group.most_pages(context) + 1 for group in self.groups]
+        size = sum(n * group.page_bytes for n, group in zip(pages, self.groups, strict=True)) / scheme.pp
+        tokens = max(self._chunk, own * (1 + self._drafts))
+        workspace = self._workspace.bytes(tokens, own, context)
+        logits = self._workspace.logits(tokens, own)
+        books = self.book_bytes * sum(pages)
+        return Footprint(
+            self._hardware.memory_bytes, self.weight_bytes, own * self.sequence_bytes(context), size,
+            workspace - logits + books, logits,
+        )  # fmt: skip
+
+    def room_bytes(self, seqs: int, length: int) -> int:
+        """What steps of `seqs` sequences of up to `length` tokens leave for pages and their books."""
+        step = self._workspace.bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
+        return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
+
+    def sequence_bytes(self, context: int) -> float:
+        """State of one sequence on one device by the formula: the numbers that are kept, times their bytes."""
+        return formula_bytes(self._spec, self._precision, context, tp=self._scheme.tp) / self._scheme.pp
+
+    def largest_batch(self, context: int, most: int = 1 << 20) -> int:
+        """Sequences of `context` tokens that fit on each replica; 0 if none does."""
+        return largest(lambda n: self.footprint(n, context).fits, most)
+
+    def longest_context(self, batch: int) -> int:
+        """Tokens of each of `batch` sequences that fit, up to the model's positions; 0 if none does."""
+        return largest(lambda n: self.footprint(batch, n).fits, self._spec.max_position_embeddings)
+
+
+def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
+    """All weights; a head that is tied to the embedding is one of its own where it is rounded, and that is not."""
+    yield from spec.weights()
+    head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
+    if spec.tie_word_embeddings and precision.stored_type(head) != precision.stored_type(next(spec.weights())):
+        yield head
+
+
+def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: int = 1) -> float:
+    """State of a sequence of `context` tokens: the numbers that its layers keep times their bytes, scales included."""
+    total = 0.0
+    for layer in spec.layers:
+        if layer.mixer and (state := layer.mixer.state()).elements:
+            row = state.parts[-1][-1]
+            size = precision.state_bytes(state.elements_at(context), row, snapshot=state.snapshot)
+            total += size / min(tp, state_shards(layer.mixer))
+    return total
+
+
+def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: int = 1) -> tuple[StateGroup, ...]:
+    """The engine's state groups, with pages of the size that a precision and a share of the heads give them."""
+    found = []
+    for group in state_groups(spec, page_tokens=page_tokens):
+        slots, offset = [], 0
+        for slot in group.slots:
+            mixer = spec.layers[slot.layer].mixer
+            assert mixer is not None  # a layer without one keeps nothing
+            state = mixer.state()
+            elements = state.elements * (1 if group.snapshot else page_tokens)
+            size = precision.state_bytes(elements, state.parts[-1][-1], snapshot=group.snapshot)
+            slots.append(replace(slot, offset=offset, bytes=ceil(size / min(tp, state_shards(mixer)))))
+            offset += slots[-1].bytes
+        found.append(replace(group, slots=tuple(slots), page_bytes=offset))
+    return tuple(found)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest n in 1..most that fits, 0 if none does; what fits so many fits fewer. Doubling, then bisection."""
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, min(2 * high, most)
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

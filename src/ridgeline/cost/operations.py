@@ -1,0 +1,326 @@
+"""What a step does: every operation of a forward pass, its arithmetic and its bytes.
+
+    matrix          2 T in out operations; its weights once, T (in + out) activations; those that read the same
+                    activations are one operation (q+k+v, gate+up), which reads them once
+    attention etc.  what the mixer says of its work; the state that it reads and writes, queries and results
+    experts         those that T tokens are expected to visit, if each is as likely as the other
+    norms           the residual stream, read and written around each branch
+
+T tokens of all sequences of the step. An operation that is the same in several layers stands there once, with their
+number. Intensity is operations per byte; the roofline bounds its time by the slower of the two
+(Williams et al. 2009; for transformers "How to Scale Your Model", Austin et al. 2025).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ridgeline.cost.attended import attended
+from ridgeline.cost.precision import FLOAT_BYTES, Precision
+from ridgeline.spec import (
+    AnyLayer,
+    Attention,
+    LatentAttention,
+    LightningAttention,
+    ModelSpec,
+    MoE,
+    SharedAttention,
+    Weight,
+)
+from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+
+Kind = Literal["weights", "state", "other"]  # what most of its bytes are
+# Matrices that read the same activations, by the names of their weights.
+TOGETHER = (
+    ("q", "k", "v", "out_gate"), ("q_a", "kv_a"), ("in_q", "in_k", "in_v"), ("gate", "up"),
+    ("experts.gate", "experts.up"), ("shared.gate", "shared.up"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Sequences of a step that are alike: `count` of them, each with `tokens` new tokens, `context` in all then.
+
+    sampled: rows of logits of each.
+    """
+
+    count: int
+    tokens: int
+    context: int
+    sampled: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.tokens < 1 or self.sampled < 0:
+            raise ValueError("a slice has at least one sequence with one token")
+        if self.context < self.tokens:
+            raise ValueError(f"{self.tokens} tokens do not fit in a context of {self.context}")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of `layers` layers. All figures are of one layer.
+
+    flops: a product and its sum are two. compute: the type that it computes in. split: the axis along which its weights
+    may be split over devices. Of a split one, on each device: whole_bytes of its activations are not divided, its state
+    is divided by at most `state_shards`, and reduced_bytes are summed over the devices then. link_bytes, messages: what
+    a device sends. passes: numbers of `stored` type that rows of activations meet, and how many rows do: what measured
+    rates are of; none of what is no such thing.
+    """
+
+    name: str
+    kind: Kind
+    layers: int
+    flops: float
+    weight_bytes: float
+    state_bytes: float
+    activation_bytes: float
+    compute: str
+    split: str | None = None
+    whole_bytes: float = 0.0
+    state_shards: int = 1
+    reduced_bytes: float = 0.0
+    link_bytes: float = 0.0
+    messages: int = 0
+    passes: tuple[tuple[float, float], ...] = ()
+    stored: str = ""
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.state_bytes + self.activation_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def operations(spec: ModelSpec, batch: Sequence[Slice], precision: Precision) -> tuple[Operation, ...]:
+    """Of one step, in the order in which they run first. For many steps of one model keep a `Forward`."""
+    return Forward(spec, precision).operations(batch)
+
+
+def visited_experts(moe: MoE, tokens: float) -> float:
+    """Expected number of experts that at least one of so many tokens visits, each choice being as likely."""
+    missed = 1 - moe.num_experts_per_tok / moe.num_experts
+    return moe.num_experts * (1 - float(missed**tokens))
+
+
+class Forward:
+    """A forward pass of one model, ready to be counted for any step: a few microseconds for each kind of operation."""
+
+    def __init__(self, spec: ModelSpec, precision: Precision) -> None:
+        self.spec, self.precision = spec, precision
+        parts: dict[_Part, int] = {}
+        for layer, count in Counter(spec.layers).items():
+            for part in _parts(layer, spec.hidden_size, precision):
+                parts[part] = parts.get(part, 0) + count
+        head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
+        self._head = _matrix((head,), precision)
+        self._parts = parts
+
+    def operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
+        """Of one step, in the order in which they run first."""
+        precision, width = self.precision, self.spec.hidden_size
+        tokens = sum(s.count * s.tokens for s in batch)
+        rows = sum(s.count * s.sampled for s in batch)
+        stream = precision.activation_bytes(tokens * width)
+        embed = Operation("embed", "other", 1, 0.0, 0.0, 0.0, 2 * stream, precision.activations)
+        found = [embed, *(part.at(tokens, batch, layers) for part, layers in self._parts.items())]
+        found.append(Operation("norm", "other", 1, 0.0, 0.0, 0.0, 2 * stream, precision.activations))
+        if rows:
+            found.append(self._head.at(rows, batch, 1, results=rows * self.spec.vocab_size * FLOAT_BYTES))
+        return tuple(found)
+
+    def state_operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
+        """Of these only those that read state, as many for every step: all their figures are sums over sequences."""
+        tokens = sum(s.count * s.tokens for s in batch)
+        parts = self._parts.items()
+        return tuple(part.at(tokens, batch, layers) for part, layers in parts if isinstance(part, _Core))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Matrices that read the same activations. columns: numbers that they read of a token, rows: that they give.
+
+    type: that they are stored in. moe: they are experts' ones, and num_params and stored are of one expert.
+    """
+
+    name: str
+    num_params: int
+    columns: int
+    rows: int
+    stored: float
+    split: str | None
+    precision: Precision
+    moe: MoE | None = None
+    reduced: int = 0
+    type: str = ""
+
+    def at(self, tokens: int, batch: Sequence[Slice], layers: int, results: float | None = None) -> Operation:
+        """results: bytes of what comes out, where it is not of the activations' type."""
+        precision = self.precision
+        runs = tokens * self.moe.num_experts_per_tok if self.moe else tokens
+        times = visited_experts(self.moe, tokens) if self.moe else 1.0
+        read = precision.activation_bytes(runs * self.columns)
+        written = precision.activation_bytes(runs * self.rows) if results is None else results
+        return Operation(
+            self.name, "weights", layers, 2.0 * runs * self.num_params, self.stored * times, 0.0, read + written,
+            precision.compute, self.split, whole_bytes=written if self.split == "in" else read,
+            reduced_bytes=precision.activation_bytes(tokens * self.reduced),
+            passes=((times * self.num_params, runs / times),), stored=self.type,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What is no matrix product with weights: attention, scans, convolutions."""
+
+    mixer: TokenMixer
+    precision: Precision
+
+    def at(self, tokens: int, batch: Sequence[Slice], layers: int) -> Operation:
+        flops = moved = kept = 0.0
+        passes = []
+        for s in batch:
+            work, numbers = _work(self.mixer, s.tokens, s.context)
+            if group := query_group(self.mixer):
+                rows = group * s.tokens
+                passes.append((s.count * work / rows, float(rows)))
+            flops += 2.0 * s.count * work
+            moved += s.count * self.precision.activation_bytes(numbers)
+            kept += s.count * _state_traffic(self.mixer, s, self.precision)
+        name = "SharedAttention" if isinstance(self.mixer, SharedAttention) else type(self.mixer).__name__
+        return Operation(
+            name, "state", layers, flops, 0.0, kept, moved, self.precision.activations, "head",
+            state_shards=state_shards(self.mixer), passes=tuple(passes), stored=self.precision.state,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """The stream read and written, the branch's result read, its input written."""
+
+    width: int
+    precision: Precision
+
+    def at(self, tokens: int, batch: Sequence[Slice], layers: int) -> Operation:
+        moved = 4 * self.precision.activation_bytes(tokens * self.width)
+        return Operation("norm", "other", layers, 0.0, 0.0, 0.0, moved, self.precision.activations)
+
+
+_Part = _Matrix | _Core | _Norm
+
+
+def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]:
+    if layer.mixer:
+        yield _Norm(width, precision)
+        outs = list(_matrices(layer.mixer.weights(width), precision, None, width))
+        last = [m for m in outs if m.split == "in" and m.rows == width]
+        yield from (m for m in outs if m not in last)
+        yield _Core(_alike(layer.mixer), precision)
+        yield from last
+    if layer.mlp:
+        yield _Norm(width, precision)
+        yield from _matrices(layer.mlp.weights(width), precision, layer.mlp, width)
+
+
+def _alike(mixer: TokenMixer) -> TokenMixer:
+    """The same work and state, without what tells layers apart that cost the same."""
+    if isinstance(mixer, LightningAttention):
+        return replace(mixer, slope_scale=1.0)
+    return replace(mixer, source=0) if isinstance(mixer, SharedAttention) else mixer
+
+
+def _matrices(
+    weights: Iterator[Weight], precision: Precision, mlp: ChannelMixer | None, width: int
+) -> Iterator[_Matrix]:
+    """width: of the stream, which devices sum once where experts and a shared MLP both add to it."""
+    found: dict[tuple[str, ...], list[Weight]] = {}
+    for weight in weights:
+        if weight.is_matrix:
+            name = weight.name.removesuffix(".weight")
+            found.setdefault(next((t for t in TOGETHER if name in t), (name,)), []).append(weight)
+    moe = mlp if isinstance(mlp, MoE) else None
+    for group in found.values():
+        one = _matrix(group, precision, moe)
+        if one.split == "in":
+            one = replace(one, reduced=0 if one.name.startswith("shared.") else width if moe else one.rows)
+        yield one
+
+
+def _matrix(weights: Sequence[Weight], precision: Precision, moe: MoE | None = None) -> _Matrix:
+    name = "+".join(w.name.removesuffix(".weight") for w in weights)
+    if moe is None or not name.startswith("experts."):
+        moe = None
+    else:  # of one expert
+        weights = [Weight(w.name, w.shape[1:], w.split) for w in weights]
+    first = weights[0]
+    count = sum(w.num_params for w in weights)
+    filters = len(first.shape) == 3 and first.shape[1] == 1  # of a convolution: one for each channel that it reads
+    columns = first.shape[0] if filters else first.shape[-1]
+    stored = sum(precision.weight_bytes(w) for w in weights)
+    rows = sum(w.num_params // w.shape[-1] for w in weights)
+    return _Matrix(name, count, columns, rows, stored, first.split, precision, moe, type=precision.stored_type(first))
+
+
+def _work(mixer: TokenMixer, tokens: int, context: int) -> tuple[int, int]:
+    """Multiply-accumulates of one sequence, and the numbers that go in and come out beside the state."""
+    if isinstance(mixer, SharedAttention):
+        mixer = mixer.attention
+    if isinstance(mixer, Attention):
+        inner = mixer.num_heads * mixer.head_dim
+        return 2 * attended(mixer, tokens, context) * inner, 2 * tokens * inner
+    if isinstance(mixer, LatentAttention):
+        return _latent_work(mixer, tokens, context)
+    results = sum(w.shape[-1] for w in mixer.weights(1) if w.name in ("o.weight", "out.weight"))
+    return mixer.work(tokens, context), 2 * tokens * results
+
+
+def _latent_work(mixer: LatentAttention, tokens: int, context: int) -> tuple[int, int]:
+    """In the form that the engine takes, absorbed or rebuilt; kv_b once for each of the tokens is counted elsewhere."""
+    heads, pairs = mixer.num_heads, attended_by_all(tokens, context)
+    if mixer.absorbs(tokens, context):
+        wide = mixer.row + mixer.kv_lora_rank
+        return pairs * heads * wide, tokens * heads * wide
+    key, up = mixer.qk_head_dim + mixer.v_head_dim, mixer.absorbed_work(1, 0)
+    rebuilt = 2 * context * heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)  # written, and read again
+    return pairs * heads * key + (context - tokens) * up, tokens * heads * key + rebuilt
+
+
+def attended_by_all(tokens: int, context: int) -> int:
+    """Pairs of a query and a key where every query sees all that is before it, and itself."""
+    return tokens * context - tokens * (tokens - 1) // 2
+
+
+def query_group(mixer: TokenMixer) -> int:
+    """Heads of queries that meet the same keys; 0 for what does not attend."""
+    if isinstance(mixer, Attention | SharedAttention):
+        return mixer.num_heads // mixer.num_kv_heads
+    return mixer.num_heads if isinstance(mixer, LatentAttention) else 0
+
+
+def state_shards(mixer: TokenMixer) -> int:
+    """Over how many devices a layer's state can be divided; more hold copies."""
+    if isinstance(mixer, Attention | SharedAttention):
+        return mixer.num_kv_heads
+    if isinstance(mixer, LatentAttention):
+        return 1
+    return int(getattr(mixer, "num_heads", 0) or getattr(mixer, "inner_size", 0) or mixer.state().parts[0][-1])
+
+
+def _state_traffic(mixer: TokenMixer, s: Slice, precision: Precision) -> int:
+    """Bytes of state that one sequence reads and writes in one layer. Rows that are written are the results of k and v,
+    and counted there.
+    """
+    state = mixer.attention.state() if isinstance(mixer, SharedAttention) else mixer.state()
+    row = state.parts[-1][-1]
+    if state.snapshot:
+        return precision.state_bytes(2 * state.elements, row, snapshot=True)
+    seen = state.elements_at(s.context - s.tokens) + state.elements * s.tokens  # before, and in the step itself
+    if isinstance(mixer, Attention | SharedAttention):
+        own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+        seen = min(seen, state.elements * attended(own, s.tokens, s.context))
+    return precision.state_bytes(seen, row, snapshot=False)

@@ -1,0 +1,88 @@
+"""Diffusion language models: what a pass over a whole sequence costs, and an answer of so many passes.
+
+LLaDA (Nie et al., arXiv:2502.09992) is a Llama whose tokens see those behind them too. A pass takes the whole sequence,
+prompt and masked answer, and gives logits of every position; some masks are filled, and the next pass begins anew. Keys
+change with every pass, so nothing is kept from one to the next, and there is no first token before the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ridgeline.cost.calibrated import clock_step, facts_of
+from ridgeline.cost.operations import Operation, Slice
+from ridgeline.cost.precision import FLOAT_BYTES
+from ridgeline.cost.roofline import StepTime, time_step
+from ridgeline.cost.shard import device_operations
+from ridgeline.errors import RequestError
+from ridgeline.plan.planner import Load, Planner
+
+UNKNOWN = (
+    "not known: how few passes an answer of a given quality takes (as many as it has tokens is what the authors found "
+    "best); Ridgeline plans for diffusion models and does not run them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Denoising:
+    """Of a load, on one device. Bytes, and seconds of a pass; an answer takes `passes` of them.
+
+    logits_bytes: of every position, float32.
+    """
+
+    load: Load
+    passes: int
+    weight_bytes: float
+    activation_bytes: float
+    logits_bytes: float
+    memory_bytes: int
+    step: StepTime
+
+    @property
+    def used_bytes(self) -> float:
+        return self.weight_bytes + self.activation_bytes + self.logits_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.used_bytes <= self.memory_bytes
+
+    @property
+    def latency_s(self) -> float:
+        return self.passes * self.step.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.load.batch * self.load.output / self.latency_s
+
+
+def denoise(planner: Planner, load: Load, passes: int | None = None) -> Denoising:
+    """passes: of an answer; None for one to a token. Raises RequestError for a context that the model does not have."""
+    planner.check(load.context)
+    d = planner.deployment
+    if d.scheme.ep > 1 or d.scheme.pp > 1:
+        raise RequestError(
+            f"ep {d.scheme.ep}, pp {d.scheme.pp}: a diffusion model is planned with tp and replicas only"
+        )
+    batch = [Slice(load.batch, load.context, load.context, load.context)]
+    ops = tuple(_both_ways(device_operations(planner.forward, batch, d.scheme), load.context))
+    rates = d.hardware.rates
+    step = time_step(ops, d.hardware) if rates is None else clock_step(ops, facts_of(d.spec), batch, d.hardware)
+    tokens = load.batch * load.context
+    stream = 4 * d.precision.activation_bytes(tokens * d.spec.hidden_size)
+    logits = FLOAT_BYTES * tokens * d.spec.vocab_size / d.scheme.tp
+    most = max(op.activation_bytes for op in ops if op.name != "head")
+    return Denoising(
+        load, passes or load.output, planner.memory.weight_bytes, stream + most, logits, d.hardware.memory_bytes, step
+    )
+
+
+def _both_ways(operations: tuple[Operation, ...], context: int) -> Iterator[Operation]:
+    """Every query meets all keys, not only those up to its own."""
+    more = 2 * context / (context + 1)
+    for op in operations:
+        if op.kind == "state":
+            passes = tuple((numbers * more, rows) for numbers, rows in op.passes)
+            yield replace(op, flops=op.flops * more, passes=passes)
+        else:
+            yield op

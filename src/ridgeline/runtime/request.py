@@ -1,0 +1,241 @@
+"""From what a user gives (text, messages, ids) to a request that is known to fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import index
+from typing import Any
+
+from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
+from ridgeline.spec.request import Params, SamplingParams
+
+# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps some
+# of PromptOptions.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the text that its chat template made of it.
+
+    add_special_tokens: see Tokenizer.encode_rendered. options: how it is read.
+    """
+
+    text: str
+    add_special_tokens: bool | None = None
+    options: PromptOptions = field(default_factory=PromptOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class TextToEncode:
+    """A text and how it is tokenized. is_chat: a chat template gave it. max_tokens: see Tokenizer.encode."""
+
+    text: str
+    is_chat: bool = False
+    add_special_tokens: bool | None = True
+    max_tokens: int | None = None
+    truncation_side: Side = "left"
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """The token ids. Raises RequestError for text that is not valid Unicode."""
+        most, side = self.max_tokens, self.truncation_side
+        if self.is_chat:
+            return tokenizer.encode_rendered(self.text, self.add_special_tokens, max_tokens=most, truncation_side=side)
+        special = self.add_special_tokens is not False
+        return tokenizer.encode(self.text, add_special_tokens=special, max_tokens=most, truncation_side=side)
+
+
+class Frontend:
+    """Tokenises and checks. no_tokenizer: why there is none, where there is none.
+
+    max_chars: characters that a text may have; None: any number.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        no_tokenizer: str,
+        max_model_len: int,
+        seed: int,
+        max_chars: int | None = None,
+    ) -> None:
+        self._spec, self._tokenizer, self._no_tokenizer = spec, tokenizer, no_tokenizer
+        self._max_model_len, self._seed, self._max_chars = max_model_len, seed, max_chars
+
+    def encode(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> list[int]:
+        """Token ids of a prompt, exactly one BOS where the model uses one, truncated where the prompt asks for it.
+
+        answer_tokens: what a truncated prompt leaves room for. Raises RequestError or TokenizerError.
+        """
+        work = self.text_of(prompt, answer_tokens)
+        if work is not None:
+            return self.check_ids(work.ids(self.tokenizer()))
+        _, value, options = _parts(prompt)
+        kept = options.kept(self._max_model_len - answer_tokens)
+        return self.check_ids([*truncated([*value], kept, options.truncation_side)])
+
+    def text_of(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> TextToEncode | None:
+        """The text of a prompt that is to be tokenized, None of one that consists of ids. Raises as `encode`.
+
+        A text that cannot fit is refused by arithmetic, unless it is to be truncated.
+        """
+        kind, value, options = _parts(prompt)
+        if kind == "prompt_token_ids":
+            return None
+        kept = options.kept(self._max_model_len - answer_tokens)
+        if kind == "messages":
+            given = prompt.get("add_special_tokens") if isinstance(prompt, Mapping) else None
+            kind, value = "rendered", Rendered(self.tokenizer().render_chat(value), given)
+        if kind == "rendered":
+            text, special = value.text, value.add_special_tokens
+        else:
+            text, special = value, options.add_special_tokens
+            if not text:
+                raise RequestError("the prompt is empty; give at least one character")
+        self.check_text(text) if kept is None else self.check_size(text)
+        return TextToEncode(text, kind == "rendered", special, kept, options.truncation_side)
+
+    def check_size(self, text: str) -> None:
+        """Raise RequestError for a text of more characters than may be tokenized at once."""
+        if self._max_chars is not None and len(text) > self._max_chars:
+            raise RequestError(
+                f"the text has {len(text)} characters; the limit is {self._max_chars} (--max-prompt-chars): shorten it"
+            )
+
+    def check_text(self, text: str) -> None:
+        """Raise RequestError for a prompt that cannot fit the context, by arithmetic, before it is tokenized."""
+        self.check_size(text)
+        tokenizer, limit = self.tokenizer(), self._max_model_len
+        if (least := tokenizer.least_tokens(text)) > limit:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which are at least {least} tokens (a token of this model has "
+                f"at most {tokenizer.characters_per_token} characters); the context is {limit} tokens: shorten it"
+                f"{self._longer_context()}"
+            )
+
+    def request(
+        self,
+        prompt: Prompt | Rendered,
+        params: Params,
+        place: int = 0,
+        priority: int = 0,
+        ids: list[int] | None = None,
+    ) -> GenerationRequest:
+        """A prompt and how to continue it, checked. ids: of its text, if `text_of` has been tokenized elsewhere.
+
+        place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
+        under the model's, on its place. Raises RequestError or TokenizerError.
+        """
+        ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
+        self.check_length(ids, params)
+        params = self._with_bad_words(params)
+        params.check_vocabulary(self._spec.vocab_size)
+        if type(priority) is not int:
+            raise RequestError(f"priority is {priority!r}; it must be a whole number, lower is more urgent")
+        noise: tuple[NoiseKey, ...] = ()
+        if isinstance(params, SamplingParams):
+            if params.stop and self._tokenizer is None:
+                raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
+            seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
+            noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
+        kind, value, options = _parts(prompt)
+        whole = kind == "prompt" and options.truncate_prompt_tokens is None
+        return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
+
+    def _with_bad_words(self, params: Params) -> Params:
+        """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""
+        if not isinstance(params, SamplingParams) or not params.bad_words:
+            return params
+        if self._tokenizer is None:
+            raise RequestError(f"bad_words needs a tokenizer: {self._no_tokenizer}; use bad_token_sequences instead")
+        words = [word.lstrip() for word in params.bad_words]
+        texts = [text for word in words for text in (word, f" {word}")]
+        found = [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        known = [ids for ids in found if ids and max(ids) < self._spec.vocab_size]  # the model can write no others
+        sequences = dict.fromkeys([*params.bad_token_sequences, *known])
+        return replace(params, bad_words=(), bad_token_sequences=tuple(sequences))
+
+    def check_length(self, ids: Sequence[int], params: Params) -> None:
+        """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
+        limit = self._max_model_len
+        room = limit - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, which leaves no room in the context of {limit}; "
+                f"shorten it{self._longer_context()}"
+            )
+        min_tokens = params.min_tokens if isinstance(params, SamplingParams) else 0
+        for name, wanted in (("max_tokens", params.max_tokens), ("min_tokens", min_tokens)):
+            if wanted is not None and wanted > room:
+                raise RequestError(
+                    f"the prompt's {len(ids)} tokens and {name} {wanted} exceed the context of {limit}; "
+                    f"lower {name} to {room}{self._longer_context()}"
+                )
+
+    def check_ids(self, ids: list[int]) -> list[int]:
+        """The ids as ints. Raises RequestError for none, and for one that the model does not have."""
+        vocab = self._spec.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        for i in ids:
+            whole = hasattr(i, "__index__") and not isinstance(i, bool)  # numpy's integers too
+            if not whole or not 0 <= i < vocab:
+                raise RequestError(f"token id {i!r} is not in 0..{vocab - 1}, this model's vocabulary")
+        return [index(i) for i in ids]
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises TokenizerError where there is none."""
+        if self._tokenizer is None:
+            raise TokenizerError(f"text needs a tokenizer: {self._no_tokenizer}; give prompt_token_ids instead")
+        return self._tokenizer
+
+    def _longer_context(self) -> str:
+        limit = self._spec.max_position_embeddings
+        return f", or raise --max-model-len (up to {limit})" if limit > self._max_model_len else ""
+
+
+def answer_tokens(params: Params) -> int:
+    """Return how many tokens a truncated prompt leaves room for."""
+    least = params.min_tokens if isinstance(params, SamplingParams) else 0
+    return params.max_tokens or max(1, least)
+
+
+def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {prompts!r}; give a text, token ids, an object, or a list of these")
+    items: list[Any] = list(prompts)
+    return [items] if items and all(hasattr(i, "__index__") for i in items) else items
+
+
+def _parts(prompt: Prompt | Rendered) -> tuple[str, Any, PromptOptions]:
+    """Which of PROMPT_KEYS a prompt has ("rendered": it is a Rendered), its value, and how it is read."""
+    if isinstance(prompt, Rendered):
+        return "rendered", prompt, prompt.options
+    if isinstance(prompt, str):
+        return "prompt", prompt, PromptOptions()
+    if not isinstance(prompt, Mapping):
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise RequestError(f"a prompt is a text, token ids or an object; this is {prompt!r}")
+        return "prompt_token_ids", prompt, PromptOptions()
+    given = [key for key in PROMPT_KEYS if key in prompt]
+    if len(given) != 1 or not prompt.keys() <= {given[0], *OPTION_KEYS}:
+        raise RequestError(
+            f"a prompt has exactly one of {', '.join(PROMPT_KEYS)}, and perhaps {', '.join(OPTION_KEYS)}; "
+            f"this has {sorted(prompt)}"
+        )
+    kind = given[0]
+    value = prompt[kind]
+    if kind != "messages" and not isinstance(value, str if kind == "prompt" else list):
+        raise RequestError(f"{kind} is {value!r}")
+    return kind, value, PromptOptions.of(prompt)

@@ -1,0 +1,1 @@
+"""Turn logits into tokens and tokens into text: sampling, structured outputs, beams, stop strings. No pages here."""

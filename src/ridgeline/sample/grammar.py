@@ -1,0 +1,63 @@
+"""What an answer must follow: JSON schemas, regular expressions, grammars, choices, compiled for one vocabulary.
+
+A structure comes from a stranger. It is compiled in a helper process first, under limits of time, memory and stack
+(bounded/), and only what passed is compiled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+from ridgeline.errors import RequestError
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.sample import guidance
+from ridgeline.sample.grammar_checks import GrammarChecks
+from ridgeline.sample.masks import Grammar, MaskThreads, deep_threads, step_back
+from ridgeline.spec.structure import StructuredOutputs
+
+COMPILING = 2  # structures at once, each of them checked before
+
+
+class Grammars:
+    """Compiles structures for one vocabulary. Safe to call from several threads.
+
+    vocab_size: of the model; its logits have as many. eos: its end-of-sequence tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos: Collection[int]) -> None:
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
+        self._masks = MaskThreads()
+        self._checks = GrammarChecks(self._arguments)
+
+    def compile(self, structure: StructuredOutputs) -> Grammar:
+        """Raises RequestError for a structure that cannot be understood, or that is too complex; it names the limit."""
+        source = self._checks.source(structure)
+        return Grammar(self._compiling.submit(self._compile, source).result(), self._masks)
+
+    def is_known(self, structure: StructuredOutputs) -> bool:
+        """Was it checked a short while ago, so that the result is there at once?"""
+        return self._checks.known(structure)
+
+    def _compile(self, source: str) -> Any:
+        return guidance.compile_source(self._vocabulary, source)
+
+    @cached_property
+    def _compiling(self) -> ThreadPoolExecutor:
+        return deep_threads(COMPILING, "ridgeline-grammar", step_back)
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """What the library makes of the tokenizer, which takes a while."""
+        return guidance.vocabulary_of(*self._arguments())
+
+    def _arguments(self) -> tuple[str, int, list[int]]:
+        """Of `vocabulary_of`. Raises RequestError where there can be no structures."""
+        if self._tokenizer is None:
+            raise RequestError("structured_outputs needs a tokenizer, and the model has none")
+        if not self._eos:
+            raise RequestError("structured_outputs needs an end-of-sequence token, and the model names none")
+        guidance.library()
+        return self._tokenizer.to_json(), max(self._vocab_size, self._tokenizer.vocab_size), self._eos

@@ -1,0 +1,164 @@
+"""Masks over the vocabulary, made in threads beside the steps: a mask that is late holds up its own answer alone.
+
+The library releases the interpreter's lock while it works. A thread cannot be stopped, so the parser's limits bound a
+mask's size and `MAX_WAIT_SECONDS` bounds what an answer may wait for all its masks. Grammars with slow masks share one
+thread of low priority, so that the masks of others find a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.sample.guidance import NICENESS, STACK_BYTES
+from ridgeline.sample.guidance_errors import sentence
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+MAX_THREADS = 4
+SLOW_SECONDS = 0.01  # of a processor's time for one mask, which makes its grammar a slow one ...
+SLOW_MASKS = 32  # ... for so many masks
+MAX_WAIT_SECONDS = 10.0  # of one answer, for all its masks together
+TOO_LATE = (
+    "structured_outputs: the answer waited longer than the limit of {:g} s for the masks of its tokens: simplify the "
+    "structure, above all long repetitions such as .{{20}} behind .*"
+)
+
+_STACK = threading.Lock()  # held while the size of new threads' stacks is another one
+
+
+def deep_threads(count: int, name: str, start: Callable[[], None] = lambda: None) -> ThreadPoolExecutor:
+    """Threads with a stack of STACK_BYTES, all of which are running. start: what each does first."""
+    threads = ThreadPoolExecutor(count, name)
+    together = threading.Barrier(count)
+
+    def first() -> None:
+        together.wait()
+        start()
+
+    with _STACK:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            begun = [threads.submit(first) for _ in range(count)]
+        except BaseException:
+            together.abort()  # those that have begun wait for the one that cannot
+            raise
+        finally:
+            threading.stack_size(before)
+    wait(begun)
+    return threads
+
+
+class MaskThreads:
+    """The threads of one model. They start with the first mask."""
+
+    def submit(self, make: Callable[[], Mask | None], *, slow: bool) -> Future[Mask | None]:
+        """Queue the making of a mask."""
+        return (self._slow if slow else self._fast).submit(make)
+
+    @cached_property
+    def _fast(self) -> ThreadPoolExecutor:
+        return deep_threads(max(2, min(MAX_THREADS, (os.cpu_count() or 1) // 2)), "ridgeline-mask")
+
+    @cached_property
+    def _slow(self) -> ThreadPoolExecutor:
+        return deep_threads(1, "ridgeline-slow-mask", step_back)
+
+
+class Grammar:
+    """A compiled structure; any number of answers may follow it."""
+
+    def __init__(self, matcher: Any, threads: MaskThreads) -> None:
+        self._matcher, self._threads = matcher, threads
+        self._slow = 0  # masks for which it still counts as slow
+
+    def start(self) -> Matcher:
+        """At its beginning."""
+        return Matcher(self)
+
+    def submit(self, make: Callable[[], Mask | None]) -> Future[Mask | None]:
+        """Queue the making of a mask of one of its answers."""
+        return self._threads.submit(make, slow=self._slow > 0)
+
+    def copy(self) -> Any:
+        """The library's matcher for one answer."""
+        return self._matcher.deep_copy()
+
+    def took(self, seconds: float) -> None:
+        """How much of a processor's time a mask took."""
+        self._slow = SLOW_MASKS if seconds > SLOW_SECONDS else max(0, self._slow - 1)
+
+
+class Matcher:
+    """One answer on its way through a grammar. Its methods are for one thread."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._state: Any = None  # the library's, once the first mask is made
+        self._tokens: list[int] = []  # those that it has not been told yet
+        self._mask: Future[Mask | None] | None = None
+
+    def prepare(self) -> None:
+        """Begin to make the mask of the next token, unless that was begun."""
+        if self._mask is None:
+            self._mask = self._grammar.submit(partial(_make, weakref.ref(self)))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the mask of the next token, but not longer; is it there?"""
+        self.prepare()
+        assert self._mask is not None
+        if not self._mask.done() and seconds > 0:
+            wait([self._mask], seconds)
+        return self._mask.done()
+
+    def allowed(self) -> Mask:
+        """Which tokens may come next [at least vocabulary].
+
+        Raises RequestError where the grammar has become too complex, or where the mask does not come.
+        """
+        mask = self._mask.result() if self.wait(MAX_WAIT_SECONDS) and self._mask is not None else None
+        if mask is None:
+            raise RequestError(TOO_LATE.format(MAX_WAIT_SECONDS))
+        return mask
+
+    def push(self, token: int) -> None:
+        """One more token of the answer, which was allowed."""
+        self._tokens.append(token)
+        self._mask = None
+
+    def make(self) -> Mask:
+        """The mask of the next token; in a thread, one call at a time. Raises RequestError."""
+        start = time.thread_time()
+        if self._state is None:
+            self._state = self._grammar.copy()
+        tokens, self._tokens = self._tokens, []
+        if tokens:
+            self._state.consume_tokens(tokens)
+        bits = self._state.compute_bitmask()
+        self._grammar.took(time.thread_time() - start)
+        if self._state.is_error():
+            raise RequestError(sentence(self._state.get_error()))
+        return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").astype(np.bool_)
+
+
+def _make(ref: weakref.ref[Matcher]) -> Mask | None:
+    """A mask, unless its answer is over by now."""
+    matcher = ref()
+    return None if matcher is None else matcher.make()
+
+
+def step_back() -> None:
+    """Let other threads go first. Only Linux has niceness of threads."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,37 @@
+"""Text out of tokens: detokenised as they come, up to a stop string."""
+
+from __future__ import annotations
+
+from ridgeline.load.detokenize import Detokenizer
+from ridgeline.sample.stop import StopStrings
+from ridgeline.spec.request import Params, SamplingParams
+
+
+class AnswerText:
+    """The text of one answer, piece by piece, never with a broken character."""
+
+    def __init__(self, detokenizer: Detokenizer, params: Params) -> None:
+        self._detokenizer = detokenizer
+        stops: tuple[str, ...] = ()
+        self._keep_end, self._unarmed = False, 0  # an answer that is searched for comes whole
+        if isinstance(params, SamplingParams):
+            stops, self._keep_end = params.stop, params.include_stop_str_in_output
+            self._unarmed = params.min_tokens  # tokens that cannot end the answer yet
+        self._stops = StopStrings(stops, self._keep_end)
+
+    def push(self, token: int, ended: bool) -> tuple[str, str | None]:
+        """Take a token; the text that is certain to stand, and the stop string that the token completed, if any.
+
+        ended: the token is an end of sequence or a stop, and no part of the text unless that was asked for.
+        """
+        if ended and not self._keep_end:
+            return "", None
+        armed = self._unarmed == 0
+        self._unarmed -= not armed
+        return self._stops.push(self._detokenizer.push(token), armed)
+
+    def flush(self) -> str:
+        """What was held back; call it when the answer is complete."""
+        # A character that never ended is no part of a stop string.
+        piece, _ = self._stops.push(self._detokenizer.flush(), armed=False)
+        return piece + self._stops.flush()

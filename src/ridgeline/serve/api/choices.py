@@ -1,0 +1,47 @@
+"""Events that hold choices: those of completions and of chats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ridgeline.serve.api.tally import Tally
+from ridgeline.serve.api.types import StreamOptions
+from ridgeline.serve.engine.client import Batch
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.sse import DONE, Envelope, event
+from ridgeline.spec.request import OutputChunk
+
+
+class ChoiceEvents:
+    """sse.Events of one answer. head: the fields that all begin with. usage: what a tally tells. deltas: the choices
+    that a prompt's chunk becomes, by the prompt's place; each is an event.
+    """
+
+    def __init__(
+        self, head: Mapping[str, Any], options: StreamOptions | None, tally: Tally,
+        usage: Callable[[Tally], dict[str, Any]], deltas: Callable[[int, OutputChunk], Sequence[Mapping[str, Any]]],
+    ) -> None:  # fmt: skip
+        self._envelope, self._tally, self._usage, self._deltas = Envelope(head), tally, usage, deltas
+        # include_usage false wins: no event has any usage then.
+        self._always = bool(options and options.continuous_usage_stats and options.include_usage is not False)
+        self._in_the_end = bool(options and options.include_usage)
+
+    def begin(self) -> bytes:
+        """As sse.Events says, and so below."""
+        return b""
+
+    def tell(self, batch: Batch) -> bytes:
+        data = b""
+        for place, chunk in batch:
+            self._tally.take(chunk)
+            usage = self._usage(self._tally) if self._always else None
+            for choice in self._deltas(place, chunk):
+                data += self._envelope.event([choice], usage)
+        return data
+
+    def end(self) -> bytes:
+        return (self._envelope.event([], self._usage(self._tally)) if self._in_the_end else b"") + DONE
+
+    def failed(self, error: APIError) -> bytes:
+        return event(error.body()) + DONE

@@ -1,0 +1,54 @@
+"""What a model thinks, apart from what it says: <think> ... </think>, as Qwen 3, DeepSeek-R1 and others write it."""
+
+from __future__ import annotations
+
+from ridgeline.serve.api.marks import MarkScanner
+
+OPEN, CLOSE = "<think>", "</think>"
+PARSERS = ("think",)
+
+
+def suggested(template: str | None) -> str | None:
+    """The parser for a model with this chat template."""
+    return "think" if template is not None and CLOSE in template else None
+
+
+class ThinkParser:
+    """Splits one answer. inside: the prompt has opened the mark already, as some templates do."""
+
+    def __init__(self, inside: bool) -> None:
+        self._inside = inside
+        self._begun = inside  # once something was said, a mark is text
+        self._scanner = MarkScanner(CLOSE if inside else OPEN)
+        self._trim = inside  # line ends after a mark are no part of what follows
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(reasoning, content) that became certain."""
+        if self._begun and not self._inside:
+            return "", self._trimmed(text)
+        before, after = self._scanner.push(text)
+        if self._inside:
+            reasoning = self._trimmed(before)
+            if after is None:
+                return reasoning, ""
+            self._inside, self._trim = False, True
+            return reasoning, self._trimmed(after)
+        if after is not None and not before.strip():
+            self._inside = self._begun = self._trim = True
+            self._scanner = MarkScanner(CLOSE)
+            return self.push(after)
+        if before.strip() or after is not None:
+            self._begun = True
+            return "", before + (self._scanner.flush() if after is None else OPEN + after)
+        return "", before
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back; call it at the end of the answer."""
+        held = self._scanner.flush()
+        return (held, "") if self._inside else ("", held)
+
+    def _trimmed(self, text: str) -> str:
+        if self._trim:
+            text = text.lstrip("\n")
+            self._trim = not text
+        return text

@@ -1,0 +1,105 @@
+"""What clients of /v1/responses send. What this server cannot do is an error, said by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ridgeline.serve.api.types import (
+    BadWords,
+    Body,
+    Function,
+    Guided,
+    Ignored,
+    Items,
+    NotBelowZero,
+    NotNegative,
+    Positive,
+    Priority,
+    Probability,
+    RequestId,
+    Share,
+    StructuredOutputsBody,
+    TopK,
+    TopLogprobs,
+    Truncated,
+)
+
+
+class ResponseTool(Function):
+    """A function, without the wrapping that chats have."""
+
+    type: Literal["function"] = "function"
+
+
+class ResponseToolChoice(Body):
+    """The one function to call."""
+
+    type: Literal["function"] = "function"
+    name: str
+
+
+class TextFormat(Body):
+    """What the text is like."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """The format of the text."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Body):
+    """effort is handed to the template."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class StreamOptions(Body):
+    """include_obfuscation: OpenAI pads events to hide their lengths; these are not padded."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseBody(Ignored, Guided, Truncated):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | Items[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    temperature: NotBelowZero | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    seed: NotNegative | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: Items[str] | None = None
+    tools: Items[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    bad_words: BadWords | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    request_id: RequestId | None = None

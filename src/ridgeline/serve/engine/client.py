@@ -1,0 +1,405 @@
+"""The HTTP process's end of the pipe: starts the engine's process, keeps it alive, and hands its chunks to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.serve.engine.channel import start_process
+from ridgeline.serve.engine.messages import (
+    HEADER,
+    Abort,
+    Ask,
+    Beat,
+    Chunks,
+    Delivered,
+    Embed,
+    Embedded,
+    Failed,
+    Loading,
+    Lost,
+    Pooling,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Submit,
+    frame,
+)
+from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
+from ridgeline.settings import EngineConfig, EngineOptions
+from ridgeline.spec.request import OutputChunk
+
+State = Literal["starting", "ready", "restarting", "closed"]
+MAX_BACKOFF_SECONDS = 30.0
+END_SECONDS = 10.0  # for a process to end once it is killed; a dead driver can hold it for good
+STEADY_SECONDS = 60.0  # an engine that lived so long is started again at once
+
+Batch = list[tuple[int, OutputChunk]]  # which of the requests, and what came of it
+
+log = logging.getLogger(__name__)
+
+
+def _nobody() -> None:
+    """Listens to no answers."""
+
+
+class EngineDown(Exception):
+    """The engine's process ended, or a step failed: the request is lost through no fault of its own."""
+
+
+class StartFailed(RidgelineError):
+    """The model could not be loaded."""
+
+
+class Answers:
+    """What comes of some requests that were sent together, in the order in which it comes."""
+
+    def __init__(
+        self, ids: Sequence[int], end: Callable[[Sequence[int]], None], over: Callable[[], None] = lambda: None
+    ) -> None:
+        """end: called with requests that nobody wants any more. over: called once, when the engine is done with all."""
+        self._over: Callable[[], None] | None = over
+        self._places = {number: place for place, number in enumerate(ids)}  # those that are open
+        self._end = end
+        self._items: Batch = []
+        self._committed = 0.0
+        self.committed = 0.0  # when the engine had the first chunk of the last batch
+        self._error: Exception | None = None
+        self._news: Callable[[], None] = _nobody
+
+    def listen(self, news: Callable[[], None]) -> None:
+        """From now on `news` is called after each message of the engine that has something for these."""
+        self._news = news
+
+    @property
+    def waiting(self) -> bool:
+        """Is there nothing to take yet?"""
+        return not self._items and self._error is None and bool(self._places)
+
+    async def come(self) -> None:
+        """Wait until there is something to take."""
+        if self.waiting:
+            come = asyncio.Event()
+            self.listen(come.set)
+            while self.waiting:
+                come.clear()
+                await come.wait()
+
+    def check(self) -> None:
+        """Raises what `take` would raise."""
+        if not self._items and self._error is not None:
+            raise self._error
+
+    def take(self) -> Batch:
+        """All that has come since the last call, unless `waiting` at least one: which of the requests, and a chunk; []
+        once all is over.
+
+        Raises RequestError, or EngineDown: the other requests are ended then.
+        """
+        self.check()
+        items, self._items = self._items, []
+        self.committed = self._committed
+        return items
+
+    def close(self) -> None:
+        """End what is open."""
+        open_ids, self._places = list(self._places), {}
+        self._end(open_ids)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._over is not None:
+            over, self._over = self._over, None
+            over()
+
+    def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
+        """One more chunk. Is it that request's last?"""
+        place = self._places.get(number)
+        if place is None:
+            return True
+        self._committed = self._committed if self._items else committed
+        self._items.append((place, chunk))
+        if chunk.output is not None:
+            del self._places[number]
+            if not self._places:  # a reader who has not read it all holds up nobody who waits for a place
+                self._leave()
+        return chunk.output is not None
+
+    def tell(self) -> None:
+        """Whoever listens learns that something came."""
+        self._news()
+
+    def fail(self, error: Exception) -> None:
+        """What ended a request ends them all."""
+        self._error = error
+        self.close()
+        self.tell()
+
+
+class EngineClient:
+    """One engine process at a time. All methods belong to one event loop."""
+
+    def __init__(
+        self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None],
+        patience: Patience | None = None,
+    ) -> None:  # fmt: skip
+        self._start_message, self._on_loading = Start(model, options), on_loading
+        self.watch = Watch(patience or Patience())
+        self._ids = count()
+        self._answers: dict[int, Answers] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self.state: State = "starting"
+        self.restarts = 0
+
+    async def start(self) -> Ready:
+        """Start the process and wait until the model stands. Raises StartFailed."""
+        reader, ready = await self._spawn()
+        self._start_message = pinned(self._start_message, ready.config)
+        self.state = "ready"
+        self._supervisor = asyncio.create_task(self._supervise(reader))
+        return ready
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process."""
+        return self._process.pid if self._process else None
+
+    @property
+    def health(self) -> State | Literal["silent"]:
+        """The state; "silent" where the engine should be ready and gives no sign of life."""
+        return "silent" if self.state == "ready" and self.watch.silent else self.state
+
+    @property
+    def up(self) -> bool:
+        """Can the engine answer?"""
+        return self.health == "ready"
+
+    def submit(
+        self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
+    ) -> Answers:
+        """Send requests. over: called once, when the engine is done with all. Raises EngineDown while there is no
+        engine.
+        """
+        ids = [next(self._ids) for _ in requests]
+        answers = Answers(ids, self._end, over)
+        for number, request in zip(ids, requests, strict=True):
+            self._send(Submit(number, request, arrived, stream))
+        self._answers |= dict.fromkeys(ids, answers)
+        return answers
+
+    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> Sequence[Sequence[float]]:
+        """A vector for each prompt. Raises RequestError, EngineDown."""
+        reply: Embedded = await self._ask(lambda number: Embed(number, prompts, pooling))
+        return reply.vectors
+
+    async def report(self) -> Report:
+        """What the engine is doing, between two of its steps. Raises EngineDown."""
+        reply: Report = await self._ask(Ask)
+        return reply
+
+    def end_all(self, why: str) -> None:
+        """End every request that is open: each is answered with an error."""
+        self._fail_all(why)
+
+    async def close(self) -> None:
+        """End the process, and every request that is open. May be called again."""
+        self.state = "closed"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._fail_all("the server is stopping")
+        await self._reap()
+
+    # ---- the process ------------------------------------------------------------------------------------------
+
+    async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
+        """A new process, with its model. Raises StartFailed."""
+        try:
+            reader, self._writer = await asyncio.open_connection(
+                sock=await asyncio.to_thread(self._popen), limit=1 << 24
+            )
+        except OSError as e:
+            raise StartFailed(f"the engine's process could not be started: {e}{await self._reap()}") from None
+        self._send(self._start_message)
+        try:
+            message = await self.watch.over(self._load(reader), loading=True)
+        except EngineSilent as e:
+            raise StartFailed(f"the engine's process {e} while it loaded the model{await self._reap()}") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise StartFailed(f"the engine's process ended while it loaded the model{await self._reap()}") from None
+        except BaseException:
+            await self._reap()
+            raise
+        return reader, message
+
+    async def _load(self, reader: asyncio.StreamReader) -> Ready:
+        while not isinstance(message := await _read(reader), Ready):
+            self.watch.heard(message)
+            if isinstance(message, Failed):
+                raise StartFailed(message.message)
+            if isinstance(message, Loading):
+                self._on_loading(message)
+        return message
+
+    def _popen(self) -> socket.socket:
+        """Start the process; our end of its pipe. Raises OSError."""
+        self._process, pipe = start_process([sys.executable, "-m", "ridgeline.serve.engine.worker"])
+        return pipe
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        """Listen; where the process ends, start another one."""
+        backoff = 0.0
+        while True:
+            started = time.perf_counter()
+            silent, patience_s = "", 1.0
+            try:
+                await self.watch.over(self._listen(reader))
+            except EngineSilent as e:
+                silent, patience_s = f", since it {e},", 0.0
+            self.state = "restarting"
+            why = silent + await self._reap(patience_s)
+            log.error("the engine's process ended%s; it is started again", why)
+            self._fail_all(f"the engine's process ended{why} and is being started again; try again")
+            backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
+            reader = await self._restart(backoff if self.restarts else 0.0)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take messages until no more come, or one that cannot be taken."""
+        try:
+            while True:
+                message = await _read(reader)
+                self.watch.heard(message)
+                self._take(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except Exception:  # a fault of ours, or a process that wrote nonsense: a new one is better than none
+            log.exception("a message of the engine could not be taken")
+
+    async def _restart(self, backoff: float) -> asyncio.StreamReader:
+        while True:
+            await asyncio.sleep(min(backoff, MAX_BACKOFF_SECONDS))
+            self.restarts += 1
+            try:
+                reader, _ = await self._spawn()
+            except Exception as e:  # whatever it is: a supervisor that ends leaves a server that never answers again
+                log.error("the engine could not be started again: %s", e, exc_info=not isinstance(e, StartFailed))
+                backoff = max(1.0, backoff * 2)
+                continue
+            self.state = "ready"
+            log.warning("the engine is ready again")
+            return reader
+
+    async def _reap(self, patience_s: float = 1.0) -> str:
+        """End the process if it still runs after `patience_s`; how it ended."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        try:
+            status = await asyncio.to_thread(process.wait, patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            try:
+                status = await asyncio.to_thread(process.wait, END_SECONDS)
+            except subprocess.TimeoutExpired:
+                return f"; the system has not ended process {process.pid} yet"
+        return f" by signal {-status}" if status < 0 else f" with status {status}"
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Chunks):
+            self._hand_out(message)
+            if message.last:
+                self._delivered()
+        elif isinstance(message, Refused):
+            self._fail(message.id, RequestError(message.message))
+        elif isinstance(message, Lost):
+            for number in message.ids:
+                self._fail(number, (HelpersBusy if message.busy else EngineDown)(message.message))
+        elif isinstance(message, Beat):
+            return
+        elif (reply := self._replies.pop(message.id, None)) is not None and not reply.done():
+            reply.set_result(message)
+
+    def _hand_out(self, message: Chunks) -> None:
+        """Whoever listens writes at once: to wake a task for each stream cost as much as the write."""
+        told: dict[Answers, None] = {}
+        for number, values in message.items:
+            answers = self._answers.get(number)
+            if answers is not None:
+                told[answers] = None
+                if answers.put(number, OutputChunk(*values), message.committed):
+                    del self._answers[number]
+        for answers in told:
+            answers.tell()
+
+    def _fail(self, number: int, error: Exception) -> None:
+        if (answers := self._answers.pop(number, None)) is not None:
+            answers.fail(error)
+        if (reply := self._replies.pop(number, None)) is not None and not reply.done():
+            reply.set_exception(error)
+
+    def _fail_all(self, message: str) -> None:
+        for number in [*self._answers, *self._replies]:
+            self._fail(number, EngineDown(message))
+
+    def _end(self, ids: Sequence[int]) -> None:
+        for number in ids:
+            if self._answers.pop(number, None) is not None and self.state == "ready":
+                self._send(Abort(number))
+
+    def _delivered(self) -> None:
+        if self.state == "ready":
+            self._send(Delivered())
+
+    async def _ask(self, message: Callable[[int], object]) -> Any:
+        number = next(self._ids)
+        self._send(message(number))
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            if self.state == "ready":
+                self._send(Abort(number))
+            raise
+        finally:
+            self._replies.pop(number, None)
+
+    def _send(self, message: object) -> None:
+        if self._writer is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
+            raise EngineDown(f"the engine is {self.state}; try again")
+        self._writer.write(frame(message))
+
+
+def pinned(start: Start, config: EngineConfig) -> Start:
+    """The same start with the settings that were chosen at the first one: what the HTTP process knows of the engine is
+    true of the next one too, whatever else takes memory by then.
+    """
+    fixed = EngineOptions(
+        config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.checkpoint_tokens,
+        config.state_bytes, config.steps_in_flight, config.swap_bytes,
+    )  # fmt: skip
+    return Start(start.model, {**start.options, "max_model_len": config.max_model_len, "engine": fixed})
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises IncompleteReadError where the pipe ends."""
+    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return pickle.loads(await reader.readexactly(size))

@@ -1,0 +1,70 @@
+"""Vectors of texts, out of a model that was made to continue them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.serve.engine.messages import Embed, Embedded, Lost, Pooling, Refused
+
+
+class Embedder:
+    """Requests for vectors, the oldest first, one prompt at a time: streams go on between two of them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._waiting: dict[int, Embed] = {}
+        self._vectors: list[list[float]] = []  # of the oldest request
+
+    def __len__(self) -> int:
+        """Requests that are not complete."""
+        return len(self._waiting)
+
+    def add(self, message: Embed) -> None:
+        """One more request."""
+        self._waiting[message.id] = message
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request. Nothing happens if it was complete."""
+        if request_id in self._waiting:
+            if request_id == next(iter(self._waiting)):
+                self._vectors = []
+            del self._waiting[request_id]
+
+    def advance(self) -> Embedded | Refused | Lost | None:
+        """Compute the next prompt; the answer to its request, once that is complete, or what ended it."""
+        message = next(iter(self._waiting.values()))
+        answer: Embedded | Refused | Lost
+        try:
+            self._vectors.append(embed(self._loaded, message.prompts[len(self._vectors)], message.pooling))
+            if len(self._vectors) < len(message.prompts):
+                return None
+            answer = Embedded(message.id, self._vectors)
+        except RequestError as e:
+            answer = Refused(message.id, str(e))
+        except Exception as e:  # of a device, or of memory, which one request has met, and no other need suffer for
+            logging.getLogger(__name__).exception("an embedding failed")
+            answer = Lost([message.id], f"the embedding failed ({type(e).__name__}); shorter inputs may succeed")
+        self.abort(message.id)
+        return answer
+
+
+def embed(loaded: LoadedModel, prompt: Sequence[int], pooling: Pooling) -> list[float]:
+    """A vector [hidden_size] of length 1: the mean of the tokens' hidden states after the last norm, or the last
+    token's.
+
+    A prompt is one dense pass of its own, so its vector does not depend on its company. Raises RequestError for a
+    vector that is not finite or has no length.
+    """
+    stream = loaded.model.forward(loaded.dense_step([prompt]))
+    hidden = loaded.table.memory.get(loaded.model.hidden(stream)).astype(np.float64)
+    vector = hidden.mean(axis=0) if pooling == "mean" else hidden[-1]
+    length = float(np.sqrt((vector * vector).sum()))
+    if not np.isfinite(length) or length == 0:
+        raise RequestError("the model's hidden states hold NaN or infinity, or are zero")
+    found: list[float] = (vector / length).tolist()
+    return found

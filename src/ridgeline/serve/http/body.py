@@ -1,0 +1,80 @@
+"""How endpoints read their bodies: small ones here, large ones in a helper process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from ridgeline.errors import RequestError
+from ridgeline.serve.helpers import LARGE_BODY
+from ridgeline.serve.http import unknown
+from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.http.parse import parse
+from ridgeline.serve.service import Service
+
+SMALL_BODY = 1 << 16
+
+
+class _Request(Request):
+    """A request whose body is parsed once. parsed: the JSON, as it is given to the endpoint."""
+
+    parsed: Any = None
+    is_parsed = False
+
+    async def json(self) -> Any:
+        if not self.is_parsed:
+            self.parsed, self.is_parsed = await self._parse(), True
+        return self.parsed
+
+    async def _parse(self) -> Any:
+        body = await self.body()
+        service: Service = self.app.state.service
+        try:
+            if len(body) > LARGE_BODY:
+                return await service.helpers.parse(body)
+            found = parse(body)
+            if len(body) > SMALL_BODY:
+                await asyncio.sleep(0)  # streams are written between the parser and the validation
+            return found
+        except RequestError as e:
+            raise APIError(400, str(e), code="too_long") from None
+
+
+class BodyRoute(APIRoute):
+    """An endpoint whose bodies are read so; --unknown-fields says what becomes of fields that are not known."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            one = _Request(request.scope, request.receive)
+            if request.app.state.service.options.unknown_fields == "error":
+                return await handler(one)
+            return await _forgiving(handler, one)
+
+        return handle
+
+
+async def _forgiving(handler: Callable[[Request], Coroutine[Any, Any, Response]], request: _Request) -> Response:
+    """The response, without the fields that are not known; its header Warning names them."""
+    ignored: list[str] = []
+    for rounds in count(1):
+        try:
+            response = await handler(request)
+        except RequestValidationError as e:
+            errors = [{**error, "loc": error["loc"][1:]} for error in e.errors()]  # all begin with "body"
+            found = unknown.drop(errors, request.parsed)
+            if not found or rounds > unknown.ROUNDS:
+                raise
+            ignored += found
+        else:
+            break
+    if ignored:
+        response.headers["warning"] = unknown.header(ignored)
+    return response

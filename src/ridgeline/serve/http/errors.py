@@ -1,0 +1,102 @@
+"""Errors in the shape that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Send
+
+from ridgeline.errors import HelpersBusy, RequestError, TokenizerError
+from ridgeline.serve.engine.client import EngineDown
+
+TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
+    413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable",
+}  # fmt: skip
+
+
+_PIECE = 1 << 15  # elements that are encoded at once
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
+class APIError(Exception):
+    """What a request is answered with instead. retry_after: seconds."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The object that is sent."""
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Those that belong to it."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def as_api_error(error: Exception) -> APIError | None:
+    """What an exception tells a client; None for a fault of ours, of which a client learns nothing."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, RequestError | TokenizerError):
+        return APIError(400, str(error))
+    if isinstance(error, HelpersBusy):
+        return APIError(429, str(error), code="helpers_busy", retry_after=2)
+    if isinstance(error, EngineDown):
+        return APIError(503, str(error), code="engine_down", retry_after=2)
+    return None
+
+
+def internal() -> APIError:
+    """For all that should never happen."""
+    return APIError(500, "internal error: a fault of the server, whose log says more", code="internal_error")
+
+
+def invalid(errors: Any) -> APIError:
+    """What pydantic found wrong with a body: the first error, where it is, and what is known there."""
+    first: Mapping[str, Any] = errors[0] if errors else {"loc": (), "msg": "invalid", "type": "value_error"}
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    kind, more = str(first["type"]), f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
+    if kind == "extra_forbidden":
+        text = f"{place} is not a known field; the documentation at /docs lists those that are{more}"
+        return APIError(400, text, param=place, code="unknown_parameter")
+    if not place and kind in ("model_attributes_type", "missing"):
+        return APIError(400, "the body is no JSON object; send one, with Content-Type: application/json")
+    if kind == "json_invalid":
+        why = first.get("ctx", {}).get("error", first["msg"])
+        return APIError(400, f"the body is no JSON: {why}", code="invalid_json")
+    return APIError(400, f"{place or 'the body'}: {first['msg']}{more}", param=place or None, code="invalid_value")
+
+
+def dumps(value: Any) -> bytes:
+    """JSON as UTF-8. Half a surrogate pair, which a client may have sent, comes back as a question mark."""
+    return _ENCODER.encode(value).encode("utf-8", "replace")
+
+
+async def send_error(error: APIError, send: Send) -> None:
+    """Answer an ASGI request with an error, and close the connection."""
+    body = dumps(error.body())
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers()}.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def dumps_object(value: Mapping[str, Any]) -> bytes:
+    """The same of an object that has long lists, piece by piece: other threads can run between two pieces."""
+    return b"{" + b",".join(dumps(key) + b":" + _long(item) for key, item in value.items()) + b"}"
+
+
+def _long(value: Any) -> bytes:
+    if not isinstance(value, list):
+        return dumps(value)
+    pieces = (dumps(value[i : i + _PIECE])[1:-1] for i in range(0, len(value), _PIECE))
+    return b"[" + b",".join(pieces) + b"]"

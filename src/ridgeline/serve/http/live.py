@@ -1,0 +1,67 @@
+"""GET /live and /plan: what the page draws. Times are seconds, counters begin with the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+from ridgeline.measure.served import describe
+from ridgeline.serve.engine.client import EngineDown
+from ridgeline.serve.engine.messages import Report
+from ridgeline.serve.engine.meters import RECENT_SECONDS, RecentHistogram
+from ridgeline.serve.http.example import example_of
+from ridgeline.serve.service import Service
+
+ENGINE = ("steps", "busy_s", "alive_s", "step_bytes", "step_flops")
+PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
+
+
+async def live(service: Service) -> dict[str, Any]:
+    """The server at this moment; without the engine's part while there is no engine."""
+    client, example = service.client, example_of(service.ready.tokenizer)
+    found: dict[str, Any] = {
+        "model": service.name,
+        "device": service.ready.device,
+        "max_model_len": service.max_model_len,
+        "chat": service.tokenizer is not None and service.tokenizer.chat_template is not None,
+        "roles": service.knows_roles,
+        "example": None if example is None else {"prompt": example.prompt, "parameters": dict(example.parameters)},
+        "engine": {"state": client.health, "restarts": client.restarts},
+    }
+    try:
+        report = await asyncio.wait_for(client.report(), PATIENCE_SECONDS if client.up else 0.0)
+    except (TimeoutError, EngineDown):
+        return found
+    found["engine"] |= {name: getattr(report.meters, name) for name in ENGINE}
+    return found | _engine(service, report)
+
+
+def plan(service: Service) -> dict[str, Any]:
+    """What is known before anything runs."""
+    names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    return describe(service.ready.deployment, {name: getattr(service.ready.config, name) for name in names})
+
+
+def _engine(service: Service, report: Report) -> dict[str, Any]:
+    m, stats, config = report.meters, report.stats, service.ready.config
+    groups = stats.groups if stats else ()
+    return {
+        "requests": {
+            "running": stats.running if stats else 0, "waiting": stats.waiting if stats else 0,
+            "max_running": config.max_num_seqs, "refused": service.gate.refused,
+        },
+        "pages": [{"group": g.name, "used": g.used_pages, "total": g.num_pages} for g in groups],
+        "tokens": {"prompt": m.prompt_tokens, "cached": m.cached_tokens, "generated": m.generation_tokens},
+        "window_s": RECENT_SECONDS,
+        "ttft_s": _recent(m.ttft),
+        "tpot_s": _recent(m.per_token),
+        "roof": service.ledger.roof(),
+        "step": service.ledger.figures(stats.last_step, m.last_step_s) if stats else None,
+    }  # fmt: skip
+
+
+def _recent(histogram: RecentHistogram) -> dict[str, float] | None:
+    found = histogram.recent(time.perf_counter())
+    return asdict(found) if found else None

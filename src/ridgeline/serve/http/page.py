@@ -1,0 +1,75 @@
+"""The pages at / and /docs: files of this package, and the headers that let a browser run nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ridgeline.serve.api.described import answers
+from ridgeline.serve.api.types_answers import LiveAnswer, PlanAnswer
+from ridgeline.serve.http.errors import APIError, dumps
+from ridgeline.serve.http.live import live, plan
+
+TYPES = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
+    ".svg": "image/svg+xml", ".json": "application/json", ".md": "text/plain", "": "text/plain",
+}  # fmt: skip
+# No script and no style but those of this server, no frame around it, nothing sent elsewhere.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}  # fmt: skip
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Every file in a folder and the folders in it: its path with slashes, and its bytes."""
+    for one in folder.iterdir():
+        if one.is_dir():
+            yield from _files(one, f"{prefix}{one.name}/")
+        else:
+            yield f"{prefix}{one.name}", one.read_bytes()
+
+
+def page_router() -> APIRouter:
+    """The page, its parts, and what it shows. The files are read once."""
+    router = APIRouter()
+    parts = dict(_files(files("ridgeline.serve.http") / "static"))
+
+    def part(name: str) -> Response:
+        kind = TYPES[PurePosixPath(name).suffix]
+        return Response(parts[name], media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+    @router.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return part("index.html")
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return part("docs.html")
+
+    @router.get("/page/{name:path}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in parts:
+            raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")
+        return part(name)
+
+    @router.get("/live", tags=["Server"], responses={**answers(LiveAnswer)})
+    async def get_live(request: Request) -> Response:
+        """Requests, pages, rates and latencies of this moment: what the page at / draws."""
+        return Response(dumps(await live(request.app.state.service)), media_type="application/json")
+
+    @router.get("/plan", tags=["Server"], responses={**answers(PlanAnswer)})
+    async def get_plan(request: Request) -> Response:
+        """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
+        return Response(dumps(plan(request.app.state.service)), media_type="application/json")
+
+    return router

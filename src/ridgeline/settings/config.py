@@ -1,0 +1,121 @@
+"""What a user may fix of an engine, and what was chosen, with how to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ridgeline.settings.preempt import PreemptCost
+from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.storage import StateDType
+from ridgeline.spec.text import num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may fix; None is chosen. Names as in vLLM.
+
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
+    kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
+    for the pages of sequences that had to make room, instead of computing them again. checkpoint_tokens: between
+    checkpoints of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
+    there is attention too.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    checkpoint_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    steps_in_flight: int | None = None
+    swap_space_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of an engine as it is shown. override: what a user gives to fix it."""
+
+    name: str
+    value: str
+    reason: str
+    override: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The settings of an engine, frozen.
+
+    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. kv_cache_dtype: of
+    rows; the states of recurrent layers are float32. num_pages: per group, the null page included. num_host_pages: the
+    same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
+    peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
+    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step. threads: of the
+    device's kernels, None where it has threads of its own. preempt: what it costs to make room where there are host
+    pages, None if that is measured at the start.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    checkpoint_tokens: int
+    kv_cache_dtype: StateDType
+    steps_in_flight: int
+    groups: tuple[StateGroup, ...]
+    num_pages: tuple[int, ...]
+    num_host_pages: tuple[int, ...]
+    workspace_bytes: int
+    free_bytes: int
+    reasons: Mapping[str, str]
+    num_speculative_tokens: int = 0
+    threads: int | None = None
+    preempt: PreemptCost | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(n * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of all pages on the host."""
+        return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
+
+    def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
+        """What lies in memory, by name, in bytes. on_host: the device's memory is the host's, swap space included."""
+        left = self.free_bytes - self.state_bytes - self.workspace_bytes - (self.swap_bytes if on_host else 0)
+        return (
+            ("weights", weight_bytes),
+            ("state pages", self.state_bytes),
+            ("workspace", self.workspace_bytes),
+            ("swap space on the host", self.swap_bytes),
+            ("left free", left),
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting with its reason and how to fix it: what `explain`, `generate --verbose` and `serve` show."""
+        values = {
+            "max_model_len": f"{self.max_model_len}",
+            "max_num_seqs": f"{self.max_num_seqs}",
+            "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
+            "block_size": f"{self.block_size}",
+            "checkpoint_tokens": f"{self.checkpoint_tokens}",
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "kv_cache_memory_bytes": num_bytes(self.state_bytes),
+            "steps_in_flight": f"{self.steps_in_flight}",
+            "swap_space_bytes": num_bytes(self.swap_bytes),
+        }
+        if self.threads is not None:
+            values["threads"] = f"{self.threads}"
+        found = [Setting(n, v, self.reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
+        if why := self.reasons.get("num_speculative_tokens"):
+            found.append(Setting("num_speculative_tokens", f"{self.num_speculative_tokens}", why, "engine.propose"))
+        if self.preempt and any(self.num_host_pages):
+            size = sum(g.most_pages(self.max_model_len) * g.page_bytes for g in self.groups)
+            how: str = self.preempt(self.max_model_len, size)
+            found.append(Setting("preemption", how, self.reasons["preemption"], "--swap-space-bytes 0: recompute"))
+        pages = " + ".join(f"{n - 1:,}" for n in self.num_pages)
+        why = (
+            "by group, from kv_cache_memory_bytes: for max_num_seqs sequences of max_model_len, or fewer by one factor"
+        )
+        return (*found, Setting("num_pages", pages, why, "--kv-cache-memory-bytes"))

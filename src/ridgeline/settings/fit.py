@@ -1,0 +1,250 @@
+"""The largest settings that fit a memory.
+
+What is counted against it: the pages, their books, what a step holds besides (memory.py) and, where the device is the
+host, swap space. Where memory is short, what is open becomes smaller, in this order:
+
+    1. tokens and sequences of a step, while they take more than their share of the memory beyond the least they need
+    2. max_model_len, unless it was asked for
+    3. tokens and sequences again, down to one
+    4. block_size
+
+so that nothing is found only where the smallest settings do not fit either.
+
+Checkpoints of recurrent layers, S bytes each, every C tokens: N sequences that each leave a prefix of P tokens take
+N S P / C of the M bytes of all pages; a request that goes on from such a prefix computes C / 2 of its P tokens again.
+Both shares together are least at C = P sqrt(2 N S / M): the rule for checkpoints of long computations (Young, CACM
+17(9), 1974), with a share of memory as the cost of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import sqrt
+
+from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.settings.config import EngineOptions
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.storage import SNAPSHOTS, Storage
+
+SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
+STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
+PREFIX_TOKENS = 2048  # P above, unless the longest sequence is shorter
+LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a sequence in a step.
+    float_bytes: of a number in the type in which the device computes. most_seqs, most_tokens: of a step, where memory
+    allows it.
+    """
+
+    spec: ModelSpec
+    storage: Storage
+    max_model_len: int
+    fixed_len: bool
+    options: EngineOptions
+    free: int
+    fraction: float
+    swap: int
+    on_host: bool
+    drafts: int
+    float_bytes: int
+    most_seqs: int = SEQS
+    most_tokens: int = TOKENS
+
+    @property
+    def limit(self) -> int:
+        """Bytes that pages and workspace may take."""
+        most = self.free if self.options.kv_cache_memory_bytes else int(self.free * self.fraction)
+        return most - self.swap if self.on_host else most
+
+    @property
+    def least_length(self) -> int:
+        """Tokens of the longest sequence that must be possible."""
+        return self.max_model_len if self.fixed_len else 1
+
+    def solve(self) -> Settings | None:
+        """The first settings that fit, in the order at the top of the file; None if none do."""
+        size = self.options.block_size or PAGE_TOKENS
+        found = self._with_pages(size)
+        while found is None and self.options.block_size is None and size > 1:
+            size //= 2
+            found = self._with_pages(size)
+        return found and found.with_checkpoints()
+
+    def least(self, page_tokens: int, length: int) -> Settings:
+        """As few tokens and sequences to a step as may be."""
+        groups = state_groups(
+            self.spec,
+            page_tokens=page_tokens,
+            storage=self.storage,
+            snapshots=SNAPSHOTS[self.float_bytes],
+            checkpoint_tokens=self.options.checkpoint_tokens or checkpoint_grid(page_tokens, 0),
+        )
+        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts, float_bytes=self.float_bytes)
+        tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
+        return Settings(self, page_tokens, groups, count, tokens, seqs, length)
+
+    def most(self) -> tuple[int, int]:
+        """Tokens and sequences of a step where memory allows it."""
+        fixed_tokens, fixed_seqs = self.options.max_num_batched_tokens, self.options.max_num_seqs
+        tokens = fixed_tokens or max(self.most_tokens, fixed_seqs or 0)
+        return tokens, fixed_seqs or min(self.most_seqs, tokens)
+
+    def _with_pages(self, page_tokens: int) -> Settings | None:
+        least = self.least(page_tokens, self.max_model_len).cut()
+        if least.length < self.least_length:
+            return None
+        tokens, seqs = self.most()
+        found = replace(least, tokens=tokens, seqs=seqs)
+        fair = least.workspace() + int(self.limit * STEP_SHARE)
+        while found.workspace() > fair or found.cut().length < self.least_length:
+            found = found.smaller()  # ends at `least`, which fits
+        return found.cut()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A choice, and what it takes. page_tokens: of a page of rows. tokens, seqs: of a step. length: of the longest
+    sequence, in tokens. groups: counted with as many checkpoints as there may be, until `with_checkpoints`.
+    """
+
+    problem: Problem
+    page_tokens: int
+    groups: tuple[StateGroup, ...]
+    count: Workspace
+    tokens: int
+    seqs: int
+    length: int
+
+    def workspace(self) -> int:
+        """Bytes that a step holds."""
+        return self.count.bytes(self.tokens, self.seqs, self.length, self.problem.swap)
+
+    def room(self) -> int:
+        """Bytes that are left for pages and their books."""
+        return self.problem.limit - self.workspace()
+
+    def sequence(self, book_bytes: int = 0) -> int:
+        """Bytes of the pages of one sequence of full length, and of the null pages."""
+        return sum((g.most_pages(self.length) + 1) * (g.page_bytes + book_bytes) for g in self.groups)
+
+    def fits(self) -> bool:
+        """Is there room for a sequence of full length, and for the pages that the user asked for?"""
+        fixed, room = self.problem.options.kv_cache_memory_bytes, self.room()
+        return (not fixed or self.sequence() <= fixed <= room) and self.sequence(PAGE_BOOK_BYTES) <= room
+
+    def cut(self) -> Settings:
+        """The longest sequence up to the present length that fits, 0 for none; by bisection."""
+        low, high = 0, self.length
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if replace(self, length=middle).fits() else (low, middle - 1)
+        return replace(self, length=low)
+
+    def smaller(self) -> Settings:
+        """Half the tokens or half the sequences of a step, whichever frees more; one of them is open and above 1."""
+        options, found = self.problem.options, []
+        if options.max_num_batched_tokens is None and self.tokens > 1:
+            half = self.tokens // 2
+            seqs = self.seqs if options.max_num_seqs else min(self.seqs, half)
+            found.append(replace(self, tokens=half, seqs=seqs))
+        if options.max_num_seqs is None and self.seqs > 1:
+            found.append(replace(self, seqs=self.seqs // 2))
+        return min(found, key=Settings.workspace)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens of the prefix that a sequence is taken to leave for others."""
+        return left_prefix(self.length)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a checkpoint, 0 where no layer is recurrent."""
+        return checkpoint_bytes(self.groups)
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """From one checkpoint to the next: as given, or what is said at the top of the file, on the grid of pages."""
+        if self.problem.options.checkpoint_tokens:
+            return self.problem.options.checkpoint_tokens
+        return checkpoint_grid(self.page_tokens, self.prefix * sqrt(2 * self.checkpoint_share(1)))
+
+    def checkpoint_share(self, number: int) -> float:
+        """What `number` checkpoints for each of `seqs` sequences take of all pages."""
+        room = min(self.room(), self.problem.options.kv_cache_memory_bytes or self.room())
+        return number * self.seqs * self.state_bytes / room
+
+    def with_checkpoints(self) -> Settings:
+        """The same, with the groups' pages as long as from one checkpoint to the next."""
+        return replace(self, groups=with_checkpoints(self.groups, self.checkpoint_tokens))
+
+    def pages(self) -> tuple[int, ...]:
+        """Per group, for `seqs` sequences of full length and the checkpoints that they leave, or fewer by one factor;
+        the null pages included.
+        """
+        return num_pages(self.groups, self.length, self.seqs, self._affordable)
+
+    def _affordable(self, full: Sequence[int]) -> Fraction:
+        """How many sequences with `full` pages of each group there is room for."""
+        fixed = self.problem.options.kv_cache_memory_bytes
+        shares = [share_of(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
+        return min([*shares, share_of(full, self.groups, fixed, 0)] if fixed else shares)
+
+    def host_pages(self) -> tuple[int, ...]:
+        """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
+        full = self._full()
+        share = min(Fraction(self.seqs), share_of(full, self.groups, self.problem.swap, PAGE_BOOK_BYTES))
+        pages = tuple(int(n * share) + 1 for n in full)
+        return pages if min(pages) > 1 else (0,) * len(full)
+
+    def _full(self) -> list[int]:
+        return [g.most_pages(self.length) for g in self.groups]
+
+
+def checkpoint_grid(page_tokens: int, wanted: float) -> int:
+    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_CHECKPOINT."""
+    tokens = page_tokens
+    while tokens < LEAST_CHECKPOINT or tokens * sqrt(2) <= wanted:
+        tokens *= 2
+    return tokens
+
+
+def left_prefix(length: int) -> int:
+    """Tokens of the prefix that a sequence of at most `length` tokens is taken to leave for others."""
+    return min(PREFIX_TOKENS, length)
+
+
+def checkpoint_bytes(groups: Sequence[StateGroup]) -> int:
+    """Of the state of all recurrent layers, 0 where there are none."""
+    return sum(g.page_bytes for g in groups if g.snapshot)
+
+
+def with_checkpoints(groups: Sequence[StateGroup], tokens: int) -> tuple[StateGroup, ...]:
+    """Groups with so many tokens from one checkpoint to the next."""
+    return tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in groups)
+
+
+def num_pages(
+    groups: Sequence[StateGroup], length: int, seqs: int, affordable: Callable[[Sequence[int]], Fraction]
+) -> tuple[int, ...]:
+    """Per group, for `seqs` sequences of `length` tokens and the checkpoints that they leave, or fewer by one factor;
+    the null pages included. affordable: how many sequences with so many pages of each group there is room for.
+    """
+    full = [g.most_pages(length) for g in groups]
+    prefix = left_prefix(length)
+    more = [n + (prefix // g.page_tokens if g.snapshot else 0) for n, g in zip(full, groups, strict=True)]
+    share = affordable(more)
+    if share < 1:  # not even one sequence with all of its checkpoints
+        more, share = full, affordable(full)
+    return tuple(int(n * min(Fraction(seqs), share)) + 1 for n in more)
+
+
+def share_of(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:
+    """The factor on `full` pages of each group with which they, and a null page of each, fill `room` bytes."""
+    sizes = [g.page_bytes + book_bytes for g in groups]
+    return max(Fraction(room - sum(sizes), sum(n * size for n, size in zip(full, sizes, strict=True))), Fraction(0))

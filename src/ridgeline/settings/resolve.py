@@ -1,0 +1,219 @@
+"""Every setting of an engine, chosen once from the model, the memory and what the user fixed, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from ridgeline.cost.memory import PAGE_BOOK_BYTES
+from ridgeline.errors import RequestError
+from ridgeline.settings.advice import Advice
+from ridgeline.settings.config import EngineConfig, EngineOptions
+from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
+from ridgeline.spec.text import num_bytes
+
+NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
+SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's free memory; vLLM's default
+# Of sequences and of tokens of a step, where the cost model was not asked.
+UNCALIBRATED = (
+    "vLLM's default, within the tokens of a step; pages are taken only when they are needed",
+    "a chunk of prefill beside the decodes",
+)
+# Option -> the least and the most that it may be.
+RANGES: dict[str, tuple[int, int | None]] = {
+    "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
+    "checkpoint_tokens": (1, None),
+    "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
+}  # fmt: skip
+
+
+def resolve(
+    spec: ModelSpec,
+    max_model_len: int,
+    options: EngineOptions,
+    *,
+    free_bytes: int,
+    fixed_len: bool,
+    fraction: float = 0.9,
+    device_is_host: bool = True,
+    host_free_bytes: int | None = None,
+    num_speculative_tokens: int = 0,
+    kv_cache_dtype: str = "auto",
+    float_bytes: int = 4,
+    advice: Advice | None = None,
+) -> EngineConfig:
+    """Choose what is open.
+
+    free_bytes: memory of the device once the weights are there. fraction: of it that may be used; the rest is for the
+    allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
+    asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
+    free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
+    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. float_bytes: `Memory.float_bytes`. advice:
+    of the cost model. Raises RequestError, with the numbers, where even the smallest open settings do not fit.
+    """
+    given = _given(options)
+    storage, why_storage = choose_storage(kv_cache_dtype)
+    _check_checkpoints(spec, options)
+    swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
+    problem = Problem(
+        spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
+        num_speculative_tokens, float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
+    )  # fmt: skip
+    found = problem.solve()
+    if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
+        problem, why_swap = replace(problem, swap=0), "none: there is no room on the device to make use of it"
+        found = problem.solve()
+    if found is None:
+        raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
+    pages, host_pages = found.pages(), found.host_pages()
+    if problem.swap and not any(host_pages):
+        why_swap = f"none: {num_bytes(problem.swap)} do not hold a page of each state group"
+    return EngineConfig(
+        max_model_len=found.length,
+        max_num_seqs=found.seqs,
+        max_num_batched_tokens=found.tokens,
+        block_size=found.page_tokens,
+        checkpoint_tokens=found.checkpoint_tokens,
+        kv_cache_dtype=storage.dtype,
+        steps_in_flight=options.steps_in_flight or 1,
+        groups=found.groups,
+        num_pages=pages,
+        num_host_pages=host_pages,
+        workspace_bytes=found.workspace() + PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0)),
+        free_bytes=free_bytes,
+        reasons=_reasons(problem, found, advice)
+        | dict.fromkeys(given, "as given")
+        | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
+        num_speculative_tokens=num_speculative_tokens,
+        preempt=advice.preempt if advice else None,
+    )
+
+
+def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
+    """How the rows of attention are stored, and why. Raises RequestError for a name that is not known.
+
+    `auto` is float32, in every case: the engine's promise, that an answer is what the model says, whatever its company,
+    is kept without asking what the model says when it is rounded.
+    """
+    if kv_cache_dtype == "auto":
+        return EXACT, "as computed; bfloat16, float16 and int8 are smaller, at a price that is printed"
+    if kv_cache_dtype not in STORAGES:
+        known = ", ".join(("auto", *STORAGES))
+        raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
+    return STORAGES[kv_cache_dtype], "as given"
+
+
+def _given(options: EngineOptions) -> dict[str, Any]:
+    """What the user fixed. Raises RequestError for a number out of range."""
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    for name, value in given.items():
+        _check(name, value, *RANGES[name])
+    return given
+
+
+def _check(name: str, value: Any, least: int, most: int | None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name} is {value!r}; it must be a whole number {limits}")
+
+
+def _check_checkpoints(spec: ModelSpec, options: EngineOptions) -> None:
+    """Raises RequestError for checkpoints that no request could begin from."""
+    given, page = options.checkpoint_tokens, options.block_size or PAGE_TOKENS
+    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
+    both = any(s.snapshot for s in states) and any(s.elements and not s.snapshot for s in states)
+    if given and given % page and both:
+        raise RequestError(
+            f"checkpoint_tokens is {given}, no multiple of block_size {page}: attention goes on from whole pages only; "
+            f"set --checkpoint-tokens to {-(-given // page) * page}"
+        )
+
+
+def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) -> tuple[int, str]:
+    """Bytes of swap space, and why. Raises RequestError for more than another host has."""
+    if given is not None:
+        if not device_is_host and host_free is not None and given > host_free:
+            raise RequestError(
+                f"swap_space_bytes is {given}, the host has {host_free} bytes free; lower --swap-space-bytes to that"
+            )
+        return given, "as given"
+    if device_is_host:
+        return 0, "none: the device's memory is the host's, where more pages do better"
+    if host_free is None:
+        return 0, "none: how much memory the host has free is not known"
+    chosen = min(MAX_SWAP_BYTES, host_free // SWAP_SHARE)
+    return chosen, f"one part in {SWAP_SHARE} of the host's {num_bytes(host_free)}, at most {num_bytes(MAX_SWAP_BYTES)}"
+
+
+def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[str, str]:
+    """Of every setting that may be chosen, but the swap space."""
+    limit, workspace = num_bytes(problem.limit), num_bytes(found.workspace())
+    tokens, seqs = problem.most()
+    lowered = f"lowered from {{}}: a step's workspace takes {workspace} of {limit}"
+    length = "as given" if problem.fixed_len else "the model's"
+    if found.length < problem.max_model_len:
+        length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
+    seqs_why, tokens_why = UNCALIBRATED
+    if advice:
+        seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
+    return {
+        **({"preemption": advice.reasons["preemption"]} if advice else {}),
+        "max_model_len": length,
+        "max_num_seqs": seqs_why
+        if found.seqs == seqs else lowered.format(seqs),
+        "max_num_batched_tokens": tokens_why
+        if found.tokens == tokens else lowered.format(tokens),
+        "block_size": "without effect: no layer keeps a row for each token"
+        if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"
+        if found.page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
+        "checkpoint_tokens": _why_checkpoints(found),
+        "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
+        f"workspace; at most {found.seqs} sequences of {found.length} tokens",
+        "steps_in_flight": "the host's part of a step is small on this device",
+    }  # fmt: skip
+
+
+def _why_checkpoints(found: Settings) -> str:
+    if not found.state_bytes:
+        return "without effect: no layer is recurrent"
+    share = found.checkpoint_share(1) * found.prefix / found.checkpoint_tokens
+    between = max(found.checkpoint_tokens, found.tokens)  # a step leaves one at most
+    again = min(between, found.prefix) / 2 / found.prefix
+    return (
+        f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take at most "
+        f"{share:.1%} of the pages, and up to {again:.1%} of a prefix is computed again"
+    )
+
+
+def _failure(problem: Problem, given: dict[str, Any]) -> str:
+    """Why nothing fits: what is needed at least, what is there, and which change to what the user fixed would do."""
+    least = problem.least(problem.options.block_size or PAGE_TOKENS, problem.least_length)
+    asked = "".join(f", {name} is {value}" for name, value in given.items())
+    text = (
+        f"one sequence of {least.length} tokens needs {num_bytes(least.sequence())} of state, a step "
+        f"{num_bytes(least.workspace())} of workspace; {num_bytes(max(problem.limit, 0))} are there{asked}; "
+    )
+    remedies = []
+    if problem.fixed_len and (found := replace(problem, fixed_len=False).solve()):
+        remedies.append(f"lower --max-model-len to {found.length}")
+    for name in given:
+        swap = 0 if name == "swap_space_bytes" else problem.swap
+        if found := replace(problem, options=replace(problem.options, **{name: None}), swap=swap).solve():
+            remedies.append(f"set --{name.replace('_', '-')} to {_chosen(found, name)}")
+    if problem.storage.is_exact and replace(problem, storage=STORAGES["bfloat16"]).solve():
+        remedies.append("set --kv-cache-dtype to bfloat16")
+    if not remedies and replace(problem, fixed_len=False, options=EngineOptions(), swap=0).solve():
+        names = [*given, "max_model_len"] if problem.fixed_len else list(given)
+        remedies.append(f"leave {' and '.join(names)} open")
+    return text + (" or ".join(remedies) or "take a smaller model or a narrower dtype, or free memory")
+
+
+def _chosen(found: Settings, option: str) -> int:
+    """What was chosen for an option that was fixed before."""
+    if option == "kv_cache_memory_bytes":
+        return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
+    of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}
+    of_pages = {"block_size": found.page_tokens, "checkpoint_tokens": found.checkpoint_tokens}
+    return {**of_step, **of_pages}.get(option, 0)  # no swap space

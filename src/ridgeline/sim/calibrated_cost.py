@@ -1,0 +1,134 @@
+"""What a step costs in a simulation on a machine that was measured: cost/calibrated.py:clock_step, taken apart.
+
+    of a step's tokens     passes over the weights, their bytes, activations          asked once for each number of them
+    of its rows of logits  the head's
+    of its sequences       how many they are; bytes of state that they go over, activations, passes over keys and values
+
+The share that comes from memory follows from all bytes of a step, so passes are summed apart for numbers in caches and
+from memory. What is in seconds is summed in femtoseconds, so that it is whole: a step of 9,000 s fits 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.cost.calibrated import Counts, facts_of, far_at, held_bytes, passes_s, terms_of
+from ridgeline.cost.operations import Forward, Operation, Slice
+from ridgeline.errors import RequestError
+from ridgeline.plan.planner import Deployment
+from ridgeline.sim.cost import RooflineCost, StepCost, Sums
+from ridgeline.spec.rates import Rates
+
+FEMTO = 1e-15
+BITS = 8  # of a byte: activations of 4 bits may be half bytes
+
+
+def cost_of(deployment: Deployment) -> StepCost:
+    """What the engine is expected to take where the machine was measured, what nothing is faster than elsewhere.
+
+    Raises RequestError for a scheme that is not simulated.
+    """
+    rates = deployment.hardware.rates
+    return RooflineCost(deployment) if rates is None else ClockCost(deployment, rates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Operations that do not depend on contexts. near_s: of passes over numbers in caches, slower_s: how much more they
+    take from memory.
+    """
+
+    near_s: float
+    slower_s: float
+    held_bytes: float
+    moved_bytes: float
+    calls: int
+
+    @classmethod
+    def of(cls, operations: Iterable[Operation], rates: Rates) -> _Fixed:
+        found = [op for op in operations if op.kind != "state"]
+        near = [passes_s(op, rates, 0.0) for op in found]
+        far = [passes_s(op, rates, 1.0) for op in found]
+        return cls(
+            sum(near),
+            sum(max(b - a, 0.0) for a, b in zip(near, far, strict=True)),
+            sum(op.layers * held_bytes(op) for op in found),
+            sum(op.layers * op.activation_bytes for op in found),
+            sum(op.layers for op in found if op.passes),
+        )
+
+
+class ClockCost:
+    """A model on a machine that was measured: clock_step's seconds, but for rounding (tests/pure/test_sim_clock.py).
+
+    Raises RequestError for more than one device: what they send to each other was not measured.
+    """
+
+    def __init__(self, deployment: Deployment, rates: Rates) -> None:
+        scheme = deployment.scheme
+        if scheme.tp * scheme.ep * scheme.pp > 1:
+            raise RequestError(
+                f"tp {scheme.tp}, ep {scheme.ep}, pp {scheme.pp}: {deployment.hardware.name} was measured as one "
+                "device; set all three to 1, or name another machine with --hardware"
+            )
+        self._forward, self._facts = Forward(deployment.spec, deployment.precision), facts_of(deployment.spec)
+        self._rates = rates
+        first = self._forward.state_operations((Slice(1, 1, 1),))
+        self._attending = sum(op.layers for op in first if op.passes)
+        self._bodies: dict[int, _Fixed] = {}
+        self._heads: dict[int, _Fixed] = {}
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        """One sequence, bytes of state that it goes over, bits of activations; for each operation that attends
+        femtoseconds of its passes, over numbers in caches and from memory.
+        """
+        held = moved = 0.0
+        passes: list[int] = []
+        for op in self._forward.state_operations((Slice(1, tokens, context),)):
+            held += op.layers * held_bytes(op)
+            moved += op.layers * op.activation_bytes
+            if op.passes:
+                passes += (round(passes_s(op, self._rates, far) / FEMTO) for far in (0.0, 1.0))
+        return (1, round(held), round(moved * BITS), *passes)
+
+    def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
+        if tokens not in self._bodies or rows not in self._heads:
+            self._ask(tokens, rows)
+        body, head, rates = self._bodies[tokens], self._heads[rows], self._rates
+        sequences, held, moved, *passes = sums
+        far = self._far(body.held_bytes + head.held_bytes + held)
+        counts = Counts(
+            tokens, _first(sequences), rows, self._attending + body.calls + head.calls, self._attending,
+            body.moved_bytes + head.moved_bytes + moved / BITS,
+        )  # fmt: skip
+        total = body.near_s + head.near_s + far * (body.slower_s + head.slower_s)
+        # Not by sum(), which is more exact for floats than for arrays: one step alone must be what it is among others.
+        for name, amount in terms_of(self._facts, counts, far).items():
+            total = total + amount * rates.terms.get(name, 0.0)
+        for near, slow in zip(passes[::2], passes[1::2], strict=True):
+            total = total + (near + far * _positive(slow - near)) * FEMTO
+        return total
+
+    def _far(self, held: Any) -> Any:
+        """The share that comes from memory; an array by the same arithmetic, since logarithms of arrays may differ."""
+        if isinstance(held, np.ndarray):
+            return np.array([far_at(size, self._rates) for size in held.tolist()])
+        return far_at(held, self._rates)
+
+    def _ask(self, tokens: int, rows: int) -> None:
+        found = self._forward.operations((Slice(1, tokens, tokens, rows),))
+        self._bodies[tokens] = _Fixed.of((op for op in found if op.name != "head"), self._rates)
+        self._heads[rows] = _Fixed.of((op for op in found if op.name == "head"), self._rates)
+
+
+def _first(count: Any) -> int:
+    """Of the sequences, which are the same in all steps of an array."""
+    return int(count[0]) if isinstance(count, np.ndarray) else count
+
+
+def _positive(number: Any) -> Any:
+    return np.maximum(number, 0) if isinstance(number, np.ndarray) else max(number, 0)

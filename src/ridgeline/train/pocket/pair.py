@@ -1,0 +1,163 @@
+"""A recipe, from nothing to the target and its draft."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from ridgeline.archs import spec_from_config
+from ridgeline.errors import DataError
+from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.train.card import Row
+from ridgeline.train.cost import Cost
+from ridgeline.train.data.batches import Batches
+from ridgeline.train.data.corpus import Corpus
+from ridgeline.train.data.folder import TrainingData, prepare
+from ridgeline.train.data.shards import Shard
+from ridgeline.train.pocket.continuations import hash_of, write_continuations
+from ridgeline.train.pocket.functions import write_functions
+from ridgeline.train.pocket.produce import DATA, TRAINING, Place, Watch, finish, job_of
+from ridgeline.train.pocket.prune import prune
+from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
+from ridgeline.train.ranks import Ranks
+from ridgeline.train.run import Job, Trained, train
+
+LICENCE = "PSF-2.0"  # of the texts
+SUMMARY = "A small model of Python that ships inside Ridgeline, trained on Python's standard library alone."
+DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last is what {} itself says."
+START = "cut out of {}: its layers {} (from 0), of each the key-value heads {} with their query heads, in less width"
+DESCRIBED: Mapping[StageData, str] = {
+    "corpus": "the training side",
+    "functions": "the training side, and {functions:,} functions of it as documents of their own",
+    "headers": "the training side and {functions:,} functions, half of them with a header encoded as a prompt is",
+    "code": "the training side and {functions:,} functions without comments and docstrings, headers as before",
+    "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
+}
+
+
+def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
+    """The recipe's target in `out/NAME`, its draft in `out/NAME-draft`. Raises DataError for another Python's texts."""
+    if (version := platform.python_version()) != recipe.python:
+        raise DataError(
+            f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "
+            "that one, or train on this one's with --data stdlib"
+        )
+    folder = out / recipe.name / TRAINING / DATA
+    watch.say("reading the standard library, and what functions it shares")
+    data = prepare(
+        Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
+        seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
+    )  # fmt: skip
+    target = Place(folder=out / recipe.name, ranks=ranks, licence=LICENCE, dtype="bfloat16")
+    maker = _Maker(recipe, data, target, watch)
+    maker.make(recipe.target, replace(target, sampling=recipe.target.sampling), SUMMARY)
+    draft = replace(target, folder=out / f"{recipe.name}-draft", sampling=recipe.draft.sampling)
+    maker.make(recipe.draft, draft, DRAFT_SUMMARY.format(recipe.name, recipe.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes both models of a recipe. target: where the first one goes."""
+
+    recipe: Recipe
+    data: TrainingData
+    target: Place
+    watch: Watch
+
+    def make(self, model: ModelRecipe, place: Place, summary: str) -> None:
+        """All stages of a model, and its folder."""
+        name, done = place.folder.name, []
+        weights = self._pruned(model) if model.prune else None
+        for i, stage in enumerate(model.stages):
+            label = name if len(model.stages) == 1 else f"{name}, stage {i + 1} of {len(model.stages)}"
+            done.append(self._stage(model, stage, place, i, label, weights))
+            weights = done[-1].weights
+        job, trained = job_of(model.config, model.stages[-1].options, self.data), _joined(done)
+        finish(name, job, trained, self.data, place, self.watch, summary, tuple(self._rows(model)))
+
+    def _stage(
+        self, model: ModelRecipe, stage: Stage, place: Place, index: int, label: str,
+        weights: Mapping[str, torch.Tensor] | None,
+    ) -> Trained:  # fmt: skip
+        shard, job = self._shard(stage.data), job_of(model.config, stage.options, self.data)
+        folder, facts = place.folder / TRAINING, dict(job.facts)
+        if index:
+            folder /= f"stage-{index + 1}"
+            facts["stage_data"] = shard.info.corpus_hash
+        elif model.prune:
+            facts["start"] = {"target": hash_of(self.target), "data": shard.info.corpus_hash, **asdict(model.prune)}
+        job = Job(job.config, job.options, facts)
+        # What a draft says about files of the corpus is not what its last stage is for.
+        measured = None if stage.data == "continuations" else self.data.held_out
+        return train(job, shard, measured, folder, place.ranks, lambda run: self.watch.run(label, run), weights)
+
+    def _pruned(self, model: ModelRecipe) -> Mapping[str, torch.Tensor]:
+        """What a model begins with that is cut out of the target."""
+        assert model.prune is not None
+        stage, size = model.stages[0], model.prune.tokens
+        large = load_model(str(self.target.folder), LoadOptions(device=self.target.ranks.device, dtype="float32"))
+        batch = Batches(self._shard(stage.data), stage.options.context, size, stage.options.seed).batch(0)
+        small = spec_from_config(model.config)
+        weights = cast("Mapping[str, torch.Tensor]", large.model.weights)
+        return prune(large.spec, weights, small, model.prune, batch, large.table)
+
+    def _shard(self, kind: StageData) -> Shard:
+        if kind == "corpus":
+            return self.data.train
+        folder = self.data.folder / kind
+        if kind != "continuations":
+            return self._first_writes(lambda: write_functions(folder, self.data, self.recipe.functions, kind))
+        asked = self.recipe.continuations
+        done = self.watch.tokens("continuing", asked.num_prompts * asked.new_tokens)
+        return self._first_writes(lambda: write_continuations(self.target, self.data, folder, asked, done))
+
+    def _first_writes(self, write: Callable[[], Shard]) -> Shard:
+        """The first rank writes; the others then find it written."""
+        ranks = self.target.ranks
+        if not ranks.is_first:
+            ranks.wait()
+        shard = write()
+        if ranks.is_first:
+            ranks.wait()
+        return shard
+
+    def _rows(self, model: ModelRecipe) -> list[Row]:
+        asked = {
+            "functions": self.recipe.functions.num_functions, "continuations": self.recipe.continuations.num_prompts
+        }  # fmt: skip
+        rows = []
+        if model.prune:
+            of = self.target.folder.name
+            rows.append(("Start", START.format(of, *(_listed(x) for x in (model.prune.layers, model.prune.kv_heads)))))
+        for i, stage in enumerate(model.stages, 1):
+            o, end = stage.options, " flat" if not stage.options.decay_share else ""
+            text = f"{o.steps:,} steps on {DESCRIBED[stage.data].format(**asked)}; rate {o.learning_rate:g}{end}"
+            rows.append((f"Stage {i}", text))
+        return rows
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _joined(parts: list[Trained]) -> Trained:
+    """The stages of a run as one: the weights of the last, the logs one after the other, the costs' sum."""
+    last, starts = parts[-1], [0, *accumulate(len(part.log) for part in parts)]
+    log = [replace(p, step=p.step + start) for part, start in zip(parts, starts, strict=False) for p in part.log]
+    planned = sum(part.run.options.steps for part in parts)
+    falling = last.run.options.decay_share * last.run.options.steps / planned
+    options = replace(parts[0].run.options, steps=planned, decay_share=falling)
+    costs = [part.cost for part in parts]
+    machines = list(dict.fromkeys(c.machine for c in costs))
+    peaks = [c.peak_flops_per_s for c in costs]
+    cost = Cost(
+        sum(c.tokens for c in costs), sum(c.flops for c in costs), sum(c.seconds for c in costs),
+        peaks[-1] if len(machines) == 1 and None not in peaks else None, "; ".join(machines),
+    )  # fmt: skip
+    return Trained(replace(parts[0].run, options=options), last.weights, starts[-2] + last.step, log, cost)

@@ -1,0 +1,159 @@
+"""From data to a finished folder: train, write, read back, evaluate, describe.
+
+A folder holds the model's own files at its top, and beside them `training/`: data, log.jsonl, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ridgeline.archs import OUR_MODEL_TYPE
+from ridgeline.archs.write import CLASSES
+from ridgeline.evals import Document, Perplexity, measure_perplexity
+from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.train.card import CardFacts, Row, model_card
+from ridgeline.train.curve import draw_curve
+from ridgeline.train.data.folder import TrainingData
+from ridgeline.train.data.manifest import HELD_OUT
+from ridgeline.train.loop import TrainOptions
+from ridgeline.train.output import StoredType, write_model
+from ridgeline.train.ranks import Ranks
+from ridgeline.train.run import Job, OnStep, Run, Trained, train
+
+TRAINING, DATA = "training", "data"
+EVALUATED_TOKENS = 2_000_000  # of the held-out side, in the end
+CURVE = "loss.png"
+SAMPLE_TOKENS = 200  # that the written folder is compared on
+NO_TRANSFORMERS = "transformers is not installed: the written model was compared with Ridgeline's own loader only"
+
+
+class Watch(Protocol):
+    """Who is told how it goes."""
+
+    def say(self, line: str) -> None:
+        """Something that happens once."""
+
+    def run(self, name: str, run: Run) -> OnStep:
+        """A run begins; what it gives is called after every step."""
+
+    def tokens(self, name: str, total: int) -> Any:
+        """Something else that takes a while begins; what it gives is called with numbers of tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and how a model is made. licence: of what comes out, if known. dtype: of the stored weights. sampling: how
+    to sample from it, where nobody says otherwise, as generation_config.json says it.
+    """
+
+    folder: Path
+    ranks: Ranks
+    licence: str | None
+    dtype: StoredType
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch, summary: str) -> None:
+    """Train a model on prepared data and write its folder."""
+    folder = place.folder / TRAINING
+    trained = train(job, data.train, data.held_out, folder, place.ranks, lambda run: watch.run(name, run))
+    finish(name, job, trained, data, place, watch, summary)
+
+
+def finish(
+    name: str, job: Job, trained: Trained, data: TrainingData, place: Place, watch: Watch, summary: str,
+    rows: tuple[Row, ...] = (),
+) -> None:  # fmt: skip
+    """Write the folder of a trained model, check it, evaluate it and describe it. rows: more on the card's training."""
+    if place.ranks.is_first:
+        side = data.held_out or data.train
+        longest = side.document(int(np.argmax(np.diff(side.offsets))))
+        sample = longest[: min(SAMPLE_TOKENS, job.options.context)].tolist()
+        end = side.info.end_of_text_id
+        errors = write_model(
+            place.folder, job.config, trained.weights, data.folder, end, place.dtype, sample, place.sampling
+        )
+        watch.say("read back: largest difference of a logit " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
+        if "transformers" not in errors and job.config.get("model_type") != OUR_MODEL_TYPE:
+            watch.say(NO_TRANSFORMERS)
+        perplexity = _evaluate(place, data, watch) if data.held_out else None
+        curve = _draw(name, trained, place.folder, watch)
+        facts = _card(name, trained, data, place, summary, rows, perplexity, curve)
+        _replace(place.folder / "README.md", model_card(facts))
+        watch.say(f"done: {place.folder}")
+    place.ranks.wait()
+
+
+def job_of(config: Mapping[str, Any], options: TrainOptions, data: TrainingData) -> Job:
+    """A run on prepared data."""
+    return Job(config, options, {"corpus": data.manifest.hash, "tokenizer": data.train.info.tokenizer_hash})
+
+
+def _evaluate(place: Place, data: TrainingData, watch: Watch) -> Perplexity:
+    """On the held-out side, or as many of its first documents as EVALUATED_TOKENS has room for."""
+    assert data.held_out is not None
+    loaded = load_model(str(place.folder), LoadOptions(device=place.ranks.device, dtype="float32"))
+    documents: list[Document] = []
+    total = 0
+    sizes = [entry.num_bytes for entry in data.manifest.entries if entry.side == HELD_OUT]
+    for i, size in enumerate(sizes):
+        ids = data.held_out.document(i)[:-1].tolist()  # the end is no text
+        if documents and total + len(ids) > EVALUATED_TOKENS:
+            break
+        documents.append(Document(ids, size))
+        total += len(ids)
+    found = measure_perplexity(loaded, documents, on_tokens=watch.tokens("evaluating", total - len(documents)))
+    bits = found.bits_per_byte
+    assert bits is not None
+    watch.say(
+        f"held out: {bits.value:.4f} bits per byte, perplexity {found.perplexity.value:.3f} over {found.num_tokens:,} "
+        f"tokens of {len(documents):,} documents"
+    )
+    return found
+
+
+def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None:
+    """The curve's file; None, and a line that says why, where it cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        watch.say(f"{CURVE} was not drawn: it needs matplotlib (pip install 'ridgeline[plot]')")
+        return None
+    run = trained.run
+    draw_curve(trained.log, run.options.batch_tokens, run.bytes_per_token, name, folder / CURVE)
+    return CURVE
+
+
+def _card(
+    name: str, trained: Trained, data: TrainingData, place: Place, summary: str, rows: tuple[Row, ...],
+    perplexity: Perplexity | None, curve: str | None,
+) -> CardFacts:  # fmt: skip
+    run, cost, bits = trained.run, trained.cost, perplexity.bits_per_byte if perplexity else None
+    evaluation: dict[str, Any] = {}
+    if perplexity and bits:
+        evaluation = {
+            "bits_per_byte": bits.value, "bits_per_byte_error": bits.standard_error,
+            "perplexity": perplexity.perplexity.value, "perplexity_error": perplexity.perplexity.standard_error,
+            "evaluated_tokens": perplexity.num_tokens, "eval_context": perplexity.context,
+            "eval_stride": perplexity.stride,
+        }  # fmt: skip
+    is_code = all(entry.name.endswith(".py") for entry in data.manifest.entries)
+    return CardFacts(
+        name=name, summary=summary, spec=run.spec, manifest=data.manifest, licence=place.licence,
+        language="code" if is_code else None, in_transformers=run.spec.family in CLASSES, dtype=place.dtype,
+        train_tokens=data.train.info.num_tokens, options=run.options, steps=len(trained.log),
+        tokens_seen=cost.tokens, training_rows=rows, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
+        machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilisation=cost.utilisation,
+        held_out_tokens=data.held_out.info.num_tokens if data.held_out else None,
+        held_out_share=data.held_out_share or None, split_seed=data.split_seed, curve=curve, **evaluation,
+    )  # fmt: skip
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

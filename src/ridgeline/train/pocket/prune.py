@@ -1,0 +1,181 @@
+"""A small model cut out of a large one, to be trained on: some of its layers, heads and MLP neurons, in less width.
+
+The residual stream is turned into its principal components and all but the first are left out (SliceGPT, Ashkboos et
+al., arXiv:2401.15024); layers and heads are given, and neurons kept by the product of their weights' norms (Minitron,
+Muralidharan et al., arXiv:2407.14679, ranks them by their activations). Nothing is right afterwards, but little is
+lost: what takes a small model long to find, heads that copy above all, is there and only has to be mended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ridgeline.errors import DataError
+from ridgeline.nn import Model
+from ridgeline.nn.step import Stream
+from ridgeline.ops import OpsTable
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import Attention, ModelSpec, RMSNorm
+from ridgeline.train.data.batches import Batch
+
+Weights = Mapping[str, Tensor]
+_NEEDED = "mixer_norm mixer.q mixer.k mixer.v mixer.o mlp_norm mlp.gate mlp.up mlp.down".split()
+_KNOWN = frozenset((*_NEEDED, "mixer.q_norm", "mixer.k_norm"))
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    """layers: which ones are kept. kv_heads: likewise, of every layer, each with its query heads. tokens: the text that
+    the stream's components are taken from.
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    tokens: int = 16_384
+
+
+def prune(
+    large: ModelSpec, weights: Weights, small: ModelSpec, options: PruneOptions, batch: Batch, table: OpsTable
+) -> dict[str, Tensor]:  # fmt: skip
+    """Weights of `small`, float32 by the spec's names, out of those of `large`. batch: some text.
+
+    Raises DataError for a model of other parts than attention and gated MLPs with RMS norms before them, one table for
+    input and output, and where the sizes of `small` are not those of what is kept.
+    """
+    kept = _of_layers(large, weights, options)
+    spec = replace(large, layers=tuple(large.layers[i] for i in options.layers))
+    basis, scale = _components(_second_moment(spec, kept, batch, table), small.hidden_size)
+    found = {"embed.weight": kept["embed.weight"] @ basis}
+    found["norm.weight"] = basis.T.square() @ kept["norm.weight"] * scale  # the nearest diagonal one
+    for i, (old, new) in enumerate(zip(spec.layers, small.layers, strict=False)):
+        layer = _Layer(f"layers.{i}", kept, basis, scale)
+        assert isinstance(old.mixer, Attention)
+        found |= layer.attention(old.mixer, options.kv_heads) | layer.mlp(getattr(new.mlp, "intermediate_size", 0))
+    wanted = {w.name: tuple(w.shape) for w in small.weights()}
+    if differ := dict(wanted.items() ^ {k: tuple(v.shape) for k, v in found.items()}.items()):
+        name = min(differ)
+        given = tuple(found[name].shape) if name in found else "missing"
+        raise DataError(
+            f"what is kept does not fit: {name} is {given}, the small model's {wanted.get(name, 'missing')}"
+        )
+    return {name: x.contiguous() for name, x in found.items()}
+
+
+def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict[str, Tensor]:
+    """The weights of some layers, numbered anew, and those of none."""
+    norms = [
+        spec.norm,
+        *(norm for layer in spec.layers for norm in (layer.pre_norm, getattr(layer, "post_norm", None))),
+    ]
+    plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
+    if not (plain and spec.tie_word_embeddings and all(isinstance(layer.mixer, Attention) for layer in spec.layers)):
+        raise DataError(f"a model of the family {spec.family} cannot be cut: it has other norms, mixers or two tables")
+    _check("layers", options.layers, len(spec.layers))
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)
+        _check("key-value heads", options.kv_heads, layer.mixer.num_kv_heads)
+    found = {}
+    for name, x in weights.items():
+        if not name.startswith("layers."):
+            found[name] = x.float()
+            continue
+        _, number, part = name.split(".", 2)
+        if part.removesuffix(".weight") not in _KNOWN:
+            raise DataError(f"a model with {name} cannot be cut")
+        found |= {f"layers.{new}.{part}": x.float() for new, old in enumerate(options.layers) if old == int(number)}
+    needed = (f"layers.{i}.{part}.weight" for i in range(len(options.layers)) for part in _NEEDED)
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(f"a model without {missing[0]} cannot be cut")
+    return found
+
+
+def _check(what: str, kept: Sequence[int], there: int) -> None:
+    if not all(0 <= i < there for i in kept):
+        raise DataError(f"{what} {', '.join(map(str, kept))} are to be kept; the model has {there}")
+
+
+class _Watched(Model):
+    """Keeps what each layer reads."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, table: OpsTable, max_len: int) -> None:
+        super().__init__(spec, weights, table, max_len)
+        self.seen: list[Tensor] = []
+
+    def run_block(self, block: Callable[..., Stream], stream: Stream, step: Any, rotaries: Any) -> Stream:
+        self.seen.append(_sum(stream))
+        return super().run_block(block, stream, step, rotaries)
+
+
+def _sum(stream: Stream) -> Tensor:
+    residual, delta = cast("tuple[Tensor, Tensor | None]", (stream.residual, stream.delta))
+    return residual if delta is None else residual + delta
+
+
+@torch.no_grad()
+def _second_moment(spec: ModelSpec, weights: Weights, batch: Batch, table: OpsTable) -> Tensor:
+    """[D, D]: of the stream before each layer and after the last, every token at a norm of 1."""
+    model = _Watched(spec, weights, table, max(batch.lengths))
+    ids, positions = (table.memory.integers(x) for x in (batch.token_ids, batch.positions))
+    model.seen.append(_sum(model.forward(DenseStep(ids, positions, batch.lengths, table.memory))))
+    units = torch.cat([torch.nn.functional.normalize(x.float(), dim=-1) for x in model.seen])
+    return units.T @ units / len(units)
+
+
+def _components(moment: Tensor, width: int) -> tuple[Tensor, float]:
+    """The first `width` principal directions [D, width], and what an RMS norm in them has to be multiplied with.
+
+    A token whose share s of its square norm is kept has the root mean square sqrt(s x D / width) of what it had.
+    """
+    values, vectors = torch.linalg.eigh(moment.double().cpu())
+    share = float(values[-width:].sum() / values.sum())
+    return vectors[:, -width:].flip(1).to(moment), math.sqrt(share * len(moment) / width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer in the basis [D, width]. A norm's weights go into the matrices after it, but for their mean."""
+
+    name: str
+    weights: Weights
+    basis: Tensor
+    scale: float
+
+    def attention(self, old: Attention, kv_heads: Sequence[int]) -> dict[str, Tensor]:
+        groups, size = old.num_heads // old.num_kv_heads, old.head_dim
+        heads = [k * groups + i for k in kv_heads for i in range(groups)]
+        rows = {"q": _rows(heads, size), "k": _rows(kv_heads, size), "v": _rows(kv_heads, size)}
+        found = dict(self._norm("mixer_norm"))
+        for part, chosen in rows.items():
+            found[f"{self.name}.mixer.{part}.weight"] = self._reads("mixer_norm", f"mixer.{part}")[chosen]
+        found[f"{self.name}.mixer.o.weight"] = self._writes("mixer.o")[:, rows["q"]]
+        norms = (f"{self.name}.mixer.{part}_norm.weight" for part in "qk")
+        return found | {name: self.weights[name].clone() for name in norms if name in self.weights}
+
+    def mlp(self, width: int) -> dict[str, Tensor]:
+        gate, up = (self._reads("mlp_norm", f"mlp.{part}") for part in ("gate", "up"))
+        down = self._writes("mlp.down")
+        strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+        kept = strength.topk(min(width, len(strength))).indices.sort().values
+        parts = {"gate": gate[kept], "up": up[kept], "down": down[:, kept]}
+        return {f"{self.name}.mlp.{part}.weight": x for part, x in parts.items()} | dict(self._norm("mlp_norm"))
+
+    def _norm(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        full = f"{self.name}.{name}.weight"
+        yield full, self.basis.new_full((self.basis.shape[1],), float(self.weights[full].mean()) * self.scale)
+
+    def _reads(self, norm: str, part: str) -> Tensor:
+        gain = self.weights[f"{self.name}.{norm}.weight"]
+        return self.weights[f"{self.name}.{part}.weight"] * (gain / gain.mean()) @ self.basis
+
+    def _writes(self, part: str) -> Tensor:
+        return self.basis.T @ self.weights[f"{self.name}.{part}.weight"]
+
+
+def _rows(heads: Sequence[int], size: int) -> list[int]:
+    return [head * size + i for head in heads for i in range(size)]

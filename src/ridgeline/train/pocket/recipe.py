@@ -1,0 +1,81 @@
+"""Recipes: a corpus, its vocabulary and two models, as data, so that what ships can be made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ridgeline.errors import DataError
+from ridgeline.train.loop import TrainOptions
+from ridgeline.train.pocket.continuations import ContinuationOptions
+from ridgeline.train.pocket.functions import FunctionOptions
+from ridgeline.train.pocket.prune import PruneOptions
+
+FOLDER = Path(__file__).parent / "recipes"
+StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a run, with an optimiser of its own; it begins with the weights of the one before.
+
+    data: the training side; with functions of it as documents of their own, in one of the forms that `write_functions`
+    has; or what the target says.
+    """
+
+    data: StageData
+    options: TrainOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """config: the config.json to be, of a family. sampling: of its generation_config.json. prune: what of the target it
+    begins with; None: random weights.
+    """
+
+    config: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    stages: tuple[Stage, ...]
+    prune: PruneOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """python: the version whose standard library is the corpus; corpus_hash: of its manifest."""
+
+    name: str
+    python: str
+    corpus_hash: str
+    held_out_share: float
+    split_seed: int
+    vocab_size: int
+    functions: FunctionOptions
+    continuations: ContinuationOptions
+    target: ModelRecipe
+    draft: ModelRecipe
+
+    @classmethod
+    def read(cls, name: str) -> Recipe:
+        """A recipe that ships with Ridgeline. Raises DataError, listing them, for one that does not."""
+        known = sorted(path.stem for path in FOLDER.glob("*.json"))
+        if name not in known:
+            raise DataError(f"--recipe {name!r} is not known; known are {', '.join(known)}")
+        data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        corpus = data["corpus"]
+        return cls(
+            name, corpus["python"], corpus["hash"], corpus["held_out_share"], corpus["split_seed"], data["vocab_size"],
+            FunctionOptions(**data["functions"]), ContinuationOptions(**data["continuations"]),
+            _model(data["target"]), _model(data["draft"]),
+        )  # fmt: skip
+
+
+def _model(data: Mapping[str, Any]) -> ModelRecipe:
+    stages = [(stage["data"], TrainOptions(**stage["options"])) for stage in data["stages"]]
+    assert all(kind in get_args(StageData) for kind, _ in stages)
+    prune = None
+    if kept := data.get("prune"):
+        prune = PruneOptions(tuple(kept["layers"]), tuple(kept["kv_heads"]), kept["tokens"])
+    return ModelRecipe(data["config"], data["sampling"], tuple(Stage(*stage) for stage in stages), prune)
