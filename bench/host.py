@@ -1,7 +1,7 @@
 """What a decode step costs beside its kernels: python bench/host.py [--weights bf16 ...] [--profile]
 
 One JSON line for each format and batch: medians of a step of the whole session (scheduler, forward pass, sampler,
-detokeniser) on the shape of SmolLM2-135M, of the time in which kernels held the threads, and the rest as a share. The
+detokenizer) on the shape of SmolLM2-135M, of the time in which kernels held the threads, and the rest as a share. The
 gate: every answer in the batch is the one that the same prompt gets alone.
 """
 

@@ -77,21 +77,21 @@ def all_of(limit: float) -> dict[str, float]:
     return dict.fromkeys("SML", limit)
 
 
-QUANTISED = ("int8", "int4")
+QUANTIZED = ("int8", "int4")
 PROMPTS = {"S": 1.8, "M": 1.8, "L": 1.5}
 BARS = (
     Bar("decode", "read_share", ("int8", "int4", "bf16"), "", {"S": 0.8, "M": 0.9, "L": 0.9}),
     Bar("decode", "tokens_per_s", ("int8",), "peer", {"S": 1.5, "M": 1.6, "L": 1.25}),
     Bar("decode", "tokens_per_s", ("int4",), "peer", {"S": 1.5, "M": 1.6, "L": 1.8}),
-    Bar("prefill", "tokens_per_s", QUANTISED, "peer", PROMPTS),
+    Bar("prefill", "tokens_per_s", QUANTIZED, "peer", PROMPTS),
     Bar("prefill", "tokens_per_s", ("fp32",), "peer", all_of(0.95)),
-    Bar("decode", "first_token_ms", QUANTISED, "peer", PROMPTS),
+    Bar("decode", "first_token_ms", QUANTIZED, "peer", PROMPTS),
     Bar("decode", "first_token_ms", ("fp32",), "peer", all_of(0.95)),
-    Bar("batch8", "tokens_per_s", QUANTISED, "peer", all_of(1.8)),
-    Bar("batch32", "tokens_per_s", QUANTISED, "peer", all_of(1.8)),
+    Bar("batch8", "tokens_per_s", QUANTIZED, "peer", all_of(1.8)),
+    Bar("batch32", "tokens_per_s", QUANTIZED, "peer", all_of(1.8)),
     Bar("batch8", "tokens_per_s", ("int4",), "int8", all_of(1.0)),
     Bar("batch32", "tokens_per_s", ("int4",), "int8", all_of(1.0)),
-    Bar("load", "peak_mb", QUANTISED, "llama.cpp", all_of(1.15), at_most=True),
+    Bar("load", "peak_mb", QUANTIZED, "llama.cpp", all_of(1.15), at_most=True),
 )
 # What is run, with its limit in seconds: process start to first token. "": the built-in model.
 STARTUPS = (("", "", 0.7), ("S", "", 1.0), ("L", "int8", 2.0))

@@ -3,7 +3,7 @@
 The products of a decode step (queries, keys and values as one matrix, attention output, gate and up, down, head) of
 S = SmolLM2-135M, M = Qwen3-0.6B and L = Llama-3.2-1B with random weights, in every format, for 1, 8, 32 and 512 tokens.
 So many layers are held that the weights are larger than the caches; the head is left out at 512 tokens, for it serves
-the last token only. Quantising the tokens counts.
+the last token only. Quantizing the tokens counts.
 
 Each round measures the limits too, in turn: reading memory with all threads, multiply-adds of float32 and of bytes in
 registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time over the limit

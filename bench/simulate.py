@@ -63,7 +63,7 @@ def main() -> None:
         output_tokens=r.output_tokens,
         simulated_seconds=round(r.duration_s, 1),
         mean_batch=round(r.mean_batch, 1),
-        utilisation=round(r.utilisation, 3),
+        utilization=round(r.utilization, 3),
         microseconds_per_request=round(1e6 * seconds / args.requests, 1),
     )
 

@@ -1,4 +1,4 @@
-"""Models, vocabularies, optimisers and rates at equal cost: python bench/train.py [--seconds 420] [--case NAME ...]
+"""Models, vocabularies, optimizers and rates at equal cost: python bench/train.py [--seconds 420] [--case NAME ...]
 
 Each case trains on the standard library of the running Python, in one thread, until it has used so many seconds of
 processor time, the rate falling over the last 40 % of them; then the held-out loss is taken on 96 rows. Cases can run
@@ -25,7 +25,7 @@ from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
 from ridgeline.train import Batch, Batches, Corpus
 from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimizer import Optimiser, OptimiserName
+from ridgeline.train.optimizer import Optimizer, OptimizerName
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import bytes_per_target
 
@@ -43,7 +43,7 @@ class Case:
     heads: int
     kv_heads: int
     inner: int
-    optimiser: OptimiserName = "muon"
+    optimizer: OptimizerName = "muon"
     rate: float = 4e-3
 
     def spec(self) -> ModelSpec:
@@ -78,7 +78,7 @@ def run(case: Case, options: argparse.Namespace) -> None:
     folder = options.work / str(case.vocab)
     data = prepare(Corpus.stdlib(), folder, case.vocab, ranks=Ranks("reference"), held_out_share=0.05, say=say)
     model = LanguageModel(case.spec(), open_table("reference"), CONTEXT)
-    optimiser = Optimiser(model.weights(), case.optimiser, 0.1)
+    optimizer = Optimizer(model.weights(), case.optimizer, 0.1)
     batches, losses, spent = Batches(data.train, CONTEXT, BATCH), list[float](), 0.0
     while spent < options.seconds:
         begin = time.process_time()
@@ -86,7 +86,7 @@ def run(case: Case, options: argparse.Namespace) -> None:
         batch = batches.batch(len(losses))
         loss = loss_of(model, batch) / int((batch.targets >= 0).sum())
         loss.backward()
-        optimiser.step(case.rate * min(1.0, (len(losses) + 1) / WARMUP) * min(1.0, left / DECAY), 1.0)
+        optimizer.step(case.rate * min(1.0, (len(losses) + 1) / WARMUP) * min(1.0, left / DECAY), 1.0)
         losses.append(loss.item())
         spent += time.process_time() - begin
         if len(losses) % 20 == 0:

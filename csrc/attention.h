@@ -39,7 +39,7 @@ struct AttentionCase {
 };
 
 // Keys and values of one layer, in pages; strides are in bytes. Number d of a key of head h in slot s of page p is at
-//   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighbouring keys are neighbours
+//   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighboring keys are neighbors
 //   keys + p * key_page + h * key_head + s * key_row + d * size          if not
 // and number d of its value is at
 //   values + p * value_page + h * value_head + s * value_row + d * size

@@ -59,12 +59,12 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
     e.run(work.hold, v);
 }
 
-void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid, bool normalise, float scale,
+void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid, bool normalize, float scale,
            const Input& logits, const std::optional<Input>& bias, const nb::ndarray<int64_t, nb::device::cpu>& ids,
            const Output& weights) {
     const Rows<const float> from = rows_of(logits, "logits");
     const Rows<int64_t> chosen = rows_of(ids, "ids");
-    const RouteCase c{from.columns, chosen.columns, groups, open, best_two, sigmoid, normalise, scale};
+    const RouteCase c{from.columns, chosen.columns, groups, open, best_two, sigmoid, normalize, scale};
     if (chosen.rows != from.rows || c.choices < 1 || c.choices > c.experts)
         refuse("ids have a row for each token, of 1 to as many choices as there are experts");
     if (groups < 0 || (groups && (c.experts % groups || open < 1 || open > groups)))
@@ -90,7 +90,7 @@ void bind_experts(nb::module_& m) {
         .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("plus").none(),
              array("gate").none(), array("out"));
     m.def("route", route, nb::arg("pool"), nb::arg("groups"), nb::arg("open"), nb::arg("best_two"), nb::arg("sigmoid"),
-          nb::arg("normalise"), nb::arg("scale"), array("logits"), array("bias").none(), array("ids"),
+          nb::arg("normalize"), nb::arg("scale"), array("logits"), array("bias").none(), array("ids"),
           array("weights"));
 }
 

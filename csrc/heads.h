@@ -13,7 +13,7 @@ struct HeadsCase {
 };
 
 struct HeadKernels {
-    // Heads [begin, end) of one token at x, in place: normalised, then turned. cos, sin: [rope_dim / 2], or null.
+    // Heads [begin, end) of one token at x, in place: normalized, then turned. cos, sin: [rope_dim / 2], or null.
     void (*finish)(const HeadsCase&, const NormWeights&, float* x, int64_t begin, int64_t end, const float* cos,
                    const float* sin);
 };

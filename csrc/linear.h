@@ -30,7 +30,7 @@ struct Source {
 };
 
 struct SourceKernels {
-    // Token i, normalised: in `room` [k], or where it lies if nothing was to be done to it. keep: write the sum.
+    // Token i, normalized: in `room` [k], or where it lies if nothing was to be done to it. keep: write the sum.
     const float* (*prepare)(const Source&, int64_t i, float* room, bool keep);
     // Tokens first .. first + n (one unit: n <= 4, first a multiple of 4) into the activations.
     void (*load)(const Activations&, Format, int group, int64_t k, const float* const* tokens, int64_t first, int n);

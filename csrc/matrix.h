@@ -18,7 +18,7 @@
 //
 // Why unsigned weights and signed activations: there are instructions for that. The offset of the weights costs its
 // product with the sum of a token's activations, one number per token (int8) or per token and group (int4), known when
-// they are quantised.
+// they are quantized.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -50,7 +50,7 @@ struct Matrix {
 
     Matrix(Pool&, Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows);
 
-    bool quantised() const { return format == Format::int8 || format == Format::int4; }
+    bool quantized() const { return format == Format::int8 || format == Format::int4; }
     char* panel(int64_t p) const { return data.data + p * panel_bytes; }
     // Of what row r of a part is: its panel and its place there.
     std::pair<int64_t, int> place(int part, int64_t r) const {
@@ -70,7 +70,7 @@ struct SourceRows {
 
 // Tokens of a step, as the kernels read them: tiles of at most `tile` tokens, which lie k by k:
 //   floats         [padded k][tokens of the tile]
-//   quantised      [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
+//   quantized      [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
 //   offset         int8: [tokens]; int4: [groups][tokens of the tile] of each tile: what the weights' offset adds up to
 // Each format has its tile, and tiles are as equal as whole units of 4 tokens allow.
 struct Activations {

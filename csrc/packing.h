@@ -13,7 +13,7 @@ enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // of a pool's scratch
 // What the activations of `tokens` take, and where they lie in `room`.
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
     const int64_t groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantised() ? 1 : 4);
+    const size_t data = size_t(tokens * w.padded_k) * (w.quantized() ? 1 : 4);
     return size_t(round_up(int64_t(data), 64)) + size_t(round_up(tokens * 4, 64)) +
            size_t(round_up(tokens * groups * 4, 64));
 }
@@ -26,7 +26,7 @@ inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     a.groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
     a.tiles = (tokens + tile - 1) / tile;
     a.data = room;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantised() ? 1 : 4);
+    const size_t data = size_t(tokens * w.padded_k) * (w.quantized() ? 1 : 4);
     a.scale = (float*)((char*)room + round_up(int64_t(data), 64));
     a.offset = (int32_t*)((char*)a.scale + round_up(tokens * 4, 64));
     return a;

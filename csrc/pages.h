@@ -14,7 +14,7 @@ enum class StateType { float32, bfloat16, float16, int8 };
 constexpr int64_t size_of(StateType s) { return s == StateType::float32 ? 4 : s == StateType::int8 ? 1 : 2; }
 constexpr int64_t scale_bytes(StateType s) { return s == StateType::int8 ? 4 : 0; }
 
-// n tokens, [heads, numbers] each and `stride` numbers apart, into neighbouring slots of a page from `to` on, of which
+// n tokens, [heads, numbers] each and `stride` numbers apart, into neighboring slots of a page from `to` on, of which
 // head h begins at to + h * head: [numbers, page_tokens] if `turned`, else [page_tokens, numbers]; then the scales,
 // [page_tokens]. slot: of the first token.
 struct Tokens {

@@ -1,7 +1,7 @@
 // Recurrent mixers: what one thread does. Who does what is in recurrent.cpp.
 //
 // Every number of a state and of a result is one chain over the tokens, and over the states, ascending: chunks, batches
-// and threads change no bit. States lie as the loops want them, with neighbouring channels as neighbours in memory.
+// and threads change no bit. States lie as the loops want them, with neighboring channels as neighbors in memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>

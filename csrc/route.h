@@ -12,7 +12,7 @@ struct RouteCase {
     int64_t experts, choices;
     int64_t groups, open;
     bool best_two;  // a group's score: the sum of its two best, or its best
-    bool sigmoid, normalise;
+    bool sigmoid, normalize;
     float scale;
 };
 

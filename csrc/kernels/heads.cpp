@@ -14,7 +14,7 @@ void turn_halves(float* x, int64_t pairs, const float* cos, const float* sin) {
     }
 }
 
-void turn_neighbours(float* x, int64_t pairs, const float* cos, const float* sin) {
+void turn_neighbors(float* x, int64_t pairs, const float* cos, const float* sin) {
     for (int64_t i = 0; i < pairs; ++i) {
         const float a = x[2 * i], b = x[2 * i + 1];
         x[2 * i] = a * cos[i] - b * sin[i];
@@ -32,7 +32,7 @@ void finish(const HeadsCase& h, const NormWeights& norm, float* x, int64_t begin
         if (!cos) continue;
         head += h.first;
         if (h.interleaved)
-            turn_neighbours(head, h.rope_dim / 2, cos, sin);
+            turn_neighbors(head, h.rope_dim / 2, cos, sin);
         else
             turn_halves(head, h.rope_dim / 2, cos, sin);
     }

@@ -50,7 +50,7 @@ template <class Type> GroupTile group_tile_of(int64_t m) {
 
 // Raw sums of a tile into floats, in place.
 void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin, int64_t m, float* c) {
-    if (!w.quantised()) return;
+    if (!w.quantized()) return;
     for (int64_t i = 0; i < m; ++i) {
         const F token = set(a.scale[begin + i]);
         RL_FOR(v, VECTORS) {
@@ -166,7 +166,7 @@ Blocks blocks(const Matrix& w, const Activations& a) {
     if (a.tiles == 1) return {w.padded_k, 1};
     if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / l.bytes * l.step), 1};
     // Many tokens: a tile's activations stay in the first cache, and the panels' weights in the second.
-    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (w.quantised() ? 1 : 4)) / l.step * l.step);
+    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (w.quantized() ? 1 : 4)) / l.step * l.step);
     return {k, std::max<int64_t>(1, L2_BYTES / (k / l.step * l.bytes))};
 }
 

@@ -76,7 +76,7 @@ void route(const RouteCase& c, const float* logits, const float* bias, int64_t* 
     std::copy_n(logits, n, scores);
     if (c.sigmoid)
         for (int64_t i = 0; i < n; i += W) store(scores + i, sigmoid(load(scores + i, int(n - i))), int(n - i));
-    else if (!plain || !c.normalise)
+    else if (!plain || !c.normalize)
         softmax(scores, n);
     for (int64_t i = 0; i < n; ++i) rated[i] = plain ? logits[i] : bias ? scores[i] + bias[i] : scores[i];
     ready(rated, n);
@@ -87,9 +87,9 @@ void route(const RouteCase& c, const float* logits, const float* bias, int64_t* 
         weights[j] = scores[ids[j]];
         sum += weights[j];
     }
-    if (c.normalise && plain)
+    if (c.normalize && plain)
         softmax(weights, c.choices);
-    else if (c.normalise)
+    else if (c.normalize)
         for (int64_t j = 0; j < c.choices; ++j) weights[j] /= sum;
     if (c.scale != 1.f)
         for (int64_t j = 0; j < c.choices; ++j) weights[j] *= c.scale;

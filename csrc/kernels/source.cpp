@@ -118,7 +118,7 @@ Scale scale_of(const float* x, int64_t k) {
 }
 
 // 16 elements of one token as bytes; their sum is added up.
-RL_INLINE I4 quantise16(const float* x, int count, const Scale& s, I (&sum)[V]) {
+RL_INLINE I4 quantize16(const float* x, int count, const Scale& s, I (&sum)[V]) {
     alignas(16) int8_t bytes[16];
     RL_FOR(v, V) {
         I q = round(load(x + v * W, count - v * W) * set(s.inverse)) & s.mask;
@@ -149,7 +149,7 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         I4 a[4] = {};
         const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
                   quads = int(padded - at < 16 ? padded - at : 16) / 4;
-        RL_FOR(i, n) a[i] = quantise16(tokens[i] + at, count, scale[i], sum[i]);
+        RL_FOR(i, n) a[i] = quantize16(tokens[i] + at, count, scale[i], sum[i]);
         int32_t* to = (int32_t*)(out + at * m);
         if (m == 1)
             memcpy(to, &a[0], size_t(quads) * 4);

@@ -126,7 +126,7 @@ class Projection:
         """rows: of x and delta that are taken; None: all."""
 
 class Heads:
-    """Queries, keys and values: outs = the parts of the matrix, the first `turned` of them normalised and rotated."""
+    """Queries, keys and values: outs = the parts of the matrix, the first `turned` of them normalized and rotated."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ def route(
     open: int,
     best_two: bool,
     sigmoid: bool,
-    normalise: bool,
+    normalize: bool,
     scale: float,
     logits: Floats,
     bias: Floats | None,

@@ -161,7 +161,7 @@ def only_parse_script(words: list[str]) -> None:
         try:
             with pytest.raises(Parsed):
                 runpy.run_path(str(ROOT / words[1]), run_name="__main__")
-        finally:  # the names of its neighbours are too common to be kept
+        finally:  # the names of its neighbors are too common to be kept
             for name in set(sys.modules) - before:
                 if str(ROOT / "bench") in (getattr(sys.modules[name], "__file__", None) or ""):
                     del sys.modules[name]

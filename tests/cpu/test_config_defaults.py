@@ -116,7 +116,7 @@ def optional_fields(model_type: str) -> list[str]:
 
 @pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_left_out(model_type: str) -> None:
-    """Alone, from a full config: an absent field must not be made up from its neighbours otherwise than there."""
+    """Alone, from a full config: an absent field must not be made up from its neighbors otherwise than there."""
     whole, different = filled(model_type, sizes(model_type)), []
     for field in optional_fields(model_type):
         rest = {key: value for key, value in whole.items() if key != field}

@@ -37,7 +37,7 @@ def test_a_turn_goes_on_from_the_very_ids(qwen: Tokenizer) -> None:
     assert len(seen) > len(qwen.encode_chat(talk.messages))  # really no ids of the tokenizer's own
 
 
-def test_a_history_that_the_template_rewrites_is_tokenised_anew(qwen: Tokenizer) -> None:
+def test_a_history_that_the_template_rewrites_is_tokenized_anew(qwen: Tokenizer) -> None:
     source = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}[assistant] "
     trimming = Tokenizer(qwen._backend, templates={"default": source})
     talk = Conversation(trimming)
@@ -48,7 +48,7 @@ def test_a_history_that_the_template_rewrites_is_tokenised_anew(qwen: Tokenizer)
 
 
 def test_text_that_would_join_tokens_over_the_border(qwen: Tokenizer) -> None:
-    """The template puts no special token after an answer: what follows must be the end of the whole, tokenised."""
+    """The template puts no special token after an answer: what follows must be the end of the whole, tokenized."""
     bare = Tokenizer(qwen._backend, templates={"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
     for answer, question in (("hel", "lo wor"), ("new\n", "\nline"), ("a ", "b"), ("12", "34")):
         talk = Conversation(bare)

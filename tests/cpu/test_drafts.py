@@ -82,7 +82,7 @@ def plain(name: str, **params: Any) -> Answers:
 
 
 def settings(name: str, drafts: int = DRAFTS, **options: int) -> EngineConfig:
-    chosen = EngineOptions(**{"max_num_seqs": 8, "block_size": 4, "checkpoint_tokens": 16, **options})
+    chosen = EngineOptions(**{"max_num_seqs": 8, "block_size": 4, "state_snapshot_tokens": 16, **options})
     return resolve(loaded(name).spec, 256, chosen, free_bytes=1 << 30, fixed_len=True, num_speculative_tokens=drafts)
 
 
@@ -160,7 +160,7 @@ def test_drawn_answers_stay_as_they_are_too(name: str) -> None:
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])
 def test_drafts_of_sequences_that_make_room(name: str, depth: int, how: Literal["recompute", "swap"]) -> None:
     wanted = plain(name)
-    config = settings(name, steps_in_flight=depth, max_num_batched_tokens=24, checkpoint_tokens=4)
+    config = settings(name, steps_in_flight=depth, max_num_batched_tokens=24, state_snapshot_tokens=4)
     few = tuple(g.most_pages(61 + NEW_TOKENS) + 3 for g in config.groups)
     host = tuple(4 * n if how == "swap" else 0 for n in few)
     engine = Engine(loaded(name), replace(config, num_pages=few, num_host_pages=host))

@@ -20,7 +20,7 @@ from ridgeline.spec import ClampedSwiGLU, MoE, Ungated
 WIDTH = 33
 TABLE = open_table("reference")
 CASES = {
-    "over all": MoE(6, 2, 20, normalise=False),
+    "over all": MoE(6, 2, 20, normalize=False),
     "over the chosen": MoE(6, 3, 20),
     "biases": MoE(6, 3, 20, router_bias=True, bias=True),
     "clamped": MoE(6, 2, 20, ClampedSwiGLU(1.3, 0.8), router_bias=True, bias=True),
@@ -74,7 +74,7 @@ def plain(case: MoE, x: Tensor, weights: dict[str, Tensor]) -> tuple[np.ndarray,
         chosen, left = order[: case.num_experts_per_tok], order[case.num_experts_per_tok :]
         ties += bool(left) and logits[chosen[-1]] == logits[left[0]]
         powers = np.exp(logits - logits.max())
-        total = powers[chosen].sum() if case.normalise else powers.sum()
+        total = powers[chosen].sum() if case.normalize else powers.sum()
         for e in chosen:
             names = ("gate", "up", "down") if case.gated else ("up", "down")
             parts = {n: (w[f"experts.{n}.weight"][e], w.get(f"experts.{n}.bias")) for n in names}

@@ -1,4 +1,4 @@
-"""Checkpoints of fp8 matrices with a scale per block: dequantised at load, each number to the last bit."""
+"""Checkpoints of fp8 matrices with a scale per block: dequantized at load, each number to the last bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ridgeline.ops import open_table
 
 Tensors = dict[str, torch.Tensor]
 BLOCKS = (16, 24)  # neither divides all matrices: the last blocks of rows and columns are smaller
-QUANTISED = ("_proj.weight", "_proj_with_mqa.weight")
+QUANTIZED = ("_proj.weight", "_proj_with_mqa.weight")
 CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCKS)}
 
 
@@ -36,7 +36,7 @@ def spread(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return scale[rows][:, columns]
 
 
-def quantised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A matrix as DeepSeek-V3 stores it: fp8, with a float32 scale per block, its largest number over 448."""
     shape = [-(-n // size) for n, size in zip(matrix.shape, BLOCKS, strict=True)]
     scale = torch.zeros(shape)
@@ -47,12 +47,12 @@ def quantised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / spread(scale, matrix.shape)).to(torch.float8_e4m3fn), scale
 
 
-def quantise(source: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
+def quantize(source: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
     """A copy of a model folder with its projections in fp8."""
     tensors: Tensors = {}
     for key, value in load_file(source / SINGLE).items():
-        if key.endswith(QUANTISED):
-            tensors[key], tensors[f"{key}_scale_inv"] = quantised(value)
+        if key.endswith(QUANTIZED):
+            tensors[key], tensors[f"{key}_scale_inv"] = quantized(value)
         else:
             tensors[key] = value
     change(tensors)
@@ -96,10 +96,10 @@ def test_a_matrix(shape: tuple[int, int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "llama_gqa"])
 def test_a_model(name: str, tmp_path: Path) -> None:
-    """Equal to transformers on the dequantised matrices; stacked experts and a matrix per head are among them."""
+    """Equal to transformers on the dequantized matrices; stacked experts and a matrix per head are among them."""
     case = CASES[name]
     model = build(case, tmp_path / "plain")
-    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    folder = quantize(tmp_path / "plain", tmp_path / "fp8")
     stored = load_file(folder / SINGLE)
     plain: Tensors = {
         key: value.float() * spread(stored[f"{key}_scale_inv"], value.shape) if f"{key}_scale_inv" in stored else value
@@ -127,7 +127,7 @@ def test_a_model(name: str, tmp_path: Path) -> None:
 
 def test_another_type_is_a_choice(tmp_path: Path) -> None:
     build(CASES["llama_gqa"], tmp_path / "plain")
-    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    folder = quantize(tmp_path / "plain", tmp_path / "fp8")
     wide, narrow = (
         LLM(str(folder), skip_tokenizer_init=True, device="reference", dtype=d).loaded.model
         for d in ("auto", "bfloat16")
@@ -139,7 +139,7 @@ def test_another_type_is_a_choice(tmp_path: Path) -> None:
 
 def test_progress_adds_up(tmp_path: Path) -> None:
     build(CASES["deepseek_v3"], tmp_path / "plain")
-    folder = quantise(tmp_path / "plain", tmp_path / "fp8")
+    folder = quantize(tmp_path / "plain", tmp_path / "fp8")
     checkpoint = open_checkpoint(folder)
     assert checkpoint.weight_blocks == BLOCKS
     files, done = BlockScaledFiles(TensorFiles(folder), BLOCKS), []
@@ -163,12 +163,12 @@ KEY = "model.layers.1.self_attn.kv_b_proj.weight"
 )
 def test_what_is_wrong_is_named(change: Callable[[Tensors], object], parts: tuple[str, ...], tmp_path: Path) -> None:
     build(CASES["deepseek_v3"], tmp_path / "plain")
-    message = refusal(quantise(tmp_path / "plain", tmp_path / "fp8", change))
+    message = refusal(quantize(tmp_path / "plain", tmp_path / "fp8", change))
     assert all(part in message for part in parts), message
 
 
 def test_without_the_config_fp8_is_refused(tmp_path: Path) -> None:
     build(CASES["llama_gqa"], tmp_path / "plain")
-    folder = quantise(tmp_path / "plain", tmp_path / "fp8", lambda t: [t.pop(k) for k in list(t) if "_inv" in k])
+    folder = quantize(tmp_path / "plain", tmp_path / "fp8", lambda t: [t.pop(k) for k in list(t) if "_inv" in k])
     (folder / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
     assert "F8_E4M3" in refusal(folder)

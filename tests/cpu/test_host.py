@@ -127,9 +127,9 @@ def test_experts_are_the_definition(case: MoE, size: int, dtype: str) -> None:
 
 ROUTES = {
     "plain": MoE(16, 4, 8),
-    "over all": MoE(16, 4, 8, normalise=False),
+    "over all": MoE(16, 4, 8, normalize=False),
     "sigmoid, biased": MoE(16, 4, 8, scores="sigmoid", choice_bias=True, scale=2.5),
-    "best groups": MoE(16, 4, 8, normalise=False, groups=ExpertGroups(4, 2, "best")),
+    "best groups": MoE(16, 4, 8, normalize=False, groups=ExpertGroups(4, 2, "best")),
     "best pairs": MoE(16, 4, 8, scores="sigmoid", choice_bias=True, groups=ExpertGroups(4, 2, "best_two")),
 }
 

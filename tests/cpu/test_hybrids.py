@@ -102,7 +102,7 @@ def test_the_whole_matrix_for_any_stack(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk", [500, 512])
 def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, checkpoint: int | None, tmp_path: Path) -> None:
     """Whatever the checkpoints: the second request shows where prompts part; the ones after it begin there."""
-    engine = EngineOptions(max_num_batched_tokens=chunk, checkpoint_tokens=checkpoint)
+    engine = EngineOptions(max_num_batched_tokens=chunk, state_snapshot_tokens=checkpoint)
     llm = load(tmp_path, spec_of(MAMBA, FULL, MAMBA, longest=4096), engine=engine)
     shared = [i * i % VOCAB for i in range(2000)]
     prompts = [[*shared, *(j * (i + 3) % VOCAB for j in range(30))] for i in range(5)]
@@ -120,7 +120,7 @@ def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, checkpoint: int |
     assert stats.restored == sum(hit > 0 for hit in hits)
     assert stats.recomputed_tokens == pytest.approx(2000 * (1 - hits[1]), abs=32)
     # A step leaves one at most, and one lies where prompts part.
-    assert stats.checkpoints >= 2000 // max(llm.config.checkpoint_tokens, chunk) + 1
+    assert stats.snapshots >= 2000 // max(llm.config.state_snapshot_tokens, chunk) + 1
 
 
 def plainly(llm: LLM, prompt: list[int], count: int) -> list[int]:
@@ -142,7 +142,7 @@ def test_chunks_end_on_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Runner, "submit", record)
     for chunk, wanted in ((500, [384, 768, 1152, 1536, 1920, 2000]), (100, [100, 128, 228, 256, 300])):
         ends.clear()
-        engine = EngineOptions(max_num_batched_tokens=chunk, checkpoint_tokens=128)
+        engine = EngineOptions(max_num_batched_tokens=chunk, state_snapshot_tokens=128)
         llm = load(tmp_path, spec_of(MAMBA, FULL, longest=4096), engine=engine)
         llm.generate([{"prompt_token_ids": [5] * wanted[-1]}], SamplingParams(temperature=0.0, max_tokens=1))
         assert ends == wanted

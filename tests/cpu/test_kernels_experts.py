@@ -20,14 +20,14 @@ from cpu.test_kernels_stages import RMS, WIDTH, Cpu, compare, draw, rng, same_bi
 SIZES = (1, 63, 100, 257)
 CASES = {
     "plain": MoE(7, 3, 70),
-    "over all": MoE(6, 2, 33, "gelu_tanh", normalise=False, scale=2.5),
+    "over all": MoE(6, 2, 33, "gelu_tanh", normalize=False, scale=2.5),
     "biases": MoE(6, 3, 20, ClampedSwiGLU(1.7, 0.5), router_bias=True, bias=True),
     "no gates": MoE(6, 2, 20, Ungated("relu2"), bias=True),
     "shared": MoE(40, 6, 20, shared=GatedMLP(33)),
     "shared, gated": MoE(8, 2, 20, shared=GatedMLP(33), shared_gate=True),
     "groups": MoE(24, 4, 20, scores="sigmoid", choice_bias=True, groups=ExpertGroups(4, 2, "best_two"), scale=2.0,
                   shared=GatedMLP(33)),
-    "best groups": MoE(20, 4, 20, groups=ExpertGroups(10, 3, "best"), normalise=False),
+    "best groups": MoE(20, 4, 20, groups=ExpertGroups(10, 3, "best"), normalize=False),
     "latent": MoE(8, 3, 20, Ungated("relu2"), scores="sigmoid", latent_size=40, shared=MLP(33, "relu2")),
     "latent, shared gate": MoE(8, 3, 20, latent_size=40, shared=GatedMLP(33), shared_gate=True),
     "one": MoE(1, 1, 20),
@@ -85,9 +85,9 @@ def test_choices_ties_included(experts: int) -> None:
     logits = rng(experts).integers(-2, 3, (100, experts)).astype(np.float32)
     bias = rng(1, experts).integers(-1, 2, experts).astype(np.float32)
     for scores in ("softmax", "sigmoid"):
-        for normalise in (False, True):
+        for normalize in (False, True):
             for given in (None, bias):
-                case = MoE(experts, count, 8, scores=scores, normalise=normalise, choice_bias=given is not None)
+                case = MoE(experts, count, 8, scores=scores, normalize=normalize, choice_bias=given is not None)
                 ids, weights = choose(case, logits, given, 2)
                 more = () if given is None else (torch.from_numpy(given),)
                 wanted = reference_route(case)(torch.from_numpy(logits), *more)

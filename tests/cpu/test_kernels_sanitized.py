@@ -1,4 +1,4 @@
-"""The tests of the kernels once more, in a build that watches memory and undefined behaviour."""
+"""The tests of the kernels once more, in a build that watches memory and undefined behavior."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from ridgeline.ops.cpu.backend import CpuBackend  # noqa: E402
 WIDTH = 100
 AS_STORED = FORMATS["auto"]
 REFERENCE = OpsTable(TorchMemory("cpu"), (ReferenceBackend(),))
-RMS, ZERO_CENTRED, LAYER = RMSNorm(1e-5), RMSNorm(1e-6, offset=1.0), LayerNorm(1e-5)
+RMS, ZERO_CENTERED, LAYER = RMSNorm(1e-5), RMSNorm(1e-6, offset=1.0), LayerNorm(1e-5)
 
 
 def rng(*key: int) -> np.random.Generator:
@@ -128,7 +128,7 @@ MIXERS = {
     "part of a head, pairs": replace(PLAIN, rope=Rope(24, interleaved=True)),
     "biases": replace(PLAIN, qkv_bias=True),
     "norms of heads": replace(PLAIN, qk_norm=RMS),
-    "zero-centred": replace(PLAIN, qk_norm=ZERO_CENTRED),
+    "zero-centered": replace(PLAIN, qk_norm=ZERO_CENTERED),
     "layer norms": replace(PLAIN, qk_norm=LAYER),
     "one norm": replace(PLAIN, qk_norm=RMS, qk_norm_over="all_heads"),
     "one head": Attention(1, 1, 32, 0.2, Rope(32)),
@@ -155,7 +155,7 @@ def attention_arrays(m: Attention, norm: Any, *, keys: bool = True) -> dict[str,
 def test_attention_input(name: str, tokens: int) -> None:
     m = MIXERS[name]
     residual, delta = draw(tokens, WIDTH), draw(tokens, WIDTH, key=1)
-    for norm, given, scale in ((RMS, delta, 1.0), (LAYER, delta, 0.22), (ZERO_CENTRED, None, 1.0), (None, delta, 1.0)):
+    for norm, given, scale in ((RMS, delta, 1.0), (LAYER, delta, 0.22), (ZERO_CENTERED, None, 1.0), (None, delta, 1.0)):
         case, arrays = AttentionInput(m, norm, scale), attention_arrays(m, norm)
         compare(api.ATTENTION_INPUT, case, arrays, (residual, given, rotary(tokens, m.rope)), size=250)
         arrays = attention_arrays(m, norm, keys=False)
@@ -248,7 +248,7 @@ def test_weights_of_16_bits(kind: str) -> None:
 # ---- the head --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", [RMS, LAYER, ZERO_CENTRED], ids=str)
+@pytest.mark.parametrize("norm", [RMS, LAYER, ZERO_CENTERED], ids=str)
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.13, None), (1.0, 3.0), (0.5, 30.0)])
 def test_head(norm: Any, scale: float, softcap: float | None) -> None:
     case = Head(norm, 0.5, scale, softcap)
@@ -311,7 +311,7 @@ def test_experts_in_any_company(format: Format) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 63, 100, 257])
-@pytest.mark.parametrize("case", [RMS, ZERO_CENTRED, LAYER], ids=str)
+@pytest.mark.parametrize("case", [RMS, ZERO_CENTERED, LAYER], ids=str)
 def test_norm(case: Any, size: int) -> None:
     arrays = norm_weights("n", case, size)
     x, weight, bias = draw(5, 3, size + 9)[..., 4:-5], arrays["n.weight"], arrays.get("n.bias")

@@ -267,14 +267,14 @@ def test_training_goes_through_it() -> None:
     for checkpointing in (False, True):
         model = LanguageModel(SPEC, TABLE, 64, checkpointing=checkpointing)
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimiser = torch.optim.AdamW(trained, lr=1e-2)
+        optimizer = torch.optim.AdamW(trained, lr=1e-2)
         losses[checkpointing] = []
         for _ in range(40):
             loss = model(*batch) / 39
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
-            optimiser.step()
+            optimizer.step()
             losses[checkpointing].append(float(loss.detach()))
         fixed = {name for name, p in model.weights().items() if not p.requires_grad}
         assert fixed == {"layers.0.mlp.choice.bias", "layers.1.mlp.choice.bias"}

@@ -67,9 +67,9 @@ def test_gradients_are_those_of_the_definition(name: str) -> None:
     theirs = {name: x.requires_grad_() for name, x in wide(drawn).items()}
     table = open_table("reference")
     logits: Any = Model(spec, ours, table, LENGTH)(DenseStep.build([tokens], table.memory))
-    towards = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
-    (logits * towards).sum().backward()
-    (define(spec, theirs, tokens) * towards).sum().backward()
+    toward = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    (logits * toward).sum().backward()
+    (define(spec, theirs, tokens) * toward).sum().backward()
     for key, weight in theirs.items():
         largest = float(weight.grad.abs().max())
         assert largest > 1e-3, key

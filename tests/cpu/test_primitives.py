@@ -102,8 +102,8 @@ def test_layer_norm(eps: float, size: int) -> None:
     x, weight, bias = (rng(size, i).normal(1.0, 2.0, s) for i, s in enumerate(((7, size), (size,), (size,))))
     x, weight, bias = (a.astype(np.float32) for a in (x, weight, bias))
     wide = x.astype(np.float64)
-    centred = wide - wide.mean(-1, keepdims=True)
-    wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias
+    centered = wide - wide.mean(-1, keepdims=True)
+    wanted = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * weight + bias
     # One element alone is its own mean: nothing but the bias is left, exactly.
     check(call(api.NORM, LayerNorm(eps), tensor(x), tensor(weight), tensor(bias)), wanted, atol=1e-5)
 
@@ -161,7 +161,7 @@ def test_elementwise(size: int) -> None:
     rows = np.array([2, 0, 2])
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
     split = call(api.SPLIT_HEADS, None, tensor(np.tile(a, 4)), 4)
-    check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head is a run of neighbours
+    check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head is a run of neighbors
     check(call(api.JOIN, None, tensor(a), tensor(b)), np.concatenate((wide, other), 1), rtol=0, atol=0)
     start, stop = size // 3, size // 3 + size // 2
     check(call(api.CUT, None, tensor(a), start, stop), wide[:, start:stop], rtol=0, atol=0)
@@ -368,12 +368,12 @@ def test_sdpa_refuses_what_it_cannot_do() -> None:
 # ---- mixtures of experts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("experts", "k"), [(1, 1), (5, 2), (64, 8), (64, 64)])
 @pytest.mark.parametrize("size", SIZES)
-def test_route(size: int, experts: int, k: int, normalise: bool) -> None:
+def test_route(size: int, experts: int, k: int, normalize: bool) -> None:
     """Logits of few values, so that most choices are between exact ties."""
-    case = MoE(experts, k, 8, normalise=normalise)
+    case = MoE(experts, k, 8, normalize=normalize)
     logits = rng(size, experts).integers(-1, 3, (size, experts)).astype(np.float64)
     logits[0] = 0.5  # all equal: the first k, in order
     scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -381,11 +381,11 @@ def test_route(size: int, experts: int, k: int, normalise: bool) -> None:
     chosen = np.take_along_axis(scores, np.array(wanted), 1)
     ids, weights = call(api.ROUTE, case, tensor(logits))
     assert ids.tolist() == wanted
-    check(weights, chosen / chosen.sum(-1, keepdims=True) if normalise else chosen)
+    check(weights, chosen / chosen.sum(-1, keepdims=True) if normalize else chosen)
 
 
 def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
-    """Neighbouring numbers: their exponentials round to one, and the greater one still goes first."""
+    """Neighboring numbers: their exponentials round to one, and the greater one still goes first."""
     high = np.float32(0.1)
     low = np.nextafter(high, np.float32(0))
     logits = torch.tensor([[float(low), float(high), 5.0, float(low), float(high)]])
@@ -398,7 +398,7 @@ def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_route_within_groups(size: int, scores: Any, score: Any) -> None:
     """The best three of four groups of four, then the best five of these experts; ties go to the lower number."""
-    case = MoE(16, 5, 8, normalise=False, scores=scores, choice_bias=True, groups=ExpertGroups(4, 3, score), scale=2.5)
+    case = MoE(16, 5, 8, normalize=False, scores=scores, choice_bias=True, groups=ExpertGroups(4, 3, score), scale=2.5)
     logits, bias = rng(size).integers(-1, 3, (size, 16)).astype(np.float64), np.zeros(16)
     bias[[1, 6, 10]] = 0.5, 0.25, -0.5
     exps = np.exp(logits)
@@ -485,7 +485,7 @@ DIFFERENTIABLE: dict[str, tuple[Any, object, list[tuple[int, ...]], Callable[...
     ),
     "cut": (api.CUT, None, [(3, 6)], lambda x: (x, 2, 5)),
     "join": (api.JOIN, None, [(3, 6), (3, 2)], lambda *a: a),
-    "route_raw": (api.ROUTE, MoE(5, 2, 4, normalise=False), [(4, 5)], lambda x: (x,)),
+    "route_raw": (api.ROUTE, MoE(5, 2, 4, normalize=False), [(4, 5)], lambda x: (x,)),
 }
 
 

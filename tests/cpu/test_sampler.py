@@ -1,5 +1,5 @@
 """From logits to a token: the filters are transformers', the noise depends on its key alone, the draw is fair, and a
-row's result never depends on its neighbours."""
+row's result never depends on its neighbors."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_draw_is_where_the_running_sum_says(size: int, seed: int, gaps: float)
             assert found == np.searchsorted(edges, uniform, side="right")
 
 
-def test_a_draw_between_two_chunks_takes_a_neighbour() -> None:
+def test_a_draw_between_two_chunks_takes_a_neighbor() -> None:
     """Sums in two steps round differently: at the border of a chunk it is still one of the two tokens beside it."""
     rng = np.random.default_rng(6)
     for _ in range(300):
@@ -298,7 +298,7 @@ def test_noise_depends_on_its_key_and_position_only() -> None:
 
 @pytest.mark.parametrize("axis", ["seed", "choice", "position"])
 def test_noise_is_uniform_along_every_axis(axis: str) -> None:
-    """Neighbouring seeds, choices and positions are independent: none of them merely counts."""
+    """Neighboring seeds, choices and positions are independent: none of them merely counts."""
     count = 4000
     values = np.array(
         [NoiseKey(i if axis == "seed" else 9, i if axis == "choice" else 0).uniform(i if axis == "position" else 3)

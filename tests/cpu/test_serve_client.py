@@ -255,7 +255,7 @@ def test_a_new_engine_has_the_settings_of_the_first(kind: str, free: int) -> Non
     options = pinned(Start("m", {"device": "cpu"}), first).options
     assert options["device"] == "cpu"
     then = resolve(spec, options["max_model_len"], options["engine"], free_bytes=8 << 30, fixed_len=True)
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "checkpoint_tokens",
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "state_snapshot_tokens",
              "num_pages", "num_host_pages", "steps_in_flight")  # fmt: skip
     assert [getattr(then, n) for n in names] == [getattr(first, n) for n in names]
 

@@ -17,7 +17,7 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import StepShape
 from ridgeline.serve.engine.channel import connect
 from ridgeline.serve.engine.compiler import MAX_NEW, THREADS, Compiler
-from ridgeline.serve.engine.machine import StepCost
+from ridgeline.serve.engine.machine import StepEstimate
 from ridgeline.serve.engine.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
 from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.worker import Worker
@@ -73,7 +73,7 @@ class Bench:
         self.session, memory = FakeSession(), SimpleNamespace(on_host=False)
         loaded = SimpleNamespace(table=SimpleNamespace(memory=memory))
         llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
-        ledger: Any = SimpleNamespace(cost=lambda shape: StepCost(10.0, 1.0, 1.0, 1.0, 1.0))
+        ledger: Any = SimpleNamespace(cost=lambda shape: StepEstimate(10.0, 1.0, 1.0, 1.0, 1.0))
         self._inbox, self._inner = Inbox(ours), Inbox(theirs)
         self.worker = Worker(llm, self._inner, ledger, Pulse(lambda message: None))
 

@@ -15,7 +15,7 @@ from ridgeline.ops.reference import s4
 from ridgeline.spec import S4, S4D, GatedMLP, Layer, LightningAttention, Mamba, ModelSpec, RMSNorm
 from ridgeline.train import state_space
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimizer import Optimiser, OptimiserName
+from ridgeline.train.optimizer import Optimizer, OptimizerName
 
 CHANNELS, N = 3, 6
 PAIRS = N // 2
@@ -262,14 +262,14 @@ def test_a_long_memory_survives_float32(mixer: S4 | S4D) -> None:
         assert (found - state).abs().max() < 2e-5 * float(state.abs().max())
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_training_leaves_decays_undecayed(optimiser: OptimiserName) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_leaves_decays_undecayed(optimizer: OptimizerName) -> None:
     """Weight decay is for matrices; what a state space has of two axes is none. One step must lower the loss."""
     mixers = (S4(16, 8), S4D(16, 8), Mamba(16, 4, 4, 2), LightningAttention(2, 8, RMSNorm()))
     layers = tuple(Layer(mixer, GatedMLP(24), RMSNorm()) for mixer in mixers)
     model = LanguageModel(ModelSpec("x", 50, 16, 64, layers, RMSNorm()), open_table("reference"), 64)
     names = {id(p): name for name, p in model.weights().items()}
-    trained = Optimiser(model.weights(), optimiser, 0.1)
+    trained = Optimizer(model.weights(), optimizer, 0.1)
     groups = [group for part in trained._parts for group in part.param_groups]
     decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
     assert decayed == {w.name for w in model.spec.weights() if w.is_matrix}

@@ -36,7 +36,7 @@ MANIFEST = Manifest(
 )  # fmt: skip
 OPTIONS = TrainOptions(
     steps=3001, batch_tokens=16_384, micro_tokens=4096, context=512, learning_rate=4e-3, warmup_steps=151,
-    decay_share=0.25, final_rate=0.05, weight_decay=0.13, clip=0.9, optimiser="muon", dropout=0.07, seed=41,
+    decay_share=0.25, final_rate=0.05, weight_decay=0.13, clip=0.9, optimizer="muon", dropout=0.07, seed=41,
     precision="bfloat16",
 )  # fmt: skip
 LEAST = CardFacts(
@@ -44,9 +44,9 @@ LEAST = CardFacts(
     options=OPTIONS, steps=2900, tokens_seen=47_513_600,
 )  # fmt: skip
 FULL = replace(
-    LEAST, licence="Apache-2.0", language="code", tags=("python", "ridgeline"), in_transformers=True, dtype="bfloat16",
+    LEAST, license="Apache-2.0", language="code", tags=("python", "ridgeline"), in_transformers=True, dtype="bfloat16",
     held_out_tokens=432_109, held_out_share=0.045, split_seed=5, start="the weights of base-model", kept_step=2700,
-    flops=4.56e15, seconds=9000.0, machine="Xeon, 2 threads", peak_flops_per_s=1.234e11, utilisation=0.412,
+    flops=4.56e15, seconds=9000.0, machine="Xeon, 2 threads", peak_flops_per_s=1.234e11, utilization=0.412,
     training_rows=(("Made by", "ridgeline train"),), bits_per_byte=0.71234, bits_per_byte_error=0.00456,
     perplexity=5.4321, perplexity_error=0.0321, evaluated_tokens=430_000, eval_context=1024, eval_stride=256,
     evaluation_rows=(("Parses | compiles", "93 %"),), curve="loss.png", limits=("It knows only Python.", "Small."),
@@ -104,7 +104,7 @@ def test_a_log_comes_back(tmp_path: Path) -> None:
     [
         ('{"step": 4, "loss": 2.', "no step"),
         ('{"step": 4, "loss": 2.0}', "no step"),
-        (json.dumps({**asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)), "colour": "red"}), "colour"),
+        (json.dumps({**asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)), "color": "red"}), "color"),
         ("[1, 2]", "no step"),
         ("", "no step"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"loss": "2"}), "loss is '2'"),
@@ -238,13 +238,13 @@ def test_the_hub_reads_the_front_matter() -> None:
     assert front_matter(model_card(LEAST)) == {
         "library_name": "ridgeline", "pipeline_tag": "text-generation", "tags": ["ridgeline"],
     }  # fmt: skip
-    other = front_matter(model_card(replace(LEAST, licence='PSF 2.0: "as is"')))
+    other = front_matter(model_card(replace(LEAST, license='PSF 2.0: "as is"')))
     assert (other["license"], other["license_name"]) == ("other", "psf-2.0-as-is")
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_text_breaks_the_front_matter(tag: str, language: str) -> None:
-    card = model_card(replace(LEAST, tags=(tag,), language=language or None, licence=tag or None))
+    card = model_card(replace(LEAST, tags=(tag,), language=language or None, license=tag or None))
     data = yaml.safe_load(card.split("---\n", 2)[1])
     printable = "".join(c for c in " ".join(tag.split()) if c.isprintable())
     assert data["tags"] == list(dict.fromkeys(["ridgeline", printable]))
@@ -275,7 +275,7 @@ def test_every_fact_is_said(said: str) -> None:
 def test_what_is_not_known_has_no_row() -> None:
     least, full = model_card(LEAST), model_card(FULL)
     gone = {
-        "Weights stored as", "Start", "FLOPs", "Hours", "Machine", "Model FLOPs utilisation", "Made by",
+        "Weights stored as", "Start", "FLOPs", "Hours", "Machine", "Model FLOPs utilization", "Made by",
         "Bits per byte",        "Perplexity per token", "Scored", "Context and stride", r"Parses \| compiles",
     }  # fmt: skip
     assert rows(full).keys() - rows(least).keys() == gone

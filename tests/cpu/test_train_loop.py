@@ -31,7 +31,7 @@ MIXER = Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=8**-0.5, rope=R
 SPEC = ModelSpec("tiny", VOCAB, 32, 64, (Layer(MIXER, GatedMLP(48), NORM),) * 2, NORM, tie_word_embeddings=True)
 OPTIONS = TrainOptions(
     steps=24, batch_tokens=64, micro_tokens=32, context=CONTEXT, learning_rate=1e-2, warmup_steps=4, eval_every=6,
-    save_every=6, dropout=0.1, optimiser="adamw",
+    save_every=6, dropout=0.1, optimizer="adamw",
 )  # fmt: skip
 
 
@@ -75,9 +75,9 @@ def losses(steps: list[Progress]) -> dict[int, tuple[float, float | None]]:
     return {p.step: (p.loss, p.held_out) for p in steps}
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_run_learns_and_resumes_to_the_bit(tmp_path: Path, optimiser: str) -> None:
-    options = replace(OPTIONS, optimiser=optimiser)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_learns_and_resumes_to_the_bit(tmp_path: Path, optimizer: str) -> None:
+    options = replace(OPTIONS, optimizer=optimizer)
     whole = run(tmp_path / "whole", options)
     assert whole[0].loss == pytest.approx(np.log(VOCAB), rel=0.05)
     assert whole[-1].loss < 0.985 * whole[0].loss
@@ -192,10 +192,10 @@ def test_the_rate_rises_holds_and_falls() -> None:
     assert all(a > b for a, b in pairwise(rates[70:]))
 
 
-def test_a_run_that_went_on_elsewhere_has_no_utilisation() -> None:
+def test_a_run_that_went_on_elsewhere_has_no_utilization() -> None:
     here, there, unknown = (Progress(1, 2.0, 1.0, 0.1, 50.0, machine=name) for name in ("A", "B", ""))
     cost = cost_of([here, here], 100, 3.0, 7.0, "A")
-    assert (cost.seconds, cost.machine) == (4.0, "A") and cost.utilisation == pytest.approx(600 / (4 * 7))
+    assert (cost.seconds, cost.machine) == (4.0, "A") and cost.utilization == pytest.approx(600 / (4 * 7))
     for log, machines in (([here, there], "A; B"), ([unknown, here], "one that was not recorded; A"), ([there], "B")):
         cost = cost_of(log, 100, 3.0, 7.0, "A")
-        assert cost.machine == machines and cost.peak_flops_per_s is cost.utilisation is None
+        assert cost.machine == machines and cost.peak_flops_per_s is cost.utilization is None

@@ -105,7 +105,7 @@ def test_a_pair_from_nothing_and_from_what_is_there(
             {"temperature": 0.5} if name == "tiny" else {}
         )
         card = (tmp_path / name / "README.md").read_text()
-        assert "| Stage 1 |" in card and "| Stage 2 |" in card and "| Licence of the texts | MIT |" in card
+        assert "| Stage 1 |" in card and "| Stage 2 |" in card and "| License of the texts | MIT |" in card
         written[name] = (tmp_path / name / "model.safetensors").read_bytes()
         (tmp_path / name / "model.safetensors").unlink()
     assert "8 greedy continuations by the target" in card

@@ -202,7 +202,7 @@ def pages_out_of_order(patch: Patch) -> None:
     patch.setattr(layout, "_bucket", bucket)
 
 
-def pages_of_a_neighbour(patch: Patch) -> None:
+def pages_of_a_neighbor(patch: Patch) -> None:
     def bucket(*args: Any) -> Any:
         rows, positions, pages, first = _bucket(*args)
         pages[-1] = pages[0]
@@ -293,7 +293,7 @@ def penalties_forgotten_when_preempted(patch: Patch) -> None:
 # What is planted, in which model, and on which axes it must show; on the default case if it is among them, else not.
 BUGS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (pages_out_of_order, "gpt2", {"default", "chunks", "prefix"}),
-    (pages_of_a_neighbour, "gpt2", {"company", "forks"}),
+    (pages_of_a_neighbor, "gpt2", {"company", "forks"}),
     (chunks_forget_the_ones_before, "gpt2", {"chunks"}),
     (window_off_by_one, "mistral", {"default", "window"}),
     (hash_without_a_token, "gpt2", {"prefix"}),

@@ -55,7 +55,7 @@ def make_model(case: Case, **changes: Any) -> nn.Module:
 def redraw(model: nn.Module, seed: int) -> None:
     """Draw every parameter again, large enough that no part of the model is a rounding error.
 
-    The usual initialisation (std 0.02, norms at 1, biases at 0) makes the layers nearly the identity: a
+    The usual initialization (std 0.02, norms at 1, biases at 0) makes the layers nearly the identity: a
     Gemma 2 without its softcap then differs from one with it by 3e-7, and no test could tell them apart.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -44,7 +44,7 @@ _next(
 _next(
     "qwen3_next_biases",
     4,
-    "a key for every head; biases of attention; experts in every second layer, not renormalised; gelu; layers by rule",
+    "a key for every head; biases of attention; experts in every second layer, not renormalized; gelu; layers by rule",
     dims(
         **_HEADS | {"linear_num_key_heads": 6, "linear_conv_kernel_dim": 4}, **_EXPERTS, **BIAS, **_QUARTER,
         decoder_sparse_step=2, norm_topk_prob=False, hidden_act="gelu",
@@ -104,7 +104,7 @@ _kimi(
 _kimi(
     "kimi_linear_groups",
     2,
-    "experts of the best two of four groups, not renormalised, two shared; compressed queries; all biases; gelu",
+    "experts of the best two of four groups, not renormalized, two shared; compressed queries; all biases; gelu",
     dims(kv=4, **_LATENT, **_DELTA, **_SIGMOID | _GROUPS, **_SPARSE, **_ALL_BIASES, layer_types=[FULL, LINEAR] * 2),
     {"topk_group": 3},
     {"n_group": 1, "topk_group": 1},

@@ -121,7 +121,7 @@ _mistral("mistral_full", 1, "window null, as in v0.3", dims(**NO_WINDOW))
 _mixtral(
     "mixtral",
     6,
-    "five experts, two per token, weights always renormalised",
+    "five experts, two per token, weights always renormalized",
     dims(**NO_WINDOW, **_FIVE, **OWN),
     {"num_experts_per_tok": 3},
     {"num_experts_per_tok": 1},
@@ -166,7 +166,7 @@ _qwen3(
 _qwen3_moe(
     "qwen3_moe",
     2,
-    "experts on every layer, weights renormalised",
+    "experts on every layer, weights renormalized",
     dims(**_SIX, **_NORM, **OWN),
     {"norm_topk_prob": False},
     {"num_experts_per_tok": 2},
@@ -176,7 +176,7 @@ _qwen3_moe(
 _qwen3_moe(
     "qwen3_moe_mixed",
     2,
-    "experts on layers 1 and 5 only, weights not renormalised; attention biases",
+    "experts on layers 1 and 5 only, weights not renormalized; attention biases",
     dims(layers=6, **_SIX, **_MIXED, **BIAS),
     {"norm_topk_prob": True},
     {"num_experts_per_tok": 1},
@@ -333,7 +333,7 @@ _INNER = {"residual_multiplier": 0.6, "attention_multiplier": 0.11}
 _glm(
     "glm",
     1,
-    "12 of 24 dimensions rotate, in neighbouring pairs; biases on q, k, v; fused gate_up_proj",
+    "12 of 24 dimensions rotate, in neighboring pairs; biases on q, k, v; fused gate_up_proj",
     dims(head_dim=24, **BIAS, **_HALF),
     EPS,
     _PLAIN_HALF,

@@ -88,7 +88,7 @@ _deepseek_v3(
 _deepseek_v3(
     "deepseek_v3_plain",
     1,
-    "one group; weights not renormalised; halves rotate; no scaling; all biases",
+    "one group; weights not renormalized; halves rotate; no scaling; all biases",
     dims(kv=4, **_LATENT, **_MANY | _ALL_GROUPS, **BIAS, **OWN, norm_topk_prob=False, rope_interleave=False),
     {"norm_topk_prob": True},
     {"rope_interleave": True},

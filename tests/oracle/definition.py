@@ -2,7 +2,7 @@
 
 It judges layers that no class of transformers has. Nothing of it is shared with what it judges: attention is written
 from the papers, a layer without a key and a value projection takes the keys and values that its owner made of the
-owner's own normalised input (arXiv:2405.12981, section 2), and a pattern is the list of keys that a query sees.
+owner's own normalized input (arXiv:2405.12981, section 2), and a pattern is the list of keys that a query sees.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ridgeline.spec import (
 Weights = dict[str, Tensor]
 
 
-def normalise(norm: Norm | None, x: Tensor, w: Weights, name: str) -> Tensor:
+def normalize(norm: Norm | None, x: Tensor, w: Weights, name: str) -> Tensor:
     if norm is None:
         return x
     if isinstance(norm, LayerNorm):
-        centred = x - x.mean(-1, keepdim=True)
-        spread = (centred**2).mean(-1, keepdim=True) + norm.eps
-        return centred / spread.sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+        centered = x - x.mean(-1, keepdim=True)
+        spread = (centered**2).mean(-1, keepdim=True) + norm.eps
+        return centered / spread.sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
     return x / ((x**2).mean(-1, keepdim=True) + norm.eps).sqrt() * w[f"{name}.weight"]
 
 
@@ -66,10 +66,10 @@ def heads_of(x: Tensor, a: Attention, w: Weights, at: str, name: str) -> Tensor:
     num = a.num_heads if name == "q" else a.num_kv_heads
     out = project(x, w, f"{at}.{name}")
     if a.qk_norm and a.qk_norm_over == "all_heads":
-        out = normalise(a.qk_norm, out, w, f"{at}.{name}_norm")
+        out = normalize(a.qk_norm, out, w, f"{at}.{name}_norm")
     out = out.view(len(x), num, a.head_dim)
     if a.qk_norm and a.qk_norm_over == "head":
-        out = normalise(a.qk_norm, out, w, f"{at}.{name}_norm")
+        out = normalize(a.qk_norm, out, w, f"{at}.{name}_norm")
     return turn(out, a.rope)
 
 
@@ -140,21 +140,21 @@ def define(spec: ModelSpec, w: Weights, tokens: list[int]) -> Tensor:
     x, owned = w["embed.weight"][tokens], {}
     for i, layer in enumerate(spec.layers):
         at = f"layers.{i}"
-        h = normalise(layer.pre_norm, x, w, f"{at}.mixer_norm")
+        h = normalize(layer.pre_norm, x, w, f"{at}.mixer_norm")
         mixed = mix_tokens(layer.mixer, i, h, w, owned)
         if isinstance(layer, DeepNormLayer):
-            h = normalise(layer.pre_norm, layer.mixer_alpha * h + layer.mixer_beta * mixed, w, f"{at}.mlp_norm")
+            h = normalize(layer.pre_norm, layer.mixer_alpha * h + layer.mixer_beta * mixed, w, f"{at}.mlp_norm")
             x = layer.mlp_alpha * h + layer.mlp_beta * mix_channels(layer.mlp, h, w, f"{at}.mlp")
             continue
         if isinstance(layer, ParallelLayer):
-            x = x + mixed + mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
+            x = x + mixed + mix_channels(layer.mlp, normalize(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
             continue
-        x = x + layer.residual_scale * normalise(layer.post_norm, mixed, w, f"{at}.mixer_post_norm")
+        x = x + layer.residual_scale * normalize(layer.post_norm, mixed, w, f"{at}.mixer_post_norm")
         if layer.mlp is None:
             continue
-        out = mix_channels(layer.mlp, normalise(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
-        x = x + layer.residual_scale * normalise(layer.post_norm, out, w, f"{at}.mlp_post_norm")
-    return project(normalise(spec.norm, x, w, "norm"), w, "head")
+        out = mix_channels(layer.mlp, normalize(layer.pre_norm, x, w, f"{at}.mlp_norm"), w, f"{at}.mlp")
+        x = x + layer.residual_scale * normalize(layer.post_norm, out, w, f"{at}.mlp_post_norm")
+    return project(normalize(spec.norm, x, w, "norm"), w, "head")
 
 
 def wide(weights: dict[str, np.ndarray]) -> Weights:

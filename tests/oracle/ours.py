@@ -55,7 +55,7 @@ def shared(source: int, attention: Attention = FULL, **changes: object) -> Layer
 
 
 def cla(attention: Attention, layers: int, factor: int) -> ModelSpec:
-    """The paper's pattern: of `factor` neighbours the first has keys and values."""
+    """The paper's pattern: of `factor` neighbors the first has keys and values."""
     own = Layer(attention, MLP, NORM)
     return model([shared(i - i % factor, attention) if i % factor else own for i in range(layers)], f"cla{factor}")
 
@@ -77,7 +77,7 @@ def _mixed() -> ModelSpec:
 
 
 def _character() -> ModelSpec:
-    """One global layer in six, multi-query, keys and values of neighbours and of all global layers shared."""
+    """One global layer in six, multi-query, keys and values of neighbors and of all global layers shared."""
     local = replace(MQA, window=20)
     layers: list[AnyLayer] = []
     for i in range(12):

@@ -240,7 +240,7 @@ def test_no_value_of_the_rotation_ends_in_another_error(kind: str) -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_quantised_weights_are_refused_by_name() -> None:
+def test_quantized_weights_are_refused_by_name() -> None:
     for method in ("gptq", "awq", "bitsandbytes", "fp8"):
         message = refusal("llama", quantization_config={"quant_method": method, "bits": 4})
         assert f"quant_method '{method}' is not supported" in message
@@ -509,7 +509,7 @@ def test_experts() -> None:
     assert read("mixtral").layers[0].mlp == MoE(4, 2, 48)
     assert read("qwen3_moe", norm_topk_prob=True).layers[0].mlp == MoE(4, 2, 8)
     spec = read("qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
-    moe, dense = MoE(4, 2, 8, normalise=False), GatedMLP(48)
+    moe, dense = MoE(4, 2, 8, normalize=False), GatedMLP(48)
     assert [layer.mlp for layer in spec.layers] == [dense, moe, dense, dense, dense, moe]
     renamed = (
         {k: v for k, v in REQUIRED["qwen3_moe"].items() if k != "num_experts"} | KV_HEADS | {"num_local_experts": 4}
@@ -520,14 +520,14 @@ def test_experts() -> None:
 def test_experts_of_deepseek() -> None:
     v2 = read("deepseek_v2", n_shared_experts=3, moe_intermediate_size=10, n_routed_experts=8)
     shared = GatedMLP(30)
-    assert v2.layers[0].mlp == MoE(8, 2, 10, normalise=False, shared=shared)
+    assert v2.layers[0].mlp == MoE(8, 2, 10, normalize=False, shared=shared)
     limited = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}
     moe = read("deepseek_v2", n_routed_experts=8, **limited).layers[0].mlp
     assert isinstance(moe, MoE) and moe.shared == GatedMLP(2 * 1407)
     assert (moe.groups, moe.scale) == (ExpertGroups(4, 2, "best"), 16.0)
     v3 = read("deepseek_v3", first_k_dense_replace=1).layers[1].mlp
     assert v3 == MoE(
-        256, 8, 2048, normalise=True, scores="sigmoid", choice_bias=True, groups=ExpertGroups(8, 4, "best_two"),
+        256, 8, 2048, normalize=True, scores="sigmoid", choice_bias=True, groups=ExpertGroups(8, 4, "best_two"),
         scale=2.5, shared=GatedMLP(2048),
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def test_layers_of_nemotron() -> None:
     grouped = read(NEMOTRON, n_group=3, topk_group=2, moe_latent_size=12, norm_topk_prob=False).layers[3].mlp
     assert isinstance(grouped, MoE)
     assert (grouped.groups, grouped.latent_size) == (ExpertGroups(3, 2, "best_two"), 12)
-    assert not grouped.normalise
+    assert not grouped.normalize
 
 
 def test_all_spellings_of_the_pattern_are_one() -> None:

@@ -33,7 +33,7 @@ def test_tables_json_and_a_picture(tmp_path: Path) -> None:
     over_time = found["timeline"]
     width = 2 * over_time["time_s"][0]
     at_work = sum(over_time["at_work"]) * width
-    assert at_work == pytest.approx(found["utilisation"] * found["duration_s"], rel=1e-9)
+    assert at_work == pytest.approx(found["utilization"] * found["duration_s"], rel=1e-9)
     assert sum(over_time["used_bytes"]) * width == pytest.approx(found["mean_used_bytes"] * at_work, rel=1e-9)
     assert sum(over_time["batch"]) * width == pytest.approx(found["mean_batch"] * at_work, rel=1e-9)
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-VENDOR = ROOT / "src" / "ridgeline" / "serve" / "static" / "vendor"
+VENDOR = ROOT / "src" / "ridgeline" / "serve" / "http" / "static" / "vendor"
 PACKAGES = json.loads((VENDOR / "packages.json").read_text(encoding="utf-8"))
 MOST_BYTES = 200_000  # the wheel stays small
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.sched.counts import Histogram
-from ridgeline.sched.page_times import PageTimes, Residency
+from ridgeline.sched.page_times import PageLifetimes, PageTimes
 from ridgeline.sched.pages import PagePool
 
 
@@ -19,7 +19,7 @@ class Watched:
     def __init__(self, pages: int) -> None:
         self.now, self.times = 0.0, PageTimes()
         self.pool = PagePool("kv", pages + 1)
-        self.pool.residency = Residency(pages + 1, lambda: self.now, self.times)
+        self.pool.residency = PageLifetimes(pages + 1, lambda: self.now, self.times)
 
     def counts(self) -> tuple[tuple[int, float], ...]:
         times = self.times

@@ -17,7 +17,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
 from ridgeline.errors import RequestError
 from ridgeline.settings import EngineConfig, EngineOptions, PreemptCost, resolve
-from ridgeline.settings.fit import LEAST_CHECKPOINT, PREFIX_TOKENS, checkpoint_grid
+from ridgeline.settings.fit import LEAST_SNAPSHOT, PREFIX_TOKENS, snapshot_grid
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.text import num_bytes
@@ -37,7 +37,7 @@ OPTIONS = st.builds(
     max_num_seqs=st.none() | logarithmic(14),
     max_num_batched_tokens=st.none() | logarithmic(16),
     block_size=st.none() | st.sampled_from([1, 3, 16, 64, 256]),
-    checkpoint_tokens=st.none() | st.just(768),
+    state_snapshot_tokens=st.none() | st.just(768),
     kv_cache_memory_bytes=st.none() | logarithmic(42),
     steps_in_flight=st.none() | st.integers(1, 2),
     swap_space_bytes=st.none() | st.just(0) | logarithmic(36),
@@ -74,8 +74,8 @@ def anything_fits(q: dict[str, Any]) -> bool:
     limit = limit_of(q) - (swap if q["device_is_host"] else 0)
     lengths = [q["max_model_len"]] if q["fixed_len"] else [1, 16, q["max_model_len"]]
     for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
-        checkpoint = options.checkpoint_tokens or checkpoint_grid(size, 0)
-        groups = state_groups(spec, page_tokens=size, checkpoint_tokens=checkpoint)
+        snapshot = options.state_snapshot_tokens or snapshot_grid(size, 0)
+        groups = state_groups(spec, page_tokens=size, state_snapshot_tokens=snapshot)
         count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
         for tokens, seqs, length in product(
             [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
@@ -123,13 +123,13 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     full = [g.most_pages(config.max_model_len) for g in config.groups]
     assert all(n + 1 <= pages for n, pages in zip(full, config.num_pages, strict=True))
     for group, pages in zip(config.groups, config.num_pages, strict=True):
-        checkpoints = PREFIX_TOKENS // group.page_tokens if group.snapshot else 0
-        most = group.most_pages(config.max_model_len) + checkpoints
+        snapshots = PREFIX_TOKENS // group.page_tokens if group.snapshot else 0
+        most = group.most_pages(config.max_model_len) + snapshots
         assert pages <= most * config.max_num_seqs + 1
-        assert not group.snapshot or group.page_tokens == config.checkpoint_tokens
+        assert not group.snapshot or group.page_tokens == config.state_snapshot_tokens
     assert config.max_model_len == q["max_model_len"] or (not q["fixed_len"] and config.max_model_len >= 1)
     assert config.max_model_len <= q["max_model_len"]
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "checkpoint_tokens", "steps_in_flight"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "state_snapshot_tokens", "steps_in_flight"):
         assert getattr(options, name) in (None, getattr(config, name))
     assert config.state_bytes <= (options.kv_cache_memory_bytes or config.state_bytes)
     if given_swap is not None:
@@ -222,8 +222,8 @@ MAMBA = spec_from_config(PUBLISHED["state-spaces/mamba-2.8b-hf"][0])
 
 
 @pytest.mark.parametrize("spec", [MAMBA, JAMBA], ids=["mamba", "jamba"])
-def test_checkpoints_where_two_shares_are_least_together(spec: ModelSpec) -> None:
-    """What checkpoints take of the pages, and what is computed again of a prefix: to the next power of two."""
+def test_snapshots_where_two_shares_are_least_together(spec: ModelSpec) -> None:
+    """What snapshots take of the pages, and what is computed again of a prefix: to the next power of two."""
     found = []
     for room in (4 * GIB, 60 * GIB, 4000 * GIB):
         config = resolve(
@@ -235,24 +235,24 @@ def test_checkpoints_where_two_shares_are_least_together(spec: ModelSpec) -> Non
         def both(tokens: float, state: int = state, room: int = room) -> float:
             return 64 * PREFIX_TOKENS / tokens * state / (0.9 * room) + tokens / 2 / PREFIX_TOKENS
 
-        chosen = config.checkpoint_tokens
-        assert both(chosen) <= 1.1 * min(both(LEAST_CHECKPOINT * 2**i) for i in range(8))
-        reason = config.reasons["checkpoint_tokens"]
+        chosen = config.state_snapshot_tokens
+        assert both(chosen) <= 1.1 * min(both(LEAST_SNAPSHOT * 2**i) for i in range(8))
+        reason = config.reasons["state_snapshot_tokens"]
         assert f"of {num_bytes(state)} each; for 64 prefixes of 2048 tokens" in reason
         found.append(chosen)
     assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1] == LEAST_CHECKPOINT
+    assert found[0] > found[-1] == LEAST_SNAPSHOT
 
 
-def test_checkpoints_are_as_given_and_where_attention_can_begin() -> None:
-    options = EngineOptions(checkpoint_tokens=100)
+def test_snapshots_are_as_given_and_where_attention_can_begin() -> None:
+    options = EngineOptions(state_snapshot_tokens=100)
     config = resolve(MAMBA, 8192, options, free_bytes=60 * GIB, fixed_len=True)
-    assert (config.checkpoint_tokens, config.reasons["checkpoint_tokens"]) == (100, "as given")
-    with pytest.raises(RequestError, match=r"checkpoint_tokens is 100, no multiple of block_size 16.*-tokens to 112"):
+    assert (config.state_snapshot_tokens, config.reasons["state_snapshot_tokens"]) == (100, "as given")
+    with pytest.raises(RequestError, match=r"state_snapshot_tokens is 100, not a multiple of block_size 16.*to 112"):
         resolve(JAMBA, 8192, options, free_bytes=60 * GIB, fixed_len=True)
-    assert ask(8 * GIB).reasons["checkpoint_tokens"] == "without effect: no layer is recurrent"
-    with pytest.raises(RequestError, match="checkpoint_tokens is 0; it must be a whole number of at least 1"):
-        ask(8 * GIB, checkpoint_tokens=0)
+    assert ask(8 * GIB).reasons["state_snapshot_tokens"] == "without effect: no layer is recurrent"
+    with pytest.raises(RequestError, match="state_snapshot_tokens is 0; it must be a whole number of at least 1"):
+        ask(8 * GIB, state_snapshot_tokens=0)
 
 
 def test_swap_space() -> None:

@@ -232,7 +232,7 @@ def test_chunks_end_where_a_snapshot_can_be_published() -> None:
     assert [len(p.works[0].tokens) for p in run(scheduler)] == [32, 9]
 
 
-def test_prompts_that_part_get_a_checkpoint_the_second_time() -> None:
+def test_prompts_that_part_get_a_snapshot_the_second_time() -> None:
     scheduler = make(KV, STATE, tokens=200)
     starts = []
     for number in range(3):
@@ -243,7 +243,7 @@ def test_prompts_that_part_get_a_checkpoint_the_second_time() -> None:
     assert starts[2] == [44, 64]
     stats = scheduler.stats()
     assert (stats.restored, stats.recomputed_tokens) == (1, 44)  # the second found none
-    assert stats.checkpoints == 4  # at 44, and at 64 of each
+    assert stats.snapshots == 4  # at 44, and at 64 of each
 
 
 def test_a_fork_copies_only_the_page_that_two_would_write() -> None:

@@ -4,7 +4,7 @@ share without a reference          seal before a page is full         hash witho
 window page dropped a token early  pages reused with a step in flight no copy on write
 copy on write not sent             epoch not raised by preemption     lookback off by one
 swap-in to the wrong page          end of sequence ignored            snapshot published off its position
-drafts not rolled back             accepted drafts not replayed       checkpoint overwritten in flight
+drafts not rolled back             accepted drafts not replayed       snapshot overwritten in flight
 parent writes on after a fork      swapped before the step in flight  two sequences on one row
 first tokens let go with the window
 """
@@ -160,9 +160,9 @@ def drafts_not_replayed(patch: Patch) -> None:
     patch.setattr(Scheduler, "_accept", accept)
 
 
-def checkpoint_overwritten(patch: Patch) -> None:
+def snapshot_overwritten(patch: Patch) -> None:
     def chunk_end(self: Scheduler, seq: Sequence, limit: int) -> int:
-        if seq.planned == seq.checkpoint and not seq.children:
+        if seq.planned == seq.snapshot_at and not seq.children:
             return limit
         return _chunk_end(self, seq, limit)
 
@@ -213,7 +213,7 @@ BUGS: list[Callable[[Patch], None]] = [
     snapshot_off_position,
     drafts_not_rolled_back,
     drafts_not_replayed,
-    checkpoint_overwritten,
+    snapshot_overwritten,
     parent_writes_on,
     swapped_too_early,
     row_twice,

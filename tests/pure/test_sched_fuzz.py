@@ -25,7 +25,7 @@ MIXES = {
     "kv, window": (KV, WINDOW),
     "snapshot": (STATE,),
     "kv, snapshot": (KV, STATE),
-    "a checkpoint at every token": (StateGroup("state", 1, 1, 256, snapshot=True),),
+    "a snapshot at every token": (StateGroup("state", 1, 1, 256, snapshot=True),),
     "kv, latent, window, snapshot": (KV, LATENT, WINDOW, STATE),
     "first tokens": (FIRST,),
     "kv, first tokens, window, snapshot": (KV, FIRST, WINDOW, STATE),

@@ -55,7 +55,7 @@ def test_a_queue_with_one_server(load: float) -> None:
         free = max(free, time) + round(service * SECOND)
     assert (answered.first - answered.arrival - round(service * SECOND)).tolist() == waits
     assert sum(waits) / count / SECOND == pytest.approx(service * load / (2 * (1 - load)), rel=0.15)
-    assert found.report.utilisation == pytest.approx(load, rel=0.05)
+    assert found.report.utilization == pytest.approx(load, rel=0.05)
 
 
 def test_littles_law() -> None:

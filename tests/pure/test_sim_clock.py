@@ -24,7 +24,7 @@ from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
 from ridgeline.measure.served import describe, predict
 from ridgeline.plan.planner import Deployment, Planner
-from ridgeline.sim import ClockCost, Request, RooflineCost, StepCost, Workload, cost_of, settings
+from ridgeline.sim import CalibratedCost, Request, RooflineCost, StepCost, Workload, cost_of, settings
 from ridgeline.spec import GatedMLP, LatentAttention, Layer, Mamba2, ModelSpec, MoE, Rope
 from ridgeline.spec.rates import Curve, Passes
 
@@ -94,7 +94,7 @@ def test_many_steps_at_once_are_the_same_numbers(model: str) -> None:
 
 def test_which_cost_is_taken() -> None:
     found = deployment("dense")
-    assert type(cost_of(found)) is ClockCost
+    assert type(cost_of(found)) is CalibratedCost
     roof = replace(found, hardware=replace(found.hardware, rates=None))
     assert type(cost_of(roof)) is RooflineCost
     cost: StepCost = cost_of(found)

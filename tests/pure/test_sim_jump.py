@@ -17,9 +17,9 @@ from test_clock import EXACT, KEPT, MODELS, RATES
 from ridgeline.cost.calibration import machine_of
 from ridgeline.plan.planner import Deployment
 from ridgeline.sched.sequence import Sequence
-from ridgeline.sim import ClockCost, LinearCost, Request, Settings, Simulated, Slo, StepCost, Workload, simulate
+from ridgeline.sim import CalibratedCost, LinearCost, Request, Settings, Simulated, Slo, StepCost, Workload, simulate
 from ridgeline.sim.book import Open, StepLog
-from ridgeline.sim.fast_forward import CruisingScheduler
+from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.replica import JumpingReplica
 from ridgeline.sim.routing import ROUTES
 from ridgeline.sim.runs import RunCache, RunPool
@@ -42,10 +42,10 @@ def linear(rng: random.Random) -> StepCost:
 
 
 @cache
-def clock(model: str) -> ClockCost:
+def clock(model: str) -> CalibratedCost:
     """Of a machine that was measured; of() is kept, since a table of contexts is made for each run."""
     rates = replace(RATES, far=Curve((1e4, 4e6), (1e-3, 1.0)))  # a share that grows with each step
-    cost = ClockCost(Deployment(MODELS[model], replace(machine_of(KEPT), rates=rates), EXACT), rates)
+    cost = CalibratedCost(Deployment(MODELS[model], replace(machine_of(KEPT), rates=rates), EXACT), rates)
     cost.of = cache(cost.of)  # type: ignore[method-assign]
     return cost
 
@@ -132,8 +132,8 @@ def test_jumping_is_stepping_with_a_fresh_seed() -> None:
 # ---- deliberate bugs ---------------------------------------------------------------------------------------
 
 _calm, _catch_up, _take, _add = (
-    CruisingScheduler.calm_steps,
-    CruisingScheduler._catch_up,
+    FastForwardScheduler.calm_steps,
+    FastForwardScheduler._catch_up,
     JumpingReplica._take,
     JumpingReplica.add,
 )
@@ -149,34 +149,34 @@ def arrivals_ignored(patch: Patch) -> None:
 
 
 def admission_forgotten(patch: Patch) -> None:
-    patch.setattr(CruisingScheduler, "_may_admit", lambda scheduler: False)
+    patch.setattr(FastForwardScheduler, "_may_admit", lambda scheduler: False)
 
 
 def a_step_too_far(patch: Patch) -> None:
-    patch.setattr(CruisingScheduler, "calm_steps", lambda s, most: (n := _calm(s, most)) and n + 1)
+    patch.setattr(FastForwardScheduler, "calm_steps", lambda s, most: (n := _calm(s, most)) and n + 1)
 
 
 def pages_are_always_enough(patch: Patch) -> None:
-    patch.setattr(CruisingScheduler, "_is_plenty", lambda *_: True)
+    patch.setattr(FastForwardScheduler, "_is_plenty", lambda *_: True)
 
 
 def window_never_let_go(patch: Patch) -> None:
-    def catch_up(scheduler: CruisingScheduler, seq: Sequence, step: int) -> None:
+    def catch_up(scheduler: FastForwardScheduler, seq: Sequence, step: int) -> None:
         seq.next_event = 1 << 60
         _catch_up(scheduler, seq, step)
 
-    patch.setattr(CruisingScheduler, "_catch_up", catch_up)
+    patch.setattr(FastForwardScheduler, "_catch_up", catch_up)
 
 
 def tokens_counted_once_too_often(patch: Patch) -> None:
-    def count(scheduler: CruisingScheduler, seq: Sequence, step: int) -> None:
+    def count(scheduler: FastForwardScheduler, seq: Sequence, step: int) -> None:
         gained = step - scheduler._since[seq.id] + 1
         seq.tokens.extend((0,) * gained)
         seq.planned += gained
         seq.computed = seq.replay_from = seq.planned
         scheduler._since[seq.id] = step
 
-    patch.setattr(CruisingScheduler, "_count", count)
+    patch.setattr(FastForwardScheduler, "_count", count)
 
 
 def pages_not_sealed(patch: Patch) -> None:
@@ -209,14 +209,14 @@ def memory_counted_from_before(patch: Patch) -> None:
 
 
 def offsets_shifted(patch: Patch) -> None:
-    leave = CruisingScheduler._leave_cruise
+    leave = FastForwardScheduler._leave_fast_forward
 
-    def wrong(scheduler: CruisingScheduler, seq: Sequence) -> None:
+    def wrong(scheduler: FastForwardScheduler, seq: Sequence) -> None:
         last = len(scheduler._members) - 1
         scheduler.offsets[last] += 1
         leave(scheduler, seq)
 
-    patch.setattr(CruisingScheduler, "_leave_cruise", wrong)
+    patch.setattr(FastForwardScheduler, "_leave_fast_forward", wrong)
 
 
 def gap_of_a_preemption_lost(patch: Patch) -> None:

@@ -129,7 +129,7 @@ LAYER = st.builds(Layer, MIXER_KINDS, MLPS, st.none() | NORM, st.none() | NORM, 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
     pool = draw(st.lists(LAYER, min_size=1, max_size=3))
-    # Runs, repeats and lone layers: equal neighbours are written once.
+    # Runs, repeats and lone layers: equal neighbors are written once.
     layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
     for i in range(1, len(layers)):
         owners = [j for j in range(i) if isinstance(layers[j].mixer, Attention)]
@@ -166,7 +166,7 @@ MLP_ALONE = Layer(None, MLP(24, "relu2"), RMSNorm())
 
 
 def test_json_is_what_it_says() -> None:
-    """Defaults are left out, and equal neighbours are one entry with a count."""
+    """Defaults are left out, and equal neighbors are one entry with a count."""
     mixer = {
         "type": "Attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.25,
         "rope": {"type": "Rope", "dim": 8, "theta": 500.0, "scaling": {"type": "LinearScaling", "factor": 4.0}},

@@ -245,7 +245,7 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
                                  attention={"float32": passes}, terms={"step": 1.234e-5})  # fmt: skip
     assert every_width(calibrate.tables(rates)) == 4
     refusals = {"cpu": "a window of 4,096 tokens is more than 1,234 rows", "torch": "head_dim 257"}
-    rows = [{"op": "quantised_linear", "case": "int4-128", "backend": "reference", "refusals": refusals}]
+    rows = [{"op": "quantized_linear", "case": "int4-128", "backend": "reference", "refusals": refusals}]
     assert every_width([doctor.ops_table("ops on cuda:0", rows), doctor.facts_table("machine", doctor.machine())]) == 2
     spec = spec_from_config(published()["deepseek-ai/DeepSeek-V3"]["config"])
     report = inspect.describe(spec, "bfloat16", None, PLAIN, STORAGES["bfloat16"])

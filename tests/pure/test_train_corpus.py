@@ -46,7 +46,7 @@ def a_folder(folder: Path) -> Path:
 
 
 def test_what_of_a_folder_becomes_a_document(tmp_path: Path) -> None:
-    corpus = Corpus.from_paths([a_folder(tmp_path / "data")], licence="CC0")
+    corpus = Corpus.from_paths([a_folder(tmp_path / "data")], license="CC0")
     assert [(d.name, d.text) for d in corpus.documents] == [
         ("a/x.py", "x = 1\n"),
         ("b.md", "second\r\n"),
@@ -59,7 +59,7 @@ def test_what_of_a_folder_becomes_a_document(tmp_path: Path) -> None:
         ("rows.jsonl:3", "empty"),
         ("rows.jsonl:4", "the same text as another"),
     ]
-    assert corpus.licence == "CC0"
+    assert corpus.license == "CC0"
     assert "3 documents" in corpus.report()
     assert "2 empty, 2 not UTF-8 text, 1 the same text as another" in corpus.report()
 
@@ -119,7 +119,7 @@ def test_of_a_library_what_is_the_same_everywhere(tmp_path: Path) -> None:
     assert [d.name for d in corpus.documents if not d.name.startswith("test/sub/")] == ["os.py"]
     assert len(corpus.documents) == 101
     assert [s.name for s in corpus.skipped] == ["test/latin.py"]
-    assert corpus.licence.startswith("PSF")
+    assert corpus.license.startswith("PSF")
 
 
 def test_a_library_without_its_tests_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_manifest_round_trips_and_notices_edits() -> None:
     assert Manifest.from_json(text) == manifest
     data = json.loads(text)
     assert data["hash"] == manifest.hash
-    assert data["licence"] == "MIT"
+    assert data["license"] == "MIT"
     assert data["python"] == platform.python_version()
     assert sum(side["documents"] for side in data["totals"].values()) == 40 == len(data["entries"])
     assert sum(side["bytes"] for side in data["totals"].values()) == sum(e.num_bytes for e in manifest.entries)
@@ -330,7 +330,7 @@ def test_a_manifest_is_verified_against_a_pinned_one() -> None:
     manifest = a_manifest()
     manifest.verify(manifest)
     manifest.verify(manifest.hash)
-    manifest.verify(replace(manifest, licence="other words", python="3.99"))
+    manifest.verify(replace(manifest, license="other words", python="3.99"))
     with pytest.raises(DataError, match=rf"{manifest.hash}, not 00 as pinned"):
         manifest.verify("00")
     first, second, third, *rest = manifest.entries

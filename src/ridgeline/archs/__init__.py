@@ -80,7 +80,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec that a parsed config.json describes.
 
     Raises ConfigError for an unknown architecture, a missing or ill-typed field, a value that is not supported,
-    weights quantised in a way that is not read, and any field that nobody read (but for those listed as harmless).
+    weights quantized in a way that is not read, and any field that nobody read (but for those listed as harmless).
     """
     family = family_of(config)
     packing_of(config)

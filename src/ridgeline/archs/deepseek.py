@@ -74,7 +74,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
         raise c.error("topk_method", f"is {method!r}; known are greedy, group_limited_greedy")
     moe = replace(
         _experts(c, dense, c.get_size("num_experts_per_tok"), count=64, num_shared=2, width=1407),
-        normalise=False,
+        normalize=False,
         groups=groups,
         scale=c.get_float("routed_scaling_factor", 1.0),
     )
@@ -89,7 +89,7 @@ def deepseek_v3(c: Config) -> ModelSpec:
     c.expect("topk_method", "noaux_tc")
     moe = replace(
         _experts(c, dense, c.get_size("num_experts_per_tok", 8), count=256, num_shared=1, width=2048),
-        normalise=c.get_bool("norm_topk_prob", True, null=False),
+        normalize=c.get_bool("norm_topk_prob", True, null=False),
         scores="sigmoid",
         choice_bias=True,
         groups=expert_groups(

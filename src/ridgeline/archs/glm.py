@@ -1,4 +1,4 @@
-"""GLM-4 in its two published layouts: the first half of each head is rotated, in neighbouring pairs."""
+"""GLM-4 in its two published layouts: the first half of each head is rotated, in neighboring pairs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
-from ridgeline.archs.names import HeadPart, Names, Part
+from ridgeline.archs.names import FusedRows, HeadPart, Names
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelLayer
 
@@ -61,7 +61,7 @@ GPT2_NAMES = Names(
     layer="h.{i}.",
     parts={
         "mixer_norm": "ln_1",
-        **{n: Part("attn.c_attn", _QKV) for n in _QKV},
+        **{n: FusedRows("attn.c_attn", _QKV) for n in _QKV},
         "mixer.o": "attn.c_proj",
         "mlp_norm": "ln_2",
         "mlp.up": "mlp.c_fc",

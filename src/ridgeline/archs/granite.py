@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ridgeline.archs.bamba import MAMBA, mamba2_mixer
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, rms_norm
-from ridgeline.archs.names import FUSED_GATE_UP, LLAMA, ExpertPart, Part
+from ridgeline.archs.names import FUSED_GATE_UP, LLAMA, ExpertPart, FusedRows
 from ridgeline.archs.rope import read_rope
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
@@ -19,14 +19,14 @@ EXPERT_NAMES = LLAMA.with_parts(
         "mlp.router": "block_sparse_moe.router.layer",
         **{name: ExpertPart("block_sparse_moe.input_linear.weight", _INPUTS) for name in _INPUTS},
         "mlp.experts.down": "block_sparse_moe.output_linear",
-        **{name: Part("shared_mlp.input_linear", _SHARED) for name in _SHARED},
+        **{name: FusedRows("shared_mlp.input_linear", _SHARED) for name in _SHARED},
         "mlp.shared.down": "shared_mlp.output_linear",
     }
 )
 NAMES = EXPERT_NAMES.with_parts(
     parts={
         **MAMBA,
-        **{name: Part("shared_mlp.input_linear", ("mlp.gate", "mlp.up")) for name in FUSED_GATE_UP},
+        **{name: FusedRows("shared_mlp.input_linear", ("mlp.gate", "mlp.up")) for name in FUSED_GATE_UP},
         "mlp.down": "shared_mlp.output_linear",
     }
 )

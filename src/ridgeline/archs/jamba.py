@@ -62,7 +62,7 @@ def _experts(c: Config, mlp: GatedMLP) -> ChannelMixer:
     experts, chosen = c.get_size("num_experts", 16), c.get_size("num_experts_per_tok", 2)
     if experts == 1:
         return mlp
-    return MoE(experts, chosen, mlp.intermediate_size, mlp.activation, normalise=False)
+    return MoE(experts, chosen, mlp.intermediate_size, mlp.activation, normalize=False)
 
 
 def _period(c: Config, name: str, period: int, offset: int) -> Callable[[int], bool]:

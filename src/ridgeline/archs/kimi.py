@@ -97,13 +97,13 @@ def _experts(c: Config) -> MoE:
         ("topk_group", c.get_size("topk_group", 1)),
         "best_two",
     )
-    normalise = c.get_bool("norm_topk_prob", c.get_bool("moe_renormalize", True))
-    if c.get_bool("moe_renormalize", normalise) != normalise:
-        raise c.error("norm_topk_prob", f"is {normalise}, but moe_renormalize is not; they are one field")
+    normalize = c.get_bool("norm_topk_prob", c.get_bool("moe_renormalize", True))
+    if c.get_bool("moe_renormalize", normalize) != normalize:
+        raise c.error("norm_topk_prob", f"is {normalize}, but moe_renormalize is not; they are one field")
     return MoE(
         experts,
         _either(c, "num_experts_per_token", "num_experts_per_tok", 8),
-        inner, act, normalise=normalise, scores="sigmoid", choice_bias=True,
+        inner, act, normalize=normalize, scores="sigmoid", choice_bias=True,
         groups=groups,
         scale=c.get_float("routed_scaling_factor", 2.446),
         shared=GatedMLP(inner * shared, act) if shared else None,

@@ -48,7 +48,7 @@ def lfm2_moe(c: Config) -> ModelSpec:
     dense, first = GatedMLP(c.get_size("intermediate_size", 7168)), c.get_int("num_dense_layers", 2)
     moe = MoE(
         c.get_size("num_experts", 32), c.get_size("num_experts_per_tok", 4), c.get_size("moe_intermediate_size", 1792),
-        normalise=c.get_bool("norm_topk_prob", True), scores="sigmoid",
+        normalize=c.get_bool("norm_topk_prob", True), scores="sigmoid",
         choice_bias=c.get_bool("use_expert_bias", True),
         scale=c.get_float("routed_scaling_factor", 1.0),
     )  # fmt: skip

@@ -28,7 +28,7 @@ def qwen3_moe(c: Config) -> ModelSpec:
     num_experts = c.get_size("num_experts") if c.present("num_experts") else c.get_size("num_local_experts")
     moe = MoE(
         num_experts, c.get_size("num_experts_per_tok"), c.get_size("moe_intermediate_size"),
-        c.get_activation("hidden_act", "silu"), normalise=c.get_bool("norm_topk_prob", False),
+        c.get_activation("hidden_act", "silu"), normalize=c.get_bool("norm_topk_prob", False),
     )  # fmt: skip
     dense: GatedMLP = gated_mlp(c)
     step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])

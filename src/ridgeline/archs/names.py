@@ -1,7 +1,7 @@
 """How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`Part`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`) or one of ours in
+our weights lie in one tensor there (`FusedRows`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`) or one of ours in
 several (`Each`), in other axes (`Flat`) or under a name that is not made as ours are (`Tensor`).
 """
 
@@ -15,7 +15,7 @@ from ridgeline.spec import Attention, GatedDelta, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FusedRows:
     """Rows of a fused matrix: `names` lie one below the other in `module`."""
 
     module: str
@@ -24,7 +24,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """Part `index` of `count` inside every head: rows are [head, part, head_dim] (GPT-NeoX)."""
+    """FusedRows `index` of `count` inside every head: rows are [head, part, head_dim] (GPT-NeoX)."""
 
     module: str
     index: int
@@ -66,7 +66,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class AllExperts:
     """All experts in one tensor: matrices [expert, in, out] under `module` itself, biases [expert, out] under
-    `module`_bias. Of every `count` neighbouring outputs the one at `index` is ours (GPT-OSS).
+    `module`_bias. Of every `count` neighboring outputs the one at `index` is ours (GPT-OSS).
     """
 
     module: str
@@ -84,7 +84,7 @@ class ExpertPart:
     names: tuple[str, ...]
 
 
-Source = str | Part | HeadPart | GroupPart | Each | Flat | Tensor | AllExperts | ExpertPart
+Source = str | FusedRows | HeadPart | GroupPart | Each | Flat | Tensor | AllExperts | ExpertPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Names:
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         read = Read((f"{prefix}{other}.{suffix}",), transpose=transpose, flat=isinstance(source, Flat))
-        if isinstance(source, Part):
+        if isinstance(source, FusedRows):
             start, stop, total = among(source.names, 0)
             return replace(read, total_rows=total, rows=(start, stop))
         if isinstance(source, GroupPart):
@@ -213,10 +213,10 @@ LLAMA = Names(
 )
 
 FUSED_QKV: Mapping[str, Source] = {
-    f"mixer.{n}": Part("self_attn.qkv_proj", ("mixer.q", "mixer.k", "mixer.v")) for n in "qkv"
+    f"mixer.{n}": FusedRows("self_attn.qkv_proj", ("mixer.q", "mixer.k", "mixer.v")) for n in "qkv"
 }
 FUSED_GATE_UP: Mapping[str, Source] = {
-    n: Part("mlp.gate_up_proj", ("mlp.gate", "mlp.up")) for n in ("mlp.gate", "mlp.up")
+    n: FusedRows("mlp.gate_up_proj", ("mlp.gate", "mlp.up")) for n in ("mlp.gate", "mlp.up")
 }
 
 

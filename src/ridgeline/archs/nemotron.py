@@ -111,7 +111,7 @@ def _experts(c: Config) -> MoE:
         experts, c.get_size("num_experts_per_tok", 2),
         c.get_size("moe_intermediate_size", 7688),
         Ungated(c.get_activation("mlp_hidden_act", "relu2")),
-        normalise=c.get_bool("norm_topk_prob", True), scores="sigmoid", choice_bias=True,
+        normalize=c.get_bool("norm_topk_prob", True), scores="sigmoid", choice_bias=True,
         groups=groups, scale=c.get_float("routed_scaling_factor", 1.0),
         shared=_mlp(c, c.get_size("moe_shared_expert_intermediate_size", 7688)), latent_size=latent,
     )  # fmt: skip

@@ -16,9 +16,9 @@ _HARMLESS = ("quant_method", "modules_to_not_convert", "dequantize")
 
 
 def packing_method(config: Mapping[str, Any], packings: Collection[str]) -> str | None:
-    """The `quant_method`: "fp8", if it is in blocks, or one of `packings`; None where nothing is quantised.
+    """The `quant_method`: "fp8", if it is in blocks, or one of `packings`; None where nothing is quantized.
 
-    Raises ConfigError for any other quantisation, by name, and for a field that is not understood.
+    Raises ConfigError for any other quantization, by name, and for a field that is not understood.
     """
     raw = config.get("quantization_config")
     if raw is None:
@@ -29,7 +29,7 @@ def packing_method(config: Mapping[str, Any], packings: Collection[str]) -> str 
     if not isinstance(raw, Mapping) or method not in packings:
         blocks = " without weight_block_size" if method == "fp8" else ""
         raise ConfigError(
-            f"{AT} with quant_method {method!r} is not supported yet{blocks}; use the unquantised checkpoint"
+            f"{AT} with quant_method {method!r} is not supported yet{blocks}; use the unquantized checkpoint"
         )
     Config(raw, f"{AT}.").finish(_HARMLESS)
     return str(method)

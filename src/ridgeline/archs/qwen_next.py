@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
-from ridgeline.archs.names import LLAMA, Each, ExpertPart, GroupPart, HeadPart, Part
+from ridgeline.archs.names import LLAMA, Each, ExpertPart, FusedRows, GroupPart, HeadPart
 from ridgeline.archs.rope import FULL, Rotation, read_rope
 from ridgeline.spec import ChannelMixer, GatedDelta, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
@@ -14,11 +14,11 @@ MROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three posi
 
 def qwen3_next(c: Config) -> ModelSpec:
     """Qwen3-Next: experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
-    normalise = c.get_bool("norm_topk_prob", True)
+    normalize = c.get_bool("norm_topk_prob", True)
     step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])
     count = c.get_layer_count()
     sparse = [i not in dense_layers and (i + 1) % step == 0 for i in range(count)]
-    experts, dense = _experts(c, 512, 10, normalise), gated_mlp(c)
+    experts, dense = _experts(c, 512, 10, normalize), gated_mlp(c)
     return _model(c, [experts if s else dense for s in sparse], num_kv_heads=2)
 
 
@@ -31,7 +31,7 @@ def qwen3_5_moe(c: Config) -> ModelSpec:
     """Qwen3.5 with experts in every layer."""
     c.expect("norm_topk_prob", True)
     c.expect("mlp_only_layers", [])
-    return _model(c, [_experts(c, 256, 8, normalise=True)] * c.get_layer_count(), num_kv_heads=2)
+    return _model(c, [_experts(c, 256, 8, normalize=True)] * c.get_layer_count(), num_kv_heads=2)
 
 
 def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
@@ -58,12 +58,12 @@ def _delta(c: Config) -> GatedDelta:
     )  # fmt: skip
 
 
-def _experts(c: Config, count: int, per_token: int, normalise: bool) -> MoE:
+def _experts(c: Config, count: int, per_token: int, normalize: bool) -> MoE:
     """With the class's defaults of how many there are and how many of them a token visits."""
     act = c.get_activation("hidden_act", "silu")
     return MoE(
         c.get_size("num_experts", count), c.get_size("num_experts_per_tok", per_token),
-        c.get_size("moe_intermediate_size", 512), act, normalise=normalise,
+        c.get_size("moe_intermediate_size", 512), act, normalize=normalize,
         shared=GatedMLP(c.get_size("shared_expert_intermediate_size", 512), act), shared_gate=True,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ _COMMON = LLAMA.with_parts(
         "mixer": "linear_attn",
         "mixer.q": HeadPart("self_attn.q_proj", 0, 2),
         "mixer.out_gate": HeadPart("self_attn.q_proj", 1, 2),
-        **{name: Part("linear_attn.conv1d", _CONV) for name in _CONV},
+        **{name: FusedRows("linear_attn.conv1d", _CONV) for name in _CONV},
         "mixer.gate_norm": "linear_attn.norm",
         "mixer.out": "linear_attn.out_proj",
         "mlp.router": "mlp.gate",
@@ -102,7 +102,7 @@ NEXT_NAMES = _COMMON.with_parts(
 )
 TEXT_NAMES = _COMMON.with_parts(
     parts={
-        **{name: Part("linear_attn.in_proj_qkv", _QKV) for name in _QKV},
+        **{name: FusedRows("linear_attn.in_proj_qkv", _QKV) for name in _QKV},
         "mixer.gate": "linear_attn.in_proj_z",
         "mixer.beta": "linear_attn.in_proj_b",
         "mixer.decay": "linear_attn.in_proj_a",

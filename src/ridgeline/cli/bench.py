@@ -42,7 +42,7 @@ def latency(
     revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
@@ -83,7 +83,7 @@ def throughput(
     revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
     cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip

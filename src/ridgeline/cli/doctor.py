@@ -157,7 +157,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         "activation": [("GatedMLP", GatedMLP(1024))],
         **{name: [("MoE", MoE(8, 2, 1024))] for name in ("route", "experts", "expert_block")},
         "product": list(FORMATS.items()),
-        **{name: [("int8", FORMATS["int8"])] for name in ("quantise", "dequantise", "quantised_linear")},
+        **{name: [("int8", FORMATS["int8"])] for name in ("quantize", "dequantize", "quantized_linear")},
         **{name: [("grouped", AttentionInput(plain, rms, 1.0))] for name in ("attention_input", "query_input")},
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
         "attention_output": [("grouped", plain)],

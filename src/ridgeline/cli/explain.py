@@ -17,7 +17,7 @@ def explain(
     dtype: o.DType = "auto", weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto",
     max_model_len: o.MaxModelLen = None, max_num_seqs: o.MaxNumSeqs = None,
     max_num_batched_tokens: o.MaxNumBatchedTokens = None, block_size: o.BlockSize = None,
-    checkpoint_tokens: o.CheckpointTokens = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
+    state_snapshot_tokens: o.CheckpointTokens = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip

@@ -67,7 +67,7 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
     from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        return "float32" if weight_blocks(config) else config_dtype(config)  # as they are dequantised
+        return "float32" if weight_blocks(config) else config_dtype(config)  # as they are dequantized
     if wanted not in DTYPE_NAMES:
         raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(DTYPE_NAMES)}")
     return DTYPE_NAMES[wanted]
@@ -181,7 +181,7 @@ def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
 
 
 def norms(layer: AnyLayer) -> str:
-    """Where a layer normalises."""
+    """Where a layer normalizes."""
     from ridgeline.spec import DeepNormLayer, ParallelLayer
     from ridgeline.spec.text import describe
 

@@ -25,12 +25,12 @@ def replay(
     device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     kv_cache_dtype: o.KVCacheDType = "auto", weights: o.WeightFormat = "auto", threads: o.Threads = None,
 ) -> None:  # fmt: skip
-    """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honoured."""
+    """Send a workload's requests at their times, in real time; tokens are random, blocks of a trace are honored."""
     given = locals()  # every option, by its name
     from ridgeline.cli.flags.loading import load
     from ridgeline.cli.simulate import print_json, report_tables, workload_of

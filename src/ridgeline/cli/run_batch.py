@@ -41,7 +41,7 @@ def run_batch(
     weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
     revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
     max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, checkpoint_tokens: o.CheckpointTokens = None,
+    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
 ) -> None:  # fmt: skip

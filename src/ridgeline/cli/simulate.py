@@ -250,7 +250,7 @@ def _rates(r: Report) -> Table:
         f"{r.requests_per_s:,.2f} requests/s, {r.output_tokens_per_s:,.0f} tokens/s out, "
         f"{r.total_tokens_per_s:,.0f} in and out",
     )
-    table.add_row("replicas at work", f"{r.utilisation:.1%} of the time")
+    table.add_row("replicas at work", f"{r.utilization:.1%} of the time")
     table.add_row("batch", f"{r.mean_batch:,.1f} sequences in a step, {r.mean_waiting:,.1f} waiting, mean of a replica")
     table.add_row(
         "state", f"{size(r.mean_used_bytes)} in use, at most {size(r.peak_bytes)} of {size(r.state_bytes)} of a replica"

@@ -45,10 +45,10 @@ def train(
         str | None, typer.Option("--recipe", help="Make what ships with Ridgeline again: pocket.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="A folder with a tokenizer.json; default: learnt from the data.")
+        str | None, typer.Option("--tokenizer", help="A folder with a tokenizer.json; default: learned from the data.")
     ] = None,
     held_out: Annotated[float, typer.Option("--held-out", help="The share of documents that only measure.")] = 0.05,
-    licence: Annotated[str | None, typer.Option("--licence", help="Of the data, for the model card.")] = None,
+    license: Annotated[str | None, typer.Option("--license", help="Of the data, for the model card.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
     epochs: Annotated[float, _run_option("--epochs", help="How often to go through the data.")] = 1.0,
     context: Annotated[
@@ -131,8 +131,8 @@ def _spec(given: Mapping[str, Any]) -> None:
     tokenizer = _tokenizer(given["tokenizer"])
     with open_ranks(device) as ranks, _bars(ranks) as watch:
         watch.say("reading the texts, and what functions they share")
-        corpus = _corpus(given["data"], given["licence"])
-        place = Place(folder=out, ranks=ranks, licence=given["licence"], dtype=given["dtype"])
+        corpus = _corpus(given["data"], given["license"])
+        place = Place(folder=out, ranks=ranks, license=given["license"], dtype=given["dtype"])
         data = prepare(
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
             held_out_share=given["held_out"], tokenizer=tokenizer, say=watch.say,
@@ -142,7 +142,7 @@ def _spec(given: Mapping[str, Any]) -> None:
         produce(out.resolve().name, job, data, place, watch, "Trained with `ridgeline train`.")
 
 
-def _corpus(data: list[str], licence: str | None) -> Corpus:
+def _corpus(data: list[str], license: str | None) -> Corpus:
     from ridgeline.errors import RequestError
     from ridgeline.train.data.corpus import Corpus
 
@@ -150,7 +150,7 @@ def _corpus(data: list[str], licence: str | None) -> Corpus:
         return Corpus.stdlib()
     if STDLIB in data:
         raise RequestError("--data stdlib stands alone; a folder of that name is ./stdlib")
-    return Corpus.from_paths(data, licence or NOT_STATED)
+    return Corpus.from_paths(data, license or NOT_STATED)
 
 
 def _tokenizer(folder: str | None) -> Any:

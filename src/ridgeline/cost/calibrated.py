@@ -134,7 +134,7 @@ def far_at(held_bytes: float, rates: Rates) -> float:
     return min(rates.far.at(max(held_bytes, 1.0)), 1.0)
 
 
-def clock_step(
+def calibrated_step(
     operations: Sequence[Operation], facts: Facts, batch: Sequence[Slice], hardware: HardwareSpec
 ) -> StepTime:
     """A step on a machine that was measured, operation by operation. Raises RequestError as `time_step` does."""

@@ -167,7 +167,7 @@ def _attention_phases(size: StepSize, mixer: Attention | SharedAttention, group:
     q = FLOAT * size.tokens * mixer.num_heads * mixer.head_dim
     kv = FLOAT * size.tokens * mixer.num_kv_heads * mixer.head_dim
     gate = q if _own(mixer).out_gate else 0
-    # q, k and v, each with up to two copies while it is normalised and turned. What is gated, and the gate's sigmoid.
+    # q, k and v, each with up to two copies while it is normalized and turned. What is gated, and the gate's sigmoid.
     during = gate + q + 2 * kv + _attention(size, mixer, group)
     return max(3 * q, gate + q + 3 * kv), during, 2 * q + 2 * kv + 3 * gate
 

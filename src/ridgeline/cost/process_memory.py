@@ -32,7 +32,7 @@ AHEAD_TOKENS, STEP_TOKENS = 512, 128  # runtime/ahead.py
 CODE_BYTES = 15 << 19  # measured: 7 to 8 MB
 
 
-class Resident(NamedTuple):
+class ProcessMemory(NamedTuple):
     """Bytes, by what they are: see the top of the file."""
 
     weights: float
@@ -78,17 +78,17 @@ class Run(NamedTuple):
         return self.sequences if self.new > 1 else min(self.sequences, begun + more)
 
 
-def resident(
+def process_memory(
     spec: ModelSpec, weight_bytes: int, format: Format, dtype: DType, groups: Sequence[StateGroup],
     num_pages: Sequence[int], run: Run,
-) -> Resident:  # fmt: skip
+) -> ProcessMemory:  # fmt: skip
     """num_pages: of each group, at most."""
     alive = run.alive(max((g.page_tokens for g in groups if g.snapshot), default=1))
     pages = sum(
         min(touched_pages(g, written_pages(g, most, run, alive)), most) * g.page_bytes
         for g, most in zip(groups, num_pages, strict=True)
     )
-    return Resident(
+    return ProcessMemory(
         weight_bytes, unfilled(matrix_sizes(spec, format, dtype)), pages,
         scratch_bytes(spec, format, run), step_bytes(spec, run, alive),
     )  # fmt: skip

@@ -49,7 +49,7 @@ def judge(header: str, completion: str) -> Verdict:
 
     Where no prefix parses there is no statement and nothing is covered; an empty completion is such a case. Blank lines
     and comments at the end of a prefix are covered. A prefix may end inside a word, which is then a name: an answer
-    that was cut off inside `return colour` is covered to its end, and where a line holds `class` and no more, `clas` is
+    that was cut off inside `return color` is covered to its end, and where a line holds `class` and no more, `clas` is
     a statement.
     """
     end = parsed_length(header, completion)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.sample.logits import Floats
 
-BLOCK_TOKENS = 512  # neighbours whose values are taken to depend on each other
+BLOCK_TOKENS = 512  # neighbors whose values are taken to depend on each other
 _Z = 1.959963984540054  # 95 % of a normal distribution lies within so many standard deviations
 
 
@@ -44,15 +44,15 @@ class Proportion:
     def of(cls, count: int, total: int) -> Proportion:
         """Wilson (1927), for independent trials."""
         share, square = count / total, _Z**2 / total
-        centre = (share + square / 2) / (1 + square)
+        center = (share + square / 2) / (1 + square)
         half = _Z * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
-        return cls(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
+        return cls(share, min(share, max(0.0, center - half)), max(share, min(1.0, center + half)))
 
 
 def block_mean(values: Floats, lengths: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> Estimate:
     """The mean of values [n] of documents with `lengths` [documents] values each, and its standard error.
 
-    Neighbouring tokens are not independent; blocks of them nearly are. Every document is cut into runs of
+    Neighboring tokens are not independent; blocks of them nearly are. Every document is cut into runs of
     `block_tokens` values, the last one shorter. The error is that of a ratio of sums over clusters, sum over count
     (Cochran, Sampling Techniques, 1977, section 6.4): with B blocks, each with the sum s and the count c,
     sqrt(B / (B - 1) * sum((s - mean * c) ** 2)) / n.

@@ -11,10 +11,10 @@ from ridgeline.load.tokenizer import Tokenizer
 class Conversation:
     """Messages, and the ids that stand for them.
 
-    An answer's text, tokenised again, need not give the ids that the model produced; then nothing from there on would
+    An answer's text, tokenized again, need not give the ids that the model produced; then nothing from there on would
     be found in the prefix cache, and the model would read what it never said. So a turn is the ids of the history as
     they were, and after them what the template puts between the answer and the next one. Where the template rewrites
-    the history (drops earlier reasoning, strips the answer's spaces), the whole dialogue is tokenised anew.
+    the history (drops earlier reasoning, strips the answer's spaces), the whole dialogue is tokenized anew.
     """
 
     def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
@@ -34,7 +34,7 @@ class Conversation:
         text = self._tokenizer.render_chat(messages)
         ids = self._tokenizer.encode_chat(messages)
         rest = self._rest(text)
-        # What follows the history is the end of the whole, tokenised.
+        # What follows the history is the end of the whole, tokenized.
         if rest and ids[-len(rest) :] == rest:
             ids = [*self._ids, *rest]
         self.messages, self._ids, self._text = messages, ids, text
@@ -53,7 +53,7 @@ class Conversation:
     def withdraw(self) -> None:
         """Take the last question back: it got no answer."""
         self.messages = self.messages[:-1]
-        self._ids, self._text = [], ""  # the next turn is tokenised anew
+        self._ids, self._text = [], ""  # the next turn is tokenized anew
 
     def _rest(self, text: str) -> list[int]:
         """Ids of what the template wrote after the history; none where it did not write that as it was."""

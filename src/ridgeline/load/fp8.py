@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats with a scale per block (DeepSeek-V3's checkpoints), dequantised as they are read."""
+"""Matrices of 8-bit floats with a scale per block (DeepSeek-V3's checkpoints), dequantized as they are read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BlockScaledFiles:
         self._files.release(name)
 
     def read(self, name: str) -> HostTensor:
-        """As of TensorFiles, dequantised."""
+        """As of TensorFiles, dequantized."""
         if name not in self._scaled:
             return self._files.read(name)
         codes, scale = self._files.codes(name), self._files.read(name + SCALE)

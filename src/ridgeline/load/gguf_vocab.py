@@ -1,7 +1,7 @@
 """A tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
 
 Two kinds: "gpt2", byte-level BPE with explicit merges and a word pattern named by `pre`; and "llama",
-SentencePiece BPE, which has scores instead of merges: of two neighbours the pair whose union has the highest
+SentencePiece BPE, which has scores instead of merges: of two neighbors the pair whose union has the highest
 score is joined first, so the merges are all the two-part cuts of every piece, best score first. Only whole
 normal pieces take part, as in llama.cpp's and Hugging Face's conversions of the same vocabularies.
 """

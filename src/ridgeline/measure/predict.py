@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.cost.calibration import REMEDY, this_machine
 from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import cpu_precision
-from ridgeline.cost.process_memory import Resident, Run, resident
+from ridgeline.cost.process_memory import ProcessMemory, Run, process_memory
 from ridgeline.ops.driver import Driver
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.runtime.load import LoadedModel
@@ -131,13 +131,13 @@ def run_steps(requests: Sequence[Asked], most: int, budget: int) -> Iterator[tup
         yield tuple(batch), given
 
 
-def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int) -> Resident:
+def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int) -> ProcessMemory:
     """What is expected to be resident while so many such requests run; `config.workspace_bytes` is no less than its
     step: it is what the settings allow at most.
     """
     driver = loaded.table.driver
     run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1)
-    found = resident(
+    found = process_memory(
         loaded.spec, loaded.weight_bytes, loaded.model.format, loaded.dtype, config.groups, config.num_pages, run
     )
     return found if driver else found._replace(ends=0.0, scratch=0.0)  # those are the kernels'

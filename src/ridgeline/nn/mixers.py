@@ -43,7 +43,7 @@ def _attention(
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
-        state = step.extend(layer, write, k, v)
+        state = step.append_kv(layer, write, k, v)
         return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
@@ -91,7 +91,7 @@ def _latent_attention(
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, latents = before(stream.residual, stream.delta, rotary)
-        state = step.extend(layer, write, latents)
+        state = step.append_kv(layer, write, latents)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
         return residual, after(attended, None), stream.shared
 
@@ -105,9 +105,9 @@ def _recurrent(
     parts = mixer.state().parts
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        given, kept = step.recall(layer, parts)
+        given, kept = step.read_state(layer, parts)
         residual, delta, states, keep = block(stream.residual, stream.delta, given, kept, step.segments)
-        step.remember(layer, states, keep)
+        step.write_state(layer, states, keep)
         return residual, delta, stream.shared
 
     return run

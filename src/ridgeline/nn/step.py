@@ -44,16 +44,16 @@ class Step(Protocol):
         """Which tokens belong to which sequence."""
         ...
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
+    def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on, and what was kept
         of accepted drafts, which come first."""
         ...
 
-    def remember(self, layer: int, states: States, keep: Kept) -> None:
+    def write_state(self, layer: int, states: States, keep: Kept) -> None:
         """Record the states that the step leaves, and what is to be kept of its drafts."""
         ...
 
-    def extend(self, layer: int, write: WritePages, *parts: Array) -> Rows:
+    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> Rows:
         """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then.
 
         write: the layer's kernel for pages, where there are any.

@@ -246,13 +246,13 @@ ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 Expert = Callable[[int, Array], Array]
 EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "primitive")
 # (weight [out, in]) -> codes [out, in], float32 scales [out, groups]: each number is its code times the scale of its
-# group of neighbours, rounded to nearest. Raises ValueError for what cannot be rounded: infinities, NaN [Format]
-QUANTISE: Op[Callable[[Array], tuple[Array, Array]]] = Op("quantise", "primitive")
+# group of neighbors, rounded to nearest. Raises ValueError for what cannot be rounded: infinities, NaN [Format]
+QUANTIZE: Op[Callable[[Array], tuple[Array, Array]]] = Op("quantize", "primitive")
 # (codes, scales) -> [out, in], float32 [Format]
-DEQUANTISE: Op[Callable[[Array, Array], Array]] = Op("dequantise", "primitive")
+DEQUANTIZE: Op[Callable[[Array, Array], Array]] = Op("dequantize", "primitive")
 # (x [..., in], codes, scales, bias [out] or None) -> [..., out], of x whose tokens are rounded to 255 steps each: the
 # largest magnitude is 127, and a token that is not finite becomes NaN [Format]
-QUANTISED_LINEAR: Op[Callable[[Array, Array, Array, Array | None], Array]] = Op("quantised_linear", "primitive")
+QUANTIZED_LINEAR: Op[Callable[[Array, Array, Array, Array | None], Array]] = Op("quantized_linear", "primitive")
 
 # (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or what
 # stands for it until the states are written; `write` is where that will be [no case]
@@ -346,7 +346,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
     WRITE_PAGES, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
-    ROUTE, EXPERTS, QUANTISE, DEQUANTISE, QUANTISED_LINEAR,
+    ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
     DELTA_RULE, NORM_GATE, PLACES, BEST,

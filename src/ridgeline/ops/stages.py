@@ -104,14 +104,14 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
 
 
 def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
-    """x [T, width] -> the queries or keys [T, num, D]: projected, normalised, turned."""
+    """x [T, width] -> the queries or keys [T, num, D]: projected, normalized, turned."""
     linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
-    normalise = _norm(m.qk_norm, f"{name}_norm", weights, table)
+    normalize = _norm(m.qk_norm, f"{name}_norm", weights, table)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
 
     def run(x: Array, rotary: Rotary | None) -> Array:
         x = linear.apply(x)
-        x = split(normalise(x), num) if m.qk_norm_over == "all_heads" else normalise(split(x, num))
+        x = split(normalize(x), num) if m.qk_norm_over == "all_heads" else normalize(split(x, num))
         return rope(x, rotary) if rope and rotary else x
 
     return run
@@ -276,9 +276,9 @@ class _RoundedProduct:
 
     def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
-        self._codes, self._bias = table.primitive(api.QUANTISE, case)(matrix.weight), matrix.bias
-        self._linear = table.primitive(api.QUANTISED_LINEAR, case)
-        self._widen = table.primitive(api.DEQUANTISE, case)
+        self._codes, self._bias = table.primitive(api.QUANTIZE, case)(matrix.weight), matrix.bias
+        self._linear = table.primitive(api.QUANTIZED_LINEAR, case)
+        self._widen = table.primitive(api.DEQUANTIZE, case)
 
     def __call__(self, x: Array) -> Array:
         return self._linear(x, *self._codes, self._bias)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ridgeline.cost.calibrated import clock_step, facts_of
+from ridgeline.cost.calibrated import calibrated_step, facts_of
 from ridgeline.cost.operations import Operation, Slice
 from ridgeline.cost.precision import FLOAT_BYTES
 from ridgeline.cost.roofline import StepTime, time_step
@@ -67,7 +67,7 @@ def denoise(planner: Planner, load: Load, passes: int | None = None) -> Denoisin
     batch = [Slice(load.batch, load.context, load.context, load.context)]
     ops = tuple(_both_ways(device_operations(planner.forward, batch, d.scheme), load.context))
     rates = d.hardware.rates
-    step = time_step(ops, d.hardware) if rates is None else clock_step(ops, facts_of(d.spec), batch, d.hardware)
+    step = time_step(ops, d.hardware) if rates is None else calibrated_step(ops, facts_of(d.spec), batch, d.hardware)
     tokens = load.batch * load.context
     stream = 4 * d.precision.activation_bytes(tokens * d.spec.hidden_size)
     logits = FLOAT_BYTES * tokens * d.spec.vocab_size / d.scheme.tp

@@ -149,7 +149,7 @@ def _trade(axes: Axes, planner: Planner, load: Load, sizes: Sequence[int], wall:
     if inside:
         axes.plot(*zip(*(at(n) for n in [*inside, wall]), strict=True), "o-", color=DECODE, ms=4, lw=2)
     axes.plot(*zip(*(at(n) for n in beyond), strict=True), "o--", color=QUIET, ms=3, lw=1, alpha=0.6)
-    for n in _labelled(sizes):
+    for n in _labeled(sizes):
         axes.annotate(f"{n:,}", at(n), xytext=(5, -10), textcoords="offset points", fontsize=8, color=QUIET)
     axes.plot(*at(knee), "D", color="#e8710a", ms=9, label=f"knee: batch {knee:,}, {_pair(at(knee))}")
     if wall:
@@ -165,7 +165,7 @@ def _pair(point: tuple[float, float]) -> str:
     return f"{number(point[0])} tokens/s at {number(point[1])} ms"
 
 
-def _labelled(sizes: Sequence[int]) -> list[int]:
+def _labeled(sizes: Sequence[int]) -> list[int]:
     """Powers of four, and the last."""
     return [n for n in sizes if n & (n - 1) == 0 and n.bit_length() % 2 == 1]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
-from ridgeline.cost.calibrated import clock_step, facts_of
+from ridgeline.cost.calibrated import calibrated_step, facts_of
 from ridgeline.cost.footprint import Footprint, Memory
 from ridgeline.cost.operations import Forward, Slice
 from ridgeline.cost.precision import Precision
@@ -174,7 +174,7 @@ class Planner:
         ops, hardware = device_operations(self.forward, batch, self.deployment.scheme), self.deployment.hardware
         if hardware.rates is None:
             return time_step(ops, hardware)
-        return clock_step(ops, self._facts, batch, hardware)
+        return calibrated_step(ops, self._facts, batch, hardware)
 
     def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
         """`tokens` tokens, the last ones of `context`, of each of so many sequences; logits of them all."""

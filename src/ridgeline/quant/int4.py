@@ -1,4 +1,4 @@
-"""A matrix in 4 bits: rounded to nearest, in 7.5 steps to the largest magnitude of each group of a row's neighbours."""
+"""A matrix in 4 bits: rounded to nearest, in 7.5 steps to the largest magnitude of each group of a row's neighbors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TextToEncode:
 
 
 class Frontend:
-    """Tokenises and checks. no_tokenizer: why there is none, where there is none.
+    """Tokenizes and checks. no_tokenizer: why there is none, where there is none.
 
     max_chars: characters that a text may have; None: any number.
     """

@@ -47,17 +47,17 @@ class DenseStep:
         rows = np.arange(lengths.size)
         return build_segments(Slices.plain(rows, np.zeros_like(rows), lengths), self.memory)
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
+    def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts], ()
 
-    def remember(self, layer: int, states: States, keep: Kept) -> None:
+    def write_state(self, layer: int, states: States, keep: Kept) -> None:
         """Nothing goes on from here."""
 
     def last_rows(self, memory: Memory) -> Array:
         """The row of each sequence's last token."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def extend(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
+    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
         return DenseRows(tuple(map(self.store, parts)) if self.store else parts, self.lengths)
 
 
@@ -80,7 +80,7 @@ class PagedStep:
     def segments(self) -> Segments:
         return build_segments(self.slices, self.table.memory)
 
-    def recall(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
+    def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, SnapshotLayout)
@@ -88,7 +88,7 @@ class PagedStep:
         kept = self.inputs.read(layer, self._replayed) if self._replayed is not None else ()
         return [read(view, layout.read, layout.fresh, layout.write) for view in views], kept
 
-    def remember(self, layer: int, states: States, keep: Kept) -> None:
+    def write_state(self, layer: int, states: States, keep: Kept) -> None:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, SnapshotLayout)
@@ -106,7 +106,7 @@ class PagedStep:
     def _drafted(self) -> Array | None:
         return self.inputs.places(self.slices.rows, self.slices.drafts)
 
-    def extend(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
+    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)

@@ -93,7 +93,7 @@ class Edits:
         self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float64)
         self._produced = 0
-        self._counts = TokenCounts(prompt) if _penalises(params) else None
+        self._counts = TokenCounts(prompt) if _penalizes(params) else None
 
     @classmethod
     def of(
@@ -102,7 +102,7 @@ class Edits:
         """The edits that `params` and a grammar ask for; None where they ask for none."""
         bad = params.bad_token_ids or params.bad_token_sequences
         masks = params.allowed_token_ids is not None or bad or (params.min_tokens and ends) or grammar
-        return cls(params, prompt, ends, grammar) if masks or params.logit_bias or _penalises(params) else None
+        return cls(params, prompt, ends, grammar) if masks or params.logit_bias or _penalizes(params) else None
 
     def push(self, token: int) -> None:
         """One more token of the answer."""
@@ -139,10 +139,10 @@ class Edits:
             scores[self._ends] = -np.inf
         scores[self._bias_ids] += self._bias
         if self._counts is not None:
-            penalise(scores, self._counts, self._params)
+            penalize(scores, self._counts, self._params)
 
 
-def penalise(scores: Floats, tokens: TokenCounts, params: SamplingParams) -> None:
+def penalize(scores: Floats, tokens: TokenCounts, params: SamplingParams) -> None:
     """Apply the penalties to scores [vocabulary] in place.
 
     Repetition, over prompt and answer: positive scores are divided by it, others multiplied (arXiv:1909.05858).
@@ -156,5 +156,5 @@ def penalise(scores: Floats, tokens: TokenCounts, params: SamplingParams) -> Non
     scores[ids] = np.where(found == -np.inf, found, changed)  # what is ruled out stays so
 
 
-def _penalises(params: SamplingParams) -> bool:
+def _penalizes(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0

@@ -5,7 +5,7 @@ draw. Ties go to the lower token id. A row's token and its log probabilities are
 other rows are.
 
 Noise is counter-based: the number drawn for a token depends on the seed, the choice and the position alone, so a
-neighbour in the batch, a restart or another order of work never changes it (Salmon et al. 2011, Philox).
+neighbor in the batch, a restart or another order of work never changes it (Salmon et al. 2011, Philox).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text out of tokens: detokenised as they come, up to a stop string."""
+"""Text out of tokens: detokenized as they come, up to a stop string."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from itertools import chain
 from math import gcd, lcm
 
 from ridgeline.errors import RequestError
-from ridgeline.sched.page_times import Clock, PageTimes, Residency
+from ridgeline.sched.page_times import Clock, PageLifetimes, PageTimes
 from ridgeline.sched.pages import PagePool
 from ridgeline.sched.sequence import PageKey, Sequence
 from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
-FINE_TOKENS = 16  # the grid of prefix hashes, and of checkpoints where prompts part
+FINE_TOKENS = 16  # the grid of prefix hashes, and of snapshots where prompts part
 MAX_SEEN = 1 << 16  # prefixes remembered to find where prompts part; 16 bytes of key each
 
 
@@ -50,7 +50,7 @@ class StateCache:
         """Count the times of the device's pages from now on."""
         times = PageTimes()
         for pool in self.pools:
-            pool.residency = Residency(pool.num_pages, clock, times)
+            pool.residency = PageLifetimes(pool.num_pages, clock, times)
         return times
 
     # ---- before a step: room and pages ---------------------------------------------------------------
@@ -108,7 +108,7 @@ class StateCache:
             deltas.append(PageDelta(g, seq.row, index, (copy.dst,)))
         pool.drop(copy.src, self.newest_step)
 
-    def num_checkpoints(self) -> int:
+    def num_snapshots(self) -> int:
         """States that another sequence can find."""
         return sum(pool.num_keys for group, pool in zip(self.groups, self.pools, strict=True) if group.snapshot)
 
@@ -116,8 +116,8 @@ class StateCache:
         """Where a chunk that could go to `end` should stop, so that snapshots can be published."""
         if not self.has_snapshots:
             return end
-        if seq.planned < seq.checkpoint < end:
-            return seq.checkpoint
+        if seq.planned < seq.snapshot_at < end:
+            return seq.snapshot_at
         boundary = end // self._snapshot_tokens * self._snapshot_tokens
         return boundary if boundary > seq.planned else end
 
@@ -129,7 +129,7 @@ class StateCache:
         for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
             size = group.page_tokens
             if group.snapshot:
-                if position == seq.checkpoint or position % size == 0:
+                if position == seq.snapshot_at or position % size == 0:
                     pool.seal(table[group.page_of(position - 1)], seq.prefix_hash(position, self.grid))
                     seq.covered = 0  # if there is more to write to it, to a copy
             else:
@@ -143,7 +143,7 @@ class StateCache:
                 table[index] = NULL_PAGE
                 seq.dropped[g] = kept = index + 1
             event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
-        seq.next_event = min(event, seq.checkpoint) if seq.checkpoint > position else event
+        seq.next_event = min(event, seq.snapshot_at) if seq.snapshot_at > position else event
 
     # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
 

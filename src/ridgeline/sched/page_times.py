@@ -28,7 +28,7 @@ class PageTimes:
     reuse_gap: Histogram = field(default_factory=lambda: Histogram(SECONDS))
 
 
-class Residency:
+class PageLifetimes:
     """The times of one pool's pages."""
 
     __slots__ = ("_clock", "_left", "_taken", "_times", "_used")

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
-from ridgeline.sched.page_times import Residency
+from ridgeline.sched.page_times import PageLifetimes
 from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 
@@ -37,7 +37,7 @@ class PagePool:
 
     def __init__(self, name: str, num_pages: int) -> None:
         self.name, self.num_pages = name, num_pages
-        self.residency: Residency | None = None
+        self.residency: PageLifetimes | None = None
         self._refs = [0] * num_pages
         self._keys: list[PageKey | None] = [None] * num_pages
         self._by_key: dict[PageKey, int] = {}

@@ -224,7 +224,7 @@ class Scheduler:
         if seq.row < 0 or seq.held or start >= total or total >= seq.max_length:
             return 0
         limit, drafts = min(total, start + budget), seq.drafts
-        if limit - start > 1 or seq.children or start == seq.checkpoint:
+        if limit - start > 1 or seq.children or start == seq.snapshot_at:
             limit = self._chunk_end(seq, limit)
             if limit <= start:
                 return 0
@@ -262,7 +262,7 @@ class Scheduler:
         start, fork_at = seq.planned, len(seq.tokens) - 1
         if seq.children:  # they begin at the prompt's last token, once all before it is computed
             limit = min(limit, fork_at)
-        if start == seq.checkpoint and seq.computed < start:  # its snapshot is published at commit, then copied
+        if start == seq.snapshot_at and seq.computed < start:  # its snapshot is published at commit, then copied
             return start
         return self._cache.step_end(seq, limit) if limit - start > 1 else limit
 
@@ -332,10 +332,10 @@ class Scheduler:
         cache.share(seq, position, pages)
         self._num_restored += cache.has_snapshots and position > 0
         if not seq.num_preempted:
-            seq.num_cached, seq.checkpoint = position, cache.divergence(seq)
+            seq.num_cached, seq.snapshot_at = position, cache.divergence(seq)
             self._queried_tokens += len(seq.tokens)
             self._hit_tokens += position
-            self._recomputed_tokens += max(0, seq.checkpoint - position)
+            self._recomputed_tokens += max(0, seq.snapshot_at - position)
         return True
 
     def _run(self, seq: Sequence) -> None:
@@ -483,7 +483,7 @@ class Scheduler:
             groups=self._cache.group_stats(self._running),
             queried_tokens=self._queried_tokens, hit_tokens=self._hit_tokens,
             preempted_recompute=self._num_recompute, preempted_swap=self._num_swap,
-            checkpoints=self._cache.num_checkpoints(), restored=self._num_restored,
+            snapshots=self._cache.num_snapshots(), restored=self._num_restored,
             recomputed_tokens=self._recomputed_tokens,
             draft_tokens=self._num_drafts, accepted_tokens=self._num_accepted, page_times=self._page_times,
         )  # fmt: skip

@@ -56,7 +56,7 @@ class Sequence:
     planned: int = 0
     pending: int = 0  # sampled tokens that only the device knows yet
     held: bool = False  # its next token comes late, by `give`: nothing to run before
-    checkpoint: int = 0  # a position where a step shall end, so that its snapshot can be published
+    snapshot_at: int = 0  # a position where a step shall end, so that its snapshot can be published
     # pages, per group
     tables: list[list[int]] = field(default_factory=list)
     sealed: list[int] = field(default_factory=list)  # pages [0, sealed) are in the prefix index, or were

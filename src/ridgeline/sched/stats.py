@@ -34,8 +34,8 @@ class Stats:
     """The scheduler at one moment, and its counters since the start.
 
     queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index. Of recurrent layers:
-    checkpoints: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
-    an earlier prompt began with too, but past the nearest checkpoint. draft_tokens, accepted_tokens: that were run, and
+    snapshots: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
+    an earlier prompt began with too, but past the nearest snapshot. draft_tokens, accepted_tokens: that were run, and
     of those. unrecorded: why decode steps are not run from a recording, None where they are.
     last_step: what the last step that computed was made of. page_times: still counting; None where nobody counts them.
     """
@@ -47,7 +47,7 @@ class Stats:
     hit_tokens: int
     preempted_recompute: int
     preempted_swap: int
-    checkpoints: int
+    snapshots: int
     restored: int
     recomputed_tokens: int
     draft_tokens: int

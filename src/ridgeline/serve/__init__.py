@@ -2,6 +2,6 @@
 
 http process                                          engine process
 app -> routes -> completions, chat, responses ...     worker: LLM.session
-       service (tokenise, check) -> client  ========> read messages, step, send what came of it
+       service (tokenize, check) -> client  ========> read messages, step, send what came of it
        sse <- answers <- client             <========
 """

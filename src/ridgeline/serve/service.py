@@ -181,7 +181,7 @@ class Service:
             )  # fmt: skip
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run what takes a while (tokenising, templates) in a thread: other requests have chunks to deliver."""
+        """Run what takes a while (tokenizing, templates) in a thread: other requests have chunks to deliver."""
         return await asyncio.to_thread(work)
 
     async def tokenize(self, work: TextToEncode) -> list[int]:

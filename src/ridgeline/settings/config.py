@@ -17,15 +17,15 @@ class EngineOptions:
 
     max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
     kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
-    for the pages of sequences that had to make room, instead of computing them again. checkpoint_tokens: between
-    checkpoints of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
+    for the pages of sequences that had to make room, instead of computing them again. state_snapshot_tokens: between
+    snapshots of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
     there is attention too.
     """
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
-    checkpoint_tokens: int | None = None
+    state_snapshot_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     steps_in_flight: int | None = None
     swap_space_bytes: int | None = None
@@ -45,20 +45,20 @@ class Setting:
 class EngineConfig:
     """The settings of an engine, frozen.
 
-    block_size: tokens of a page of rows. checkpoint_tokens: from one state that is kept to the next. kv_cache_dtype: of
-    rows; the states of recurrent layers are float32. num_pages: per group, the null page included. num_host_pages: the
-    same, for swapping; 0 where there is none. workspace_bytes: what a step and the books of the pages take at their
-    peak. free_bytes: what the device had free for all of it. reasons: one line for each option, by its name, whether it
-    was given, chosen or cut. num_speculative_tokens: drafts that a sequence may have in a step. threads: of the
-    device's kernels, None where it has threads of its own. preempt: what it costs to make room where there are host
-    pages, None if that is measured at the start.
+    block_size: tokens in a page of keys and values. state_snapshot_tokens: tokens between two kept recurrent states.
+    kv_cache_dtype: the type of keys and values; the states of recurrent layers are float32. num_pages: pages in each
+    group, with the null page. num_host_pages: pages in host memory for swapping; 0 where there is none.
+    workspace_bytes: the peak of what a step and the page tables take. free_bytes: what the device had free for all of
+    it. reasons: one line for each option, by its name, whether it was given, chosen or cut. num_speculative_tokens:
+    draft tokens that a sequence may have in a step. threads: threads of the kernels, None where the device has its own.
+    preempt: the cost of preemption where there are host pages, None if it is measured at the start.
     """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    checkpoint_tokens: int
+    state_snapshot_tokens: int
     kv_cache_dtype: StateDType
     steps_in_flight: int
     groups: tuple[StateGroup, ...]
@@ -99,7 +99,7 @@ class EngineConfig:
             "max_num_seqs": f"{self.max_num_seqs}",
             "max_num_batched_tokens": f"{self.max_num_batched_tokens}",
             "block_size": f"{self.block_size}",
-            "checkpoint_tokens": f"{self.checkpoint_tokens}",
+            "state_snapshot_tokens": f"{self.state_snapshot_tokens}",
             "kv_cache_dtype": self.kv_cache_dtype,
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",

@@ -10,9 +10,9 @@ host, swap space. Where memory is short, what is open becomes smaller, in this o
 
 so that nothing is found only where the smallest settings do not fit either.
 
-Checkpoints of recurrent layers, S bytes each, every C tokens: N sequences that each leave a prefix of P tokens take
+Snapshots of recurrent layers, S bytes each, every C tokens: N sequences that each leave a prefix of P tokens take
 N S P / C of the M bytes of all pages; a request that goes on from such a prefix computes C / 2 of its P tokens again.
-Both shares together are least at C = P sqrt(2 N S / M): the rule for checkpoints of long computations (Young, CACM
+Both shares together are least at C = P sqrt(2 N S / M): the rule for snapshots of long computations (Young, CACM
 17(9), 1974), with a share of memory as the cost of one.
 """
 
@@ -32,7 +32,7 @@ from ridgeline.spec.storage import SNAPSHOTS, Storage
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
 STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
 PREFIX_TOKENS = 2048  # P above, unless the longest sequence is shorter
-LEAST_CHECKPOINT = 64  # tokens: fewer are computed again in no time
+LEAST_SNAPSHOT = 64  # tokens: fewer are computed again in no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Problem:
         while found is None and self.options.block_size is None and size > 1:
             size //= 2
             found = self._with_pages(size)
-        return found and found.with_checkpoints()
+        return found and found.with_snapshots()
 
     def least(self, page_tokens: int, length: int) -> Settings:
         """As few tokens and sequences to a step as may be."""
@@ -83,7 +83,7 @@ class Problem:
             page_tokens=page_tokens,
             storage=self.storage,
             snapshots=SNAPSHOTS[self.float_bytes],
-            checkpoint_tokens=self.options.checkpoint_tokens or checkpoint_grid(page_tokens, 0),
+            state_snapshot_tokens=self.options.state_snapshot_tokens or snapshot_grid(page_tokens, 0),
         )
         count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts, float_bytes=self.float_bytes)
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
@@ -110,7 +110,7 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """A choice, and what it takes. page_tokens: of a page of rows. tokens, seqs: of a step. length: of the longest
-    sequence, in tokens. groups: counted with as many checkpoints as there may be, until `with_checkpoints`.
+    sequence, in tokens. groups: counted with as many snapshots as there may be, until `with_snapshots`.
     """
 
     problem: Problem
@@ -164,27 +164,27 @@ class Settings:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a checkpoint, 0 where no layer is recurrent."""
-        return checkpoint_bytes(self.groups)
+        """Bytes of a snapshot, 0 where no layer is recurrent."""
+        return snapshot_bytes(self.groups)
 
     @property
-    def checkpoint_tokens(self) -> int:
-        """From one checkpoint to the next: as given, or what is said at the top of the file, on the grid of pages."""
-        if self.problem.options.checkpoint_tokens:
-            return self.problem.options.checkpoint_tokens
-        return checkpoint_grid(self.page_tokens, self.prefix * sqrt(2 * self.checkpoint_share(1)))
+    def state_snapshot_tokens(self) -> int:
+        """From one snapshot to the next: as given, or what is said at the top of the file, on the grid of pages."""
+        if self.problem.options.state_snapshot_tokens:
+            return self.problem.options.state_snapshot_tokens
+        return snapshot_grid(self.page_tokens, self.prefix * sqrt(2 * self.snapshot_share(1)))
 
-    def checkpoint_share(self, number: int) -> float:
-        """What `number` checkpoints for each of `seqs` sequences take of all pages."""
+    def snapshot_share(self, number: int) -> float:
+        """What `number` snapshots for each of `seqs` sequences take of all pages."""
         room = min(self.room(), self.problem.options.kv_cache_memory_bytes or self.room())
         return number * self.seqs * self.state_bytes / room
 
-    def with_checkpoints(self) -> Settings:
-        """The same, with the groups' pages as long as from one checkpoint to the next."""
-        return replace(self, groups=with_checkpoints(self.groups, self.checkpoint_tokens))
+    def with_snapshots(self) -> Settings:
+        """The same, with the groups' pages as long as from one snapshot to the next."""
+        return replace(self, groups=with_snapshots(self.groups, self.state_snapshot_tokens))
 
     def pages(self) -> tuple[int, ...]:
-        """Per group, for `seqs` sequences of full length and the checkpoints that they leave, or fewer by one factor;
+        """Per group, for `seqs` sequences of full length and the snapshots that they leave, or fewer by one factor;
         the null pages included.
         """
         return num_pages(self.groups, self.length, self.seqs, self._affordable)
@@ -206,10 +206,10 @@ class Settings:
         return [g.most_pages(self.length) for g in self.groups]
 
 
-def checkpoint_grid(page_tokens: int, wanted: float) -> int:
-    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_CHECKPOINT."""
+def snapshot_grid(page_tokens: int, wanted: float) -> int:
+    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_SNAPSHOT."""
     tokens = page_tokens
-    while tokens < LEAST_CHECKPOINT or tokens * sqrt(2) <= wanted:
+    while tokens < LEAST_SNAPSHOT or tokens * sqrt(2) <= wanted:
         tokens *= 2
     return tokens
 
@@ -219,27 +219,27 @@ def left_prefix(length: int) -> int:
     return min(PREFIX_TOKENS, length)
 
 
-def checkpoint_bytes(groups: Sequence[StateGroup]) -> int:
+def snapshot_bytes(groups: Sequence[StateGroup]) -> int:
     """Of the state of all recurrent layers, 0 where there are none."""
     return sum(g.page_bytes for g in groups if g.snapshot)
 
 
-def with_checkpoints(groups: Sequence[StateGroup], tokens: int) -> tuple[StateGroup, ...]:
-    """Groups with so many tokens from one checkpoint to the next."""
+def with_snapshots(groups: Sequence[StateGroup], tokens: int) -> tuple[StateGroup, ...]:
+    """Groups with so many tokens from one snapshot to the next."""
     return tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in groups)
 
 
 def num_pages(
     groups: Sequence[StateGroup], length: int, seqs: int, affordable: Callable[[Sequence[int]], Fraction]
 ) -> tuple[int, ...]:
-    """Per group, for `seqs` sequences of `length` tokens and the checkpoints that they leave, or fewer by one factor;
+    """Per group, for `seqs` sequences of `length` tokens and the snapshots that they leave, or fewer by one factor;
     the null pages included. affordable: how many sequences with so many pages of each group there is room for.
     """
     full = [g.most_pages(length) for g in groups]
     prefix = left_prefix(length)
     more = [n + (prefix // g.page_tokens if g.snapshot else 0) for n, g in zip(full, groups, strict=True)]
     share = affordable(more)
-    if share < 1:  # not even one sequence with all of its checkpoints
+    if share < 1:  # not even one sequence with all of its snapshots
         more, share = full, affordable(full)
     return tuple(int(n * min(Fraction(seqs), share)) + 1 for n in more)
 

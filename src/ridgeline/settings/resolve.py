@@ -24,7 +24,7 @@ UNCALIBRATED = (
 # Option -> the least and the most that it may be.
 RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
-    "checkpoint_tokens": (1, None),
+    "state_snapshot_tokens": (1, None),
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
 }  # fmt: skip
 
@@ -55,7 +55,7 @@ def resolve(
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
-    _check_checkpoints(spec, options)
+    _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
         spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
@@ -75,7 +75,7 @@ def resolve(
         max_num_seqs=found.seqs,
         max_num_batched_tokens=found.tokens,
         block_size=found.page_tokens,
-        checkpoint_tokens=found.checkpoint_tokens,
+        state_snapshot_tokens=found.state_snapshot_tokens,
         kv_cache_dtype=storage.dtype,
         steps_in_flight=options.steps_in_flight or 1,
         groups=found.groups,
@@ -119,15 +119,15 @@ def _check(name: str, value: Any, least: int, most: int | None) -> None:
         raise RequestError(f"{name} is {value!r}; it must be a whole number {limits}")
 
 
-def _check_checkpoints(spec: ModelSpec, options: EngineOptions) -> None:
-    """Raises RequestError for checkpoints that no request could begin from."""
-    given, page = options.checkpoint_tokens, options.block_size or PAGE_TOKENS
+def _check_snapshots(spec: ModelSpec, options: EngineOptions) -> None:
+    """Raises RequestError for snapshots that no request could begin from."""
+    given, page = options.state_snapshot_tokens, options.block_size or PAGE_TOKENS
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
     both = any(s.snapshot for s in states) and any(s.elements and not s.snapshot for s in states)
     if given and given % page and both:
         raise RequestError(
-            f"checkpoint_tokens is {given}, no multiple of block_size {page}: attention goes on from whole pages only; "
-            f"set --checkpoint-tokens to {-(-given // page) * page}"
+            f"state_snapshot_tokens is {given}, not a multiple of block_size {page}: attention resumes at whole pages; "
+            f"set --state-snapshot-tokens to {-(-given // page) * page}"
         )
 
 
@@ -168,18 +168,18 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         "block_size": "without effect: no layer keeps a row for each token"
         if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"
         if found.page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
-        "checkpoint_tokens": _why_checkpoints(found),
+        "state_snapshot_tokens": _why_snapshots(found),
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
         f"workspace; at most {found.seqs} sequences of {found.length} tokens",
         "steps_in_flight": "the host's part of a step is small on this device",
     }  # fmt: skip
 
 
-def _why_checkpoints(found: Settings) -> str:
+def _why_snapshots(found: Settings) -> str:
     if not found.state_bytes:
         return "without effect: no layer is recurrent"
-    share = found.checkpoint_share(1) * found.prefix / found.checkpoint_tokens
-    between = max(found.checkpoint_tokens, found.tokens)  # a step leaves one at most
+    share = found.snapshot_share(1) * found.prefix / found.state_snapshot_tokens
+    between = max(found.state_snapshot_tokens, found.tokens)  # a step leaves one at most
     again = min(between, found.prefix) / 2 / found.prefix
     return (
         f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take at most "
@@ -215,5 +215,5 @@ def _chosen(found: Settings, option: str) -> int:
     if option == "kv_cache_memory_bytes":
         return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
     of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}
-    of_pages = {"block_size": found.page_tokens, "checkpoint_tokens": found.checkpoint_tokens}
+    of_pages = {"block_size": found.page_tokens, "state_snapshot_tokens": found.state_snapshot_tokens}
     return {**of_step, **of_pages}.get(option, 0)  # no swap space

@@ -1,7 +1,7 @@
 """The real scheduler on a virtual clock: what a model, a machine and a workload will give, before anything runs."""
 
 from ridgeline.plan.limits import Slo
-from ridgeline.sim.calibrated_cost import ClockCost, cost_of
+from ridgeline.sim.calibrated_cost import CalibratedCost, cost_of
 from ridgeline.sim.cost import LinearCost, RooflineCost, StepCost
 from ridgeline.sim.metrics import Percentiles, Report
 from ridgeline.sim.settings import Settings, settings
@@ -9,7 +9,7 @@ from ridgeline.sim.simulator import Simulated, simulate
 from ridgeline.sim.workload import Request, Workload
 
 __all__ = [
-    "ClockCost",
+    "CalibratedCost",
     "LinearCost",
     "Percentiles",
     "Report",

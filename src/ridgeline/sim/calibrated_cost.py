@@ -1,4 +1,4 @@
-"""What a step costs in a simulation on a machine that was measured: cost/calibrated.py:clock_step, taken apart.
+"""What a step costs in a simulation on a machine that was measured: cost/calibrated.py:calibrated_step, taken apart.
 
     of a step's tokens     passes over the weights, their bytes, activations          asked once for each number of them
     of its rows of logits  the head's
@@ -33,7 +33,7 @@ def cost_of(deployment: Deployment) -> StepCost:
     Raises RequestError for a scheme that is not simulated.
     """
     rates = deployment.hardware.rates
-    return RooflineCost(deployment) if rates is None else ClockCost(deployment, rates)
+    return RooflineCost(deployment) if rates is None else CalibratedCost(deployment, rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class _Fixed:
         )
 
 
-class ClockCost:
-    """A model on a machine that was measured: clock_step's seconds, but for rounding (tests/pure/test_sim_clock.py).
+class CalibratedCost:
+    """The seconds of calibrated_step, except for rounding (tests/pure/test_sim_clock.py).
 
     Raises RequestError for more than one device: what they send to each other was not measured.
     """

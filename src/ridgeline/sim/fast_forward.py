@@ -29,7 +29,7 @@ from ridgeline.sim.runs import RunCache
 from ridgeline.spec.state import ALL
 
 
-class CruisingScheduler(Scheduler):
+class FastForwardScheduler(Scheduler):
     """See the top of the file; arguments as for Scheduler.
 
     Sequences may neither fork nor have drafts, and what they are given as results is not looked at but for its number.
@@ -48,13 +48,13 @@ class CruisingScheduler(Scheduler):
         self._to_refill: dict[int, list[Sequence]] = {}  # step -> who needs a page before it
         self._to_commit: dict[int, list[Sequence]] = {}  # step -> to whom something happens at its end
         self._commit_steps: list[int] = []  # a heap of the keys above
-        # The first `num_cruising` of these: of each that cruises, the tokens of its context less the step's number.
+        # For each of the first `num_fast_forwarded`: the tokens of its context less the number of the step.
         self.offsets = array("q", bytes(8 * len(self._rows)))
         self._places: dict[int, int] = {}  # in `offsets`
         self._members: list[int] = []  # whose each is
 
     @property
-    def num_cruising(self) -> int:
+    def num_fast_forwarded(self) -> int:
         """Sequences that are left alone."""
         return len(self._since)
 
@@ -67,12 +67,12 @@ class CruisingScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
         """As of Scheduler; of those that cruise, only the ends are told, without their tokens."""
-        updates = self._commit_cruising(plan.step)
+        updates = self._commit_fast_forwarded(plan.step)
         updates += super().commit(plan, results)
         for work in plan.works:
             seq = self._live.get(work.sequence)
             if seq is not None and work.sample and seq.row >= 0:
-                self._cruise(seq, plan.step)
+                self._fast_forward(seq, plan.step)
         return updates
 
     def check(self) -> None:
@@ -167,7 +167,7 @@ class CruisingScheduler(Scheduler):
 
     # ---- those that cruise ------------------------------------------------------------------------------
 
-    def _cruise(self, seq: Sequence, step: int) -> None:
+    def _fast_forward(self, seq: Sequence, step: int) -> None:
         """Leave it alone after a step."""
         self._since[seq.id] = step + 1
         place = self._places[seq.id] = len(self._members)
@@ -227,7 +227,7 @@ class CruisingScheduler(Scheduler):
         seq.computed = seq.replay_from = seq.planned
         self._since[seq.id] = step
 
-    def _commit_cruising(self, step: int) -> list[Update]:
+    def _commit_fast_forwarded(self, step: int) -> list[Update]:
         """What happens at the end of a step to those that cruise."""
         updates = []
         for seq in sorted(self._to_commit.pop(step, ()), key=_BY_ORDER):
@@ -243,7 +243,7 @@ class CruisingScheduler(Scheduler):
             self._await_commit(seq, step)
         return updates
 
-    def _leave_cruise(self, seq: Sequence) -> None:
+    def _leave_fast_forward(self, seq: Sequence) -> None:
         del self._since[seq.id]
         place, member = self._places.pop(seq.id), self._members.pop()
         if member != seq.id:  # the last one takes its place
@@ -253,7 +253,7 @@ class CruisingScheduler(Scheduler):
     def _end(self, seq: Sequence) -> None:
         if seq.id in self._since:
             self._catch_up(seq, max(self._since[seq.id], self._committed + 1))
-            self._leave_cruise(seq)
+            self._leave_fast_forward(seq)
         super()._end(seq)
 
     def _wake_all(self) -> None:

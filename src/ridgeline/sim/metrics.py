@@ -59,7 +59,7 @@ class Report:
     """What came of a workload. Times are in seconds, from the first arrival to the last token.
 
     requests: that were answered; refused: that can never fit. batch: sequences of a step; waiting: beside them; both,
-    and used_bytes of pages, are means over the time in which steps run. utilisation: share of the time in which steps
+    and used_bytes of pages, are means over the time in which steps run. utilization: share of the time in which steps
     run. peak_bytes, state_bytes: pages in use at most, and there are. hit_rate: of prompt tokens, found in the prefix
     index. goodput: requests per second that meet the SLO, attainment their share; None without one.
     """
@@ -76,7 +76,7 @@ class Report:
     steps: int
     mean_batch: float
     mean_waiting: float
-    utilisation: float
+    utilization: float
     mean_used_bytes: float
     peak_bytes: int
     state_bytes: int
@@ -180,7 +180,7 @@ def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
         steps=usage.steps,
         mean_batch=usage.batch_ns / busy if busy else 0.0,
         mean_waiting=usage.waiting_ns / busy if busy else 0.0,
-        utilisation=busy / (span * usage.replicas) if span else 0.0,
+        utilization=busy / (span * usage.replicas) if span else 0.0,
         mean_used_bytes=usage.byte_ns / busy if busy else 0.0,
         peak_bytes=usage.peak_bytes,
         state_bytes=usage.state_bytes,

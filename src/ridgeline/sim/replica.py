@@ -21,7 +21,7 @@ from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.work import Result, StepPlan
 from ridgeline.sim.book import Book, Open
 from ridgeline.sim.cost import StepCost
-from ridgeline.sim.fast_forward import CruisingScheduler
+from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.metrics import Ints
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings
@@ -168,10 +168,10 @@ class SteppingReplica(Replica[Scheduler]):
     """Plans every step in full: the definition."""
 
 
-class JumpingReplica(Replica[CruisingScheduler]):
+class JumpingReplica(Replica[FastForwardScheduler]):
     """Leaves alone what only decodes, and jumps over steps in which nothing else happens."""
 
-    def __init__(self, index: int, scheduler: CruisingScheduler, costs: CostTable, book: Book) -> None:
+    def __init__(self, index: int, scheduler: FastForwardScheduler, costs: CostTable, book: Book) -> None:
         super().__init__(index, scheduler, costs, book)
         self._ends: list[int] = []  # of the steps of a jump that are not yet taken
 
@@ -200,7 +200,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
         if not steps:
             super()._begin_step()
             return
-        batch = self._beside = scheduler.num_cruising
+        batch = self._beside = scheduler.num_fast_forwarded
         seconds = self._costs.cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
         times = np.maximum(1, np.rint(seconds * SECOND)).astype(np.int64)
         self._ends = (np.cumsum(times) + self._start).tolist()
@@ -217,7 +217,7 @@ class JumpingReplica(Replica[CruisingScheduler]):
         self._start = ends[-1]
 
     def _num_beside(self) -> int:
-        return self._scheduler.num_cruising
+        return self._scheduler.num_fast_forwarded
 
     def _sums_beside(self, step: int) -> list[int]:
         found: list[int] = self._sums(step, 1)[:, 0].tolist() if self._beside else []

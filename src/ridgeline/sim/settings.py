@@ -13,12 +13,12 @@ from ridgeline.plan.planner import Deployment
 from ridgeline.plan.units import decimal_bytes
 from ridgeline.settings.fit import (
     SEQS,
-    checkpoint_bytes,
-    checkpoint_grid,
     left_prefix,
     num_pages,
     share_of,
-    with_checkpoints,
+    snapshot_bytes,
+    snapshot_grid,
+    with_snapshots,
 )
 from ridgeline.spec.groups import StateGroup
 
@@ -68,8 +68,8 @@ def settings(deployment: Deployment, *, max_model_len: int | None = None, max_nu
         return share_of(pages, memory.groups, memory.room_bytes(seqs, length), books)
 
     seqs = max(1, largest(lambda n: affordable(full, n) >= 1, max_num_seqs))
-    share = seqs * checkpoint_bytes(memory.groups) / memory.room_bytes(seqs, length)  # for a checkpoint of each
-    between = checkpoint_grid(deployment.page_tokens, left_prefix(length) * sqrt(2 * share))
-    groups = with_checkpoints(memory.groups, between)
+    share = seqs * snapshot_bytes(memory.groups) / memory.room_bytes(seqs, length)  # for a snapshot of each
+    between = snapshot_grid(deployment.page_tokens, left_prefix(length) * sqrt(2 * share))
+    groups = with_snapshots(memory.groups, between)
     pages = num_pages(groups, length, seqs, lambda pages: affordable(pages, seqs))
     return Settings(groups, pages, seqs, deployment.chunk, length)

@@ -17,7 +17,7 @@ from ridgeline.plan.limits import Slo
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
-from ridgeline.sim.fast_forward import CruisingScheduler
+from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.metrics import Report, Usage, report
 from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
@@ -71,7 +71,7 @@ class _Simulation:
         self._replicas: list[Replica[Any]] = [
             SteppingReplica(i, make_scheduler(Scheduler, settings), costs, self._book)
             if every_step
-            else JumpingReplica(i, make_scheduler(CruisingScheduler, settings), costs, self._book)
+            else JumpingReplica(i, make_scheduler(FastForwardScheduler, settings), costs, self._book)
             for i in range(replicas)
         ]
         self._chance, self._on_over = Random(seed), on_over

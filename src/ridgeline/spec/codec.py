@@ -1,7 +1,7 @@
 """ModelSpec to JSON and back, strictly: the config file of a model of our own making.
 
 Every part is an object with its type's name under "type"; fields that hold their default are left out. Equal
-neighbouring layers are written once, with their count: [{"count": 5, "layer": {...}}, ...].
+neighboring layers are written once, with their count: [{"count": 5, "layer": {...}}, ...].
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     MHA / GQA / MQA         16            ALL          2 * kv_heads * head_dim * 16 * dtype    no
     sliding window          16            window - 1   same                                    no
     MLA latent              16            ALL          (latent + rope) * 16 * dtype            no
-    recurrent               checkpoints   1            conv + state, whatever page_tokens is   yes
+    recurrent               snapshots   1            conv + state, whatever page_tokens is   yes
 
 A row group keeps one row per token, `page_tokens` rows to a page. A snapshot group is a sliding window of one whose
 page holds one state: page i holds the newest state that a step left behind in tokens (i * T, (i + 1) * T], so that at
-the end of each page a checkpoint is left, every T tokens.
+the end of each page a snapshot is left, every T tokens.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def state_groups(
     page_tokens: int,
     storage: Storage = EXACT,
     snapshots: Storage = EXACT,
-    checkpoint_tokens: int = 256,
+    state_snapshot_tokens: int = 256,
 ) -> tuple[StateGroup, ...]:
     """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
 
-    page_tokens, checkpoint_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. snapshots: of
+    page_tokens, state_snapshot_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. snapshots: of
     states. Layers that keep nothing are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
@@ -144,7 +144,7 @@ def state_groups(
     return tuple(
         StateGroup(
             name=_name(lookback, first_tokens, snapshot),
-            page_tokens=checkpoint_tokens if snapshot else page_tokens,
+            page_tokens=state_snapshot_tokens if snapshot else page_tokens,
             lookback=lookback,
             page_bytes=sum(slot.bytes for slot in slots),
             snapshot=snapshot,

@@ -223,7 +223,7 @@ class Ungated:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in `count` equal groups of neighbours, of which a token may choose from the best `chosen` only.
+    """Experts in `count` equal groups of neighbors, of which a token may choose from the best `chosen` only.
 
     score: of a group, its best expert's (DeepSeek-V2, arXiv:2405.04434, 2.2.2) or the sum of its two best
     (DeepSeek-V3, 2412.19437). Equal scores go to the lower group.
@@ -241,7 +241,7 @@ class ExpertGroups:
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
 
-    Router scores are a softmax over all experts, or a sigmoid of each; `normalise` makes the chosen ones sum to one (of
+    Router scores are a softmax over all experts, or a sigmoid of each; `normalize` makes the chosen ones sum to one (of
     a softmax, that is one over the chosen); `scale` multiplies them then. choice_bias: a number per expert is added to
     the scores that decide the choice, not to those that weigh the results (arXiv:2408.15664). Equal scores go to the
     lower expert index. router_bias, bias: of the router, of all matrices of experts. shared: an MLP that every token
@@ -254,7 +254,7 @@ class MoE:
     num_experts_per_tok: int
     intermediate_size: int
     activation: Activation | ClampedSwiGLU | Ungated = "silu"
-    normalise: bool = True
+    normalize: bool = True
     router_bias: bool = False
     bias: bool = False
     scores: Literal["softmax", "sigmoid"] = "softmax"

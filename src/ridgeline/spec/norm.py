@@ -1,4 +1,4 @@
-"""Normalisations: what is divided by what, and which weights it has."""
+"""Normalizations: what is divided by what, and which weights it has."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """bits: of a number; 0: the type that the matrix comes in. group: of a row's neighbouring numbers with one scale;
+    """bits: of a number; 0: the type that the matrix comes in. group: of a row's neighboring numbers with one scale;
     0: the whole row has one.
     """
 

@@ -23,7 +23,7 @@ def _positive(**sizes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """A selective state space (arXiv:2312.00752), as its authors' code discretises it: B by Euler, not by ZOH.
+    """A selective state space (arXiv:2312.00752), as its authors' code discretizes it: B by Euler, not by ZOH.
 
     x, z = in(input); x = act(conv(x)); dt, B, C = x_proj(x); dt = softplus(dt_proj(dt));
     h = exp(dt A) h + dt B x; y = C h + D x; out(y silu(z)). A = -exp(A_log).

@@ -165,7 +165,7 @@ class BeamSearchParams:
     beam_width: how many unfinished answers are followed at once (num_beams). n: how many answers are returned, best
     first (num_return_sequences); None is beam_width. max_tokens: None is up to the end of the context.
     length_penalty: an answer's score is its log probability over its length in tokens to this power: 0 is the log
-    probability itself, 1 the mean per token; more favours longer answers, less shorter ones.
+    probability itself, 1 the mean per token; more favors longer answers, less shorter ones.
     early_stopping: when to stop, once beam_width answers have ended. True: at once. False: when the best unfinished one
     scores no better at its present length than the worst of them. "never": when none can become better, by the length
     that would suit it best; the slowest.

@@ -28,7 +28,7 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices may be stored in a narrow type or quantised; the rest (norms, biases, sinks, decays) is float32."""
+        """Matrices may be stored in a narrow type or quantized; the rest (norms, biases, sinks, decays) is float32."""
         return len(self.shape) > 1 and self.name.endswith(".weight")
 
     @property

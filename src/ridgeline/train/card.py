@@ -18,26 +18,26 @@ from ridgeline.train.optimizer import BETAS
 
 Row = tuple[str, str]
 # Of those that the hub knows, the ones that models and texts have; any other is "other", with its name beside it.
-HUB_LICENCES = frozenset(
+HUB_LICENSES = frozenset(
     (
         "apache-2.0 mit bsd-2-clause bsd-3-clause cc0-1.0 cc-by-4.0 cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 gpl-2.0 "
         "gpl-3.0 agpl-3.0 lgpl-2.1 lgpl-3.0 mpl-2.0 isc unlicense openrail odbl postgresql zlib"
     ).split()
 )
-_OPTIMISERS = {"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for everything else"}
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for everything else"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
     """What a card says. Texts become one line each; none may name a place on this machine, for cards are published.
 
-    name: of the model, and of its folder or hub repository. summary: what it is, in a sentence. licence: of the
+    name: of the model, and of its folder or hub repository. summary: what it is, in a sentence. license: of the
     weights, as SPDX or the hub call it. language: "code", or ISO 639. in_transformers: whether transformers loads it.
     dtype: of the stored weights. prompt: of the usage examples.
     train_tokens, held_out_tokens: in the shards. held_out_share: 0 to 1, of the documents; split_seed: of their choice.
     steps: that were run; kept_step: whose weights these are, if not the last one's; tokens_seen: repetitions included.
     start: what the weights were before, where not random. flops: in all; seconds: of the steps; peak_flops_per_s:
-    measured; utilisation: 0 to 1, of that peak (MFU).
+    measured; utilization: 0 to 1, of that peak (MFU).
     Errors are standard errors; evaluated_tokens: scored, on the held-out side; eval_context, eval_stride: in tokens.
     training_rows, evaluation_rows: more of (name, value). curve: a file beside the card, such as "loss.png".
     """
@@ -50,7 +50,7 @@ class CardFacts:
     options: TrainOptions
     steps: int
     tokens_seen: int
-    licence: str | None = None
+    license: str | None = None
     language: str | None = None
     tags: tuple[str, ...] = ()
     in_transformers: bool = False
@@ -65,7 +65,7 @@ class CardFacts:
     seconds: float | None = None
     machine: str | None = None
     peak_flops_per_s: float | None = None
-    utilisation: float | None = None
+    utilization: float | None = None
     training_rows: tuple[Row, ...] = ()
     bits_per_byte: float | None = None
     bits_per_byte_error: float | None = None
@@ -96,9 +96,9 @@ def model_card(facts: CardFacts) -> str:
 
 def _front_matter(facts: CardFacts) -> str:
     lines = []
-    if facts.licence:
-        name = re.sub(r"[^a-z0-9.-]+", "-", facts.licence.lower()).strip("-")
-        lines += [f'license: "{name}"'] if name in HUB_LICENCES else ['license: "other"', f'license_name: "{name}"']
+    if facts.license:
+        name = re.sub(r"[^a-z0-9.-]+", "-", facts.license.lower()).strip("-")
+        lines += [f'license: "{name}"'] if name in HUB_LICENSES else ['license: "other"', f'license_name: "{name}"']
     if facts.language:
         lines.append(f"language: {_yaml(facts.language)}")
     lines.append(f'library_name: "{"transformers" if facts.in_transformers else "ridgeline"}"')
@@ -153,7 +153,7 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
 def _data(facts: CardFacts) -> Iterator[Row]:
     manifest, totals = facts.manifest, facts.manifest.totals()
     yield "Source", manifest.source
-    yield "Licence of the texts", manifest.licence
+    yield "License of the texts", manifest.license
     for side, name, tokens in (
         (TRAIN, "Training side", facts.train_tokens),
         (HELD_OUT, "Held-out side", facts.held_out_tokens),
@@ -183,7 +183,7 @@ def _training(facts: CardFacts) -> Iterator[Row]:
         yield "Start", facts.start
     clipped = f"gradients clipped to a norm of {o.clip:g}" if o.clip else "gradients not clipped"
     betas = f"AdamW's betas {BETAS[0]:g}, {BETAS[1]:g}"
-    yield "Optimiser", f"{_OPTIMISERS[o.optimiser]}; {betas}; weight decay {o.weight_decay:g} on matrices; {clipped}"
+    yield "Optimizer", f"{_OPTIMIZERS[o.optimizer]}; {betas}; weight decay {o.weight_decay:g} on matrices; {clipped}"
     yield "Learning rate", _schedule(o)
     yield "Batch", f"{o.batch_tokens:,} tokens in rows of {o.context:,}; no attention from one document to another"
     planned = f" of {o.steps:,} planned" if facts.steps != o.steps else ""
@@ -191,7 +191,7 @@ def _training(facts: CardFacts) -> Iterator[Row]:
     better = f"; the weights are of step {kept:,}, the best on held-out text" if kept and kept != facts.steps else ""
     yield "Steps", f"{facts.steps:,}{planned}{better}"
     yield "Tokens seen", f"{facts.tokens_seen:,}, {facts.tokens_seen / facts.train_tokens:.3g} epochs"
-    whole = "" if o.precision == "float32" else " products, float32 weights, sums and optimiser state"
+    whole = "" if o.precision == "float32" else " products, float32 weights, sums and optimizer state"
     yield "Precision", o.precision + whole
     yield "Dropout", f"{o.dropout:g}"
     yield "Seed", str(o.seed)
@@ -211,10 +211,10 @@ def _cost(facts: CardFacts) -> Iterator[Row]:
         yield "Hours", f"{facts.seconds / 3600:.3g}"
     if facts.machine:
         yield "Machine", facts.machine
-    if facts.utilisation is not None:
+    if facts.utilization is not None:
         peak = facts.peak_flops_per_s
         of = f" of {peak / 1e9:,.4g} GFLOP/s, what a large product reached there" if peak else ""
-        yield "Model FLOPs utilisation", f"{100 * facts.utilisation:.1f} %{of}"
+        yield "Model FLOPs utilization", f"{100 * facts.utilization:.1f} %{of}"
 
 
 def _evaluation(facts: CardFacts) -> Iterator[Row]:

@@ -16,7 +16,7 @@ PEAK_BUDGET_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TrainingCost:
     """tokens: trained on, repetitions included. flops: counted, see `flops_per_token`. seconds: of the steps alone.
 
     machine: in words, all there were. peak_flops_per_s: of a large product in the run's precision, measured; None where
@@ -30,18 +30,18 @@ class Cost:
     machine: str
 
     @property
-    def utilisation(self) -> float | None:
+    def utilization(self) -> float | None:
         """Counted operations over what the peak could have done in that time (MFU, arXiv:2204.02311)."""
         return self.flops / (self.seconds * self.peak_flops_per_s) if self.peak_flops_per_s else None
 
 
-def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> Cost:
+def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> TrainingCost:
     """Of all steps in a log, those of earlier parts of the run included. peak, machine: of this part."""
     tokens = batch_tokens * len(log)
     machines = list(dict.fromkeys(p.machine for p in log))
     seconds = sum(batch_tokens / p.tokens_per_s for p in log)
     known = "; ".join(name or "one that was not recorded" for name in machines)
-    return Cost(tokens, tokens * per_token, seconds, peak if machines == [machine] else None, known)
+    return TrainingCost(tokens, tokens * per_token, seconds, peak if machines == [machine] else None, known)
 
 
 def flops_per_token(spec: ModelSpec, context: int) -> float:

@@ -17,7 +17,7 @@ import torch
 from ridgeline.errors import DataError
 from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimizer import Optimiser, OptimiserName, learning_rate
+from ridgeline.train.optimizer import Optimizer, OptimizerName, learning_rate
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 
@@ -37,7 +37,7 @@ class TrainOptions:
     steps: updates. batch_tokens: tokens of an update; micro_tokens: of one forward and backward pass. learning_rate:
     at its peak, after warmup_steps; over the last decay_share of all steps it falls to final_rate times the peak.
     eval_every, save_every: in steps. patience: evaluations without a better held-out loss before the run ends; 0 is
-    never. precision: of matrix products and attention (torch's autocast); weights, their sums and the optimiser stay in
+    never. precision: of matrix products and attention (torch's autocast); weights, their sums and the optimizer stay in
     float32. activation_checkpointing: keep only the stream between layers for the backward pass, compute the rest
     again.
     """
@@ -52,7 +52,7 @@ class TrainOptions:
     final_rate: float = 0.0
     weight_decay: float = 0.1
     clip: float = 1.0
-    optimiser: OptimiserName = "muon"  # measured: bench/train.py
+    optimizer: OptimizerName = "muon"  # measured: bench/train.py
     dropout: float = 0.0
     seed: int = 0
     eval_every: int = 100
@@ -106,7 +106,7 @@ class Trainer:
         self._model, self._train, self._held_out, self.options = model, train, held_out, options
         self._folder, self._ranks, self._machine = folder, ranks, machine
         self._replica = ranks.replicate(model)
-        self._optimiser = Optimiser(model.weights(), options.optimiser, options.weight_decay)
+        self._optimizer = Optimizer(model.weights(), options.optimizer, options.weight_decay)
         given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be prolonged
         self._saves = Saves(folder / "checkpoints", {**run, "options": given})
         self._best: tuple[float, int] = (math.inf, -1)
@@ -139,7 +139,7 @@ class Trainer:
                 step, o.steps, o.learning_rate, o.warmup_steps, math.ceil(o.decay_share * o.steps), o.final_rate
             )
             loss = self._gradients(step)
-            norm = self._optimiser.step(rate, o.clip)
+            norm = self._optimizer.step(rate, o.clip)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise DataError(
                     f"the loss of step {step + 1} is {loss}, the gradient's norm {norm}; the last good checkpoint is "
@@ -194,7 +194,7 @@ class Trainer:
 
     def _save(self, step: int) -> None:
         tensors: dict[str, torch.Tensor] = {f"weight:{name}": p for name, p in self._model.weights().items()}
-        tensors |= {f"optimiser:{name}": t for name, t in self._optimiser.state().items()}
+        tensors |= {f"optimizer:{name}": t for name, t in self._optimizer.state().items()}
         best = self._best if self._best[1] >= 0 else None
         if self._ranks.is_first:
             self._saves.write(step, tensors, {"best": best}, self._best[1])
@@ -212,8 +212,8 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in self._model.weights().items():
                 parameter.copy_(tensors[f"weight:{name}"])
-        prefix = "optimiser:"
-        self._optimiser.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        prefix = "optimizer:"
+        self._optimizer.load_state({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         self._best = tuple(facts["best"]) if facts["best"] else (math.inf, -1)
         if self._ranks.is_first:
             _cut_log(self._folder / LOG, steps[-1])

@@ -1,4 +1,4 @@
-"""Which optimiser trains which parameter, and at what rate."""
+"""Which optimizer trains which parameter, and at what rate."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal
 import torch
 from torch import nn
 
-OptimiserName = Literal["adamw", "muon"]
+OptimizerName = Literal["adamw", "muon"]
 BETAS = (0.9, 0.95)
 EPS = 1e-8
 
 
-class Optimiser:
+class Optimizer:
     """AdamW (arXiv:1711.05101) for vectors and embeddings; for all other matrices it or Muon (Jordan et al. 2024).
 
     Muon's update is scaled to the size of AdamW's, so one rate serves both. Weight decay is for matrices only, of which
     the decays and steps of a state space are none, whatever their shape.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], name: OptimiserName, weight_decay: float) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], name: OptimizerName, weight_decay: float) -> None:
         matrices = {n: p for n, p in parameters.items() if p.dim() > 1 and n.endswith(".weight")}
         hidden = {n: p for n, p in matrices.items() if p.dim() == 2 and not n.startswith(("embed.", "head."))}
         self._parameters = parameters
@@ -52,7 +52,7 @@ class Optimiser:
         return float(norm)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the optimisers' state, by parameter and kind."""
+        """Every tensor of the optimizers' state, by parameter and kind."""
         return {
             f"{name}:{kind}": torch.as_tensor(value)
             for name, parameter in self._parameters.items()

@@ -13,7 +13,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.ops import open_table
 from ridgeline.ops.reference.backend import torch_device
 from ridgeline.spec import ModelSpec
-from ridgeline.train.cost import Cost, cost_of, flops_per_token, machine_name, measure_peak
+from ridgeline.train.cost import TrainingCost, cost_of, flops_per_token, machine_name, measure_peak
 from ridgeline.train.curve import read_log
 from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.data.shards import Shard
@@ -59,7 +59,7 @@ class Trained:
     weights: Mapping[str, torch.Tensor]
     step: int
     log: list[Progress]
-    cost: Cost
+    cost: TrainingCost
 
 
 def train(

@@ -18,7 +18,7 @@ SOIL = 0x50
 BLOCK = 2**24  # bytes that are written at once, unless one page has more
 
 
-def soiled(loaded: LoadedModel) -> LoadedModel:
+def poisoned(loaded: LoadedModel) -> LoadedModel:
     """The same model and weights, on a device whose new pages are full of SOIL."""
     table = copy.copy(loaded.table)
     table.memory = cast(Memory, _Soiling(loaded.table.memory))

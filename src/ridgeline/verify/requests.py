@@ -15,10 +15,10 @@ from ridgeline.verify.matrix import Case, Scale, lengths
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1, ignore_eos=True)
 # From a few tokens only, so that they come again and penalties count.
-PENALISED = SamplingParams(
+PENALIZED = SamplingParams(
     temperature=1, top_p=0.9, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=2, ignore_eos=True
 )
-KINDS = (GREEDY, SAMPLED, PENALISED)
+KINDS = (GREEDY, SAMPLED, PENALIZED)
 NUM_ALLOWED = 16
 DISTINCT = 12  # requests of a crowd that differ: the baseline answers each once. A multiple of the kinds.
 TEXTS = (

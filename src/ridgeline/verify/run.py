@@ -15,7 +15,7 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
-from ridgeline.verify.poison import soiled
+from ridgeline.verify.poison import poisoned
 from ridgeline.verify.report import CaseResult, Observed, Report
 from ridgeline.verify.requests import TEXTS, Prompts, rounds
 from ridgeline.verify.serving import Proposer, Serving
@@ -76,7 +76,7 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
     start, run = time.perf_counter(), None
     try:
         proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
-        run = Serving(Engine(soiled(loaded), engine_config(loaded, case, scale)), case, proposer)
+        run = Serving(Engine(poisoned(loaded), engine_config(loaded, case, scale)), case, proposer)
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -100,7 +100,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             max_num_seqs=seqs,
             max_num_batched_tokens=case.chunk or (case.company + 1) * longest,
             block_size=case.page,
-            checkpoint_tokens=_checkpoint_tokens(loaded.spec, case),
+            state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
         ),
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
@@ -115,8 +115,8 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
     return replace(config, num_pages=_few_pages(config, case, scale), num_host_pages=tuple(host))
 
 
-def _checkpoint_tokens(spec: ModelSpec, case: Case) -> int:
-    """A checkpoint at every page, so that short prompts come to one.
+def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:
+    """A snapshot at every page, so that short prompts come to one.
 
     A recurrent layer needs as many pages at the end of an answer as at its beginning. So where sequences shall be short
     of them, and there is nothing else to be short of, each takes a new page for every token.

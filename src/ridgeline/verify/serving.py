@@ -116,7 +116,7 @@ class Serving:
 
     def _least_steps(self, start: int, end: int) -> int:
         """Steps of a prompt from `start` on, alone: a chunk of several tokens ends on a checkpoint, where one is."""
-        steps, every = 0, self.engine.config.checkpoint_tokens
+        steps, every = 0, self.engine.config.state_snapshot_tokens
         while start < end:
             reach = min(start + (self.case.chunk or end), end)
             last = reach // every * every

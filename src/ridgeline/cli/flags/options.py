@@ -80,7 +80,7 @@ KVCacheDType = Annotated[
 BlockSize = Annotated[int | None, _engine("--block-size", help="Tokens of a page; default: 16.")]
 CheckpointTokens = Annotated[
     int | None,
-    _engine("--checkpoint-tokens", help="From one kept state of recurrent layers to the next; default: chosen."),
+    _engine("--state-snapshot-tokens", help="From one kept state of recurrent layers to the next; default: chosen."),
 ]
 KVCacheMemoryBytes = Annotated[
     int | None, _engine("--kv-cache-memory-bytes", help="For the pages; default: from the memory that is free.")
@@ -106,9 +106,9 @@ Temperature = Annotated[float | None, _sampling("--temperature", help="0 is gree
 TopP = Annotated[float | None, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")]
 TopK = Annotated[int | None, _sampling("--top-k", help="Keep this many tokens; 0 keeps all.")]
 MinP = Annotated[float | None, _sampling("--min-p", help="Keep tokens this likely, relative to the likeliest.")]
-RepetitionPenalty = Annotated[float | None, _sampling("--repetition-penalty", help="Above 1: disfavour what occurred.")]
+RepetitionPenalty = Annotated[float | None, _sampling("--repetition-penalty", help="Above 1: disfavor what occurred.")]
 TypicalP = Annotated[float | None, _sampling("--typical-p", help="Keep the tokens of most typical information.")]
-PresencePenalty = Annotated[float, _sampling("--presence-penalty", help="Above 0: disfavour what the answer holds.")]
+PresencePenalty = Annotated[float, _sampling("--presence-penalty", help="Above 0: disfavor what the answer holds.")]
 FrequencyPenalty = Annotated[float, _sampling("--frequency-penalty", help="The same, for each time that it occurred.")]
 LogitBias = Annotated[list[str] | None, _sampling("--logit-bias", help="ID=BIAS, added to a score; repeatable.")]
 AllowedTokenIds = Annotated[list[int] | None, _sampling("--allowed-token-ids", help="Nothing else; repeatable.")]
@@ -122,7 +122,7 @@ BeamWidth = Annotated[
     int | None,
     _sampling("--beam-width", help="Search for the likeliest answers, with so many beams, instead of drawing."),
 ]
-LengthPenalty = Annotated[float, _sampling("--length-penalty", help="Of a search: above 0 favours longer answers.")]
+LengthPenalty = Annotated[float, _sampling("--length-penalty", help="Of a search: above 0 favors longer answers.")]
 EarlyStopping = Annotated[str, _sampling("--early-stopping", help="Of a search: true, false or never.")]
 Seed = Annotated[int, _sampling("--seed", help="Of the noise, and of dummy weights.")]
 StopTokenIds = Annotated[list[int] | None, _sampling("--stop-token-ids", help="End an answer here; repeatable.")]

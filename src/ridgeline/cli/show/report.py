@@ -92,7 +92,7 @@ def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
     if llm.config is None or not any(group.snapshot for group in llm.config.groups):
         return []
     return [
-        f"checkpoints: {stats.checkpoints:,} kept, {_many(stats.restored, 'request')} began from one; "
+        f"state snapshots: {stats.snapshots:,} kept, {_many(stats.restored, 'request')} began from one; "
         f"{_many(stats.recomputed_tokens, 'token')} that were computed before lay past the nearest"
     ]
 

@@ -1,6 +1,6 @@
 """Attention over pages and over whole sequences, and the write into pages, by kernels.
 
-Inside a page's view keys stand as [K, D, page_tokens], so that neighbouring keys are neighbours in memory, values as
+Inside a page's view keys stand as [K, D, page_tokens], so that neighboring keys are neighbors in memory, values as
 [K, page_tokens, D] and latents like the values of one head; the scales of a head's int8, [page_tokens], behind them.
 """
 

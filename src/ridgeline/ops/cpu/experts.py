@@ -22,7 +22,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
     count, groups = case.num_experts_per_tok, case.groups
     how = (groups.count, groups.chosen, groups.score == "best_two") if groups else (0, 0, False)
-    scores = case.scores == "sigmoid", case.normalise, case.scale
+    scores = case.scores == "sigmoid", case.normalize, case.scale
 
     def choose(logits: Floats, choice_bias: Floats | None = None) -> tuple[Ints, Floats]:
         ids, weights = np.empty((len(logits), count), np.int64), np.empty((len(logits), count), np.float32)

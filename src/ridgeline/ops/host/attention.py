@@ -129,7 +129,7 @@ def paged_attention(case: Attention) -> Callable[..., Ndarray]:
     return attend
 
 
-class Part(NamedTuple):
+class BucketPart(NamedTuple):
     """Some sequences of a Bucket."""
 
     rows: Ndarray
@@ -144,26 +144,26 @@ def in_order(outputs: list[Ndarray], order: Array) -> Ndarray:
     return np.take(whole, np.asarray(order), 0)
 
 
-def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[Part]:
+def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[BucketPart]:
     """A bucket, as many sequences at a time as a block holds, at least one. per_key: numbers that a key makes at least.
 
     Sequences may share pages, but what is gathered from them they do not: all at once could be many times the pages.
     """
-    whole = Part(*map(np.asarray, b))
+    whole = BucketPart(*map(np.asarray, b))
     pages = whole.pages
     step = max(1, BLOCK // (pages.shape[1] * page_tokens * per_key))
     for start in range(0, len(pages), step):
-        yield Part(*(x[start : start + step] for x in whole))
+        yield BucketPart(*(x[start : start + step] for x in whole))
 
 
 def _attend_bucket(
-    case: Attention, q: Ndarray, pages: tuple[Ndarray, Ndarray], sinks: Ndarray | None, b: Part
+    case: Attention, q: Ndarray, pages: tuple[Ndarray, Ndarray], sinks: Ndarray | None, b: BucketPart
 ) -> Ndarray:
     """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
     place, held = key_places(b, pages[0].shape[1])
     keys = read_places(keys_of(pages[0]), b.pages, numbers_last=False)  # [n, S, K, D]
     values = read_places(values_of(pages[1]), b.pages, numbers_last=True)
-    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
+    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbors,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
     # by a pattern of a span that is kept whole.
     used, state = held & (place <= b.positions[:, -1:]), case.state()
@@ -181,7 +181,7 @@ def _attend_bucket(
     return out.reshape(-1, out.shape[-1])
 
 
-def key_places(b: Part, page_tokens: int) -> tuple[Ndarray, Ndarray]:
+def key_places(b: BucketPart, page_tokens: int) -> tuple[Ndarray, Ndarray]:
     """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
     place = b.first[:, :, None] + np.arange(page_tokens)
     return place.reshape(len(place), -1), np.repeat(b.pages != 0, page_tokens, 1)

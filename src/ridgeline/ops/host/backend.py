@@ -32,7 +32,7 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: e.route, api.EXPERTS: e.experts,
-    api.QUANTISE: quant.quantise, api.DEQUANTISE: quant.dequantise, api.QUANTISED_LINEAR: quant.quantised_linear,
+    api.QUANTIZE: quant.quantize, api.DEQUANTIZE: quant.dequantize, api.QUANTIZED_LINEAR: quant.quantized_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,

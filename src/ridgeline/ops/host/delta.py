@@ -38,7 +38,7 @@ def delta_rule(case: GatedDelta | KimiDelta) -> Scan:
 def norm_gate(case: GatedDelta | KimiDelta) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:
     act = silu if isinstance(case, GatedDelta) else sigmoid
 
-    def normalise(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
+    def normalize(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
         x = _heads(y, case.num_heads)
         x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + case.norm.eps)
         x *= case.norm.offset + weight
@@ -46,7 +46,7 @@ def norm_gate(case: GatedDelta | KimiDelta) -> Callable[[Ndarray, Ndarray, Ndarr
         out *= act(z)
         return out
 
-    return normalise
+    return normalize
 
 
 def _heads(x: Ndarray, count: int) -> Ndarray:

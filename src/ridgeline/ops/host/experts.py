@@ -22,7 +22,7 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
         if plain:
             ids = _best(logits, count)
             found = _chosen(logits, ids)
-            chosen = _softmax(found) if case.normalise else _chosen(_softmax(logits), ids)
+            chosen = _softmax(found) if case.normalize else _chosen(_softmax(logits), ids)
         else:
             scores = _softmax(logits) if case.scores == "softmax" else sigmoid(logits)
             rated = scores if choice_bias is None else scores + choice_bias
@@ -30,7 +30,7 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
                 rated = np.where(_in_best_groups(case.groups, rated), rated, -np.inf)
             ids = _best(rated, count)
             chosen = _chosen(scores, ids)
-            if case.normalise:
+            if case.normalize:
                 chosen = chosen / chosen.sum(-1, keepdims=True)
         return ids, chosen * case.scale if case.scale != 1.0 else chosen
 

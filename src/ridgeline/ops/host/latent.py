@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.host.attention import BLOCK, Part, exponentials, in_order, key_places, parts_of
+from ridgeline.ops.host.attention import BLOCK, BucketPart, exponentials, in_order, key_places, parts_of
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.stored import as_floats, latents_of, read_places
 from ridgeline.spec import LatentAttention
@@ -50,7 +50,7 @@ def paged_latent_attention(case: LatentAttention) -> Callable[[Ndarray, PagedRow
     return attend
 
 
-def _gather(pages: Ndarray, b: Part) -> Context:
+def _gather(pages: Ndarray, b: BucketPart) -> Context:
     """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
     zero would not silence a NaN."""
     place, held = key_places(b, pages.shape[1])

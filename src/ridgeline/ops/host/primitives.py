@@ -38,22 +38,22 @@ def norm(case: RMSNorm | LayerNorm) -> Callable[[Ndarray, Ndarray, Ndarray | Non
 
 
 def _layer_norm(case: LayerNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
-    def normalise(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
+    def normalize(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
         x = x - x.mean(-1, keepdims=True)
         x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + case.eps)
         x *= weight
         return x if bias is None else x + bias
 
-    return normalise
+    return normalize
 
 
 def _rms_norm(case: RMSNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
-    def normalise(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
+    def normalize(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
         x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + case.eps)
         x *= case.offset + weight if case.offset else weight
         return x
 
-    return normalise
+    return normalize
 
 
 def rotary(positions: Ndarray, inverse_frequencies: Ndarray, attention_factor: float) -> Rotary:

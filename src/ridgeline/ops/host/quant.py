@@ -15,7 +15,7 @@ LEAST = 2.0**-100  # a magnitude below has no inverse: it counts as zero
 EXACT = 1024  # products of two bytes that a float32 adds up without rounding: 1024 x 127^2 < 2^24
 
 
-def quantise(case: Format) -> Callable[[Ndarray], tuple[Ndarray, Ndarray]]:
+def quantize(case: Format) -> Callable[[Ndarray], tuple[Ndarray, Ndarray]]:
     def run(weight: Ndarray) -> tuple[Ndarray, Ndarray]:
         rows, columns = weight.shape
         group = case.group or columns
@@ -49,7 +49,7 @@ def _round(case: Format, weight: Ndarray, group: int, codes: Ndarray, scales: Nd
             codes[:, g * group : (g + 1) * group] = np.clip(np.rint(part * inverse[:, None]), low, high)
 
 
-def dequantise(case: Format) -> Callable[[Ndarray, Ndarray], Ndarray]:
+def dequantize(case: Format) -> Callable[[Ndarray, Ndarray], Ndarray]:
     def run(codes: Ndarray, scales: Ndarray) -> Ndarray:
         wide: Ndarray = codes.astype(np.float32)
         for g in range(scales.shape[1]):
@@ -59,7 +59,7 @@ def dequantise(case: Format) -> Callable[[Ndarray, Ndarray], Ndarray]:
     return run
 
 
-def quantised_linear(case: Format) -> Callable[[Ndarray, Ndarray, Ndarray, Ndarray | None], Ndarray]:
+def quantized_linear(case: Format) -> Callable[[Ndarray, Ndarray, Ndarray, Ndarray | None], Ndarray]:
     def run(x: Ndarray, codes: Ndarray, scales: Ndarray, bias: Ndarray | None) -> Ndarray:
         rows = x.reshape(-1, x.shape[-1])
         steps, scale = _tokens(rows)

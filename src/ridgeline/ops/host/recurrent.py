@@ -50,12 +50,12 @@ def sigmoid_gate(y: Ndarray, z: Ndarray) -> Ndarray:
 
 
 def gated_norm(case: Mamba2) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:
-    def normalise(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
+    def normalize(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
         x = gate(y, z).reshape(*y.shape[:-1], case.num_groups, -1)
         x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + case.norm.eps)
         return x.reshape(y.shape) * (case.norm.offset + weight)
 
-    return normalise
+    return normalize
 
 
 def short_conv(

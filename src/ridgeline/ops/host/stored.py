@@ -15,7 +15,7 @@ def store_rows(case: Storage) -> Callable[[Ndarray], Ndarray]:
     def store(x: Ndarray) -> Ndarray:
         if case.dtype != "int8":
             return rounded(x, dtype_of(case.dtype))
-        numbers, scales = quantise(x)
+        numbers, scales = quantize(x)
         return np.concatenate((numbers, scales[..., None].view(np.int8)), -1)
 
     return store
@@ -27,7 +27,7 @@ def rounded(x: Ndarray, dtype: np.dtype[np.generic]) -> Ndarray:
         return x.astype(dtype)
 
 
-def quantise(x: Ndarray) -> tuple[Ndarray, Ndarray]:
+def quantize(x: Ndarray) -> tuple[Ndarray, Ndarray]:
     """x [..., numbers] as integers of at most 127 and scales [...]: operation by operation as in csrc/pages.h."""
     with np.errstate(all="ignore"):
         scales = np.abs(x).max(-1) / np.float32(127)
@@ -58,7 +58,7 @@ def keys_of(pages: Ndarray) -> Places:
     """A view of keys [pages, page_tokens, K, D] as they lie on this device: [pages, K, D, page_tokens], and scales
     [pages, K, page_tokens], those of a head behind its numbers.
 
-    Neighbouring keys are neighbours in memory, as the kernels want them: all backends of a device agree on that.
+    Neighboring keys are neighbors in memory, as the kernels want them: all backends of a device agree on that.
     """
     whole, size = _heads(pages)
     numbers, scales = _parted(whole, pages.dtype == np.int8, size)
@@ -92,7 +92,7 @@ def write_places(places: Places, x: Ndarray, page: Ndarray, slot: Ndarray, numbe
     if places.scales is None:
         numbers = rounded(x, places.numbers.dtype)
     else:
-        numbers, places.scales[page, :, slot] = quantise(x)
+        numbers, places.scales[page, :, slot] = quantize(x)
     if numbers_last:
         places.numbers[page, :, slot] = numbers
     else:

@@ -37,12 +37,12 @@ def delta_rule(case: GatedDelta | KimiDelta):
 def norm_gate(case: GatedDelta | KimiDelta):
     act = F.silu if isinstance(case, GatedDelta) else torch.sigmoid
 
-    def normalise(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    def normalize(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
         x = y.unflatten(-1, (case.num_heads, -1))
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + case.norm.eps)
         return (x * (case.norm.offset + weight)).flatten(-2) * act(z)
 
-    return normalise
+    return normalize
 
 
 def _unit(x: Tensor) -> Tensor:

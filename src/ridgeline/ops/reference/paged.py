@@ -54,7 +54,7 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     # [n, K, S, D]
     keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype) for x in (kv.keys, kv.values))
     place, held = key_places(b, kv.keys.shape[1])
-    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbours,
+    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbors,
     # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
     # by a pattern of a span that is kept whole.
     used, state = held & (place <= b.positions[:, -1:]), case.state()

@@ -200,7 +200,7 @@ def route(case: MoE):
     def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if plain:
             ids = _best(logits, case.num_experts_per_tok)
-            chosen = logits.gather(-1, ids).softmax(-1) if case.normalise else logits.softmax(-1).gather(-1, ids)
+            chosen = logits.gather(-1, ids).softmax(-1) if case.normalize else logits.softmax(-1).gather(-1, ids)
         else:
             scores = logits.softmax(-1) if case.scores == "softmax" else logits.sigmoid()
             rated = scores if choice_bias is None else scores + choice_bias
@@ -208,7 +208,7 @@ def route(case: MoE):
                 rated = rated.masked_fill(~_in_best_groups(case.groups, rated), -torch.inf)
             ids = _best(rated, case.num_experts_per_tok)
             chosen = scores.gather(-1, ids)
-            if case.normalise:
+            if case.normalize:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
         return ids, chosen * case.scale if case.scale != 1.0 else chosen
 

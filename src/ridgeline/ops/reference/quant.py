@@ -11,7 +11,7 @@ from ridgeline.spec.quant import Format
 LEAST = 2.0**-100  # a magnitude below has no inverse: it counts as zero
 
 
-def quantise(case: Format):
+def quantize(case: Format):
     def run(weight: Tensor) -> tuple[Tensor, Tensor]:
         group = case.group or weight.shape[1]
         wide = weight.float()
@@ -31,7 +31,7 @@ def quantise(case: Format):
     return run
 
 
-def dequantise(case: Format):
+def dequantize(case: Format):
     def run(codes: Tensor, scales: Tensor) -> Tensor:
         return codes.float() * spread(scales, codes.shape[1], case.group or codes.shape[1])
 
@@ -48,7 +48,7 @@ def spread(scales: Tensor, columns: int, group: int) -> Tensor:
     return scales.repeat_interleave(group, 1)[:, :columns]
 
 
-def quantised_linear(case: Format):
+def quantized_linear(case: Format):
     def run(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         steps, scale = _tokens(x)
         group = case.group or codes.shape[1]

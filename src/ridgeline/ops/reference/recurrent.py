@@ -53,12 +53,12 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gated_norm(case: Mamba2):
-    def normalise(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    def normalize(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
         x = gate(y, z).unflatten(-1, (case.num_groups, -1))
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + case.norm.eps)
         return x.flatten(-2) * (case.norm.offset + weight)
 
-    return normalise
+    return normalize
 
 
 def short_conv(

@@ -1,7 +1,7 @@
 """S4 and S4D in torch: the recurrence where a step is one token, convolutions of blocks of tokens where it is more.
 
 What follows from the weights alone (steps, powers, kernels) is computed in float64: it is raised to high powers. Both
-ways use the same discretisation. States are complex [..., state_size / 2], or as real numbers [..., state_size], first
+ways use the same discretization. States are complex [..., state_size / 2], or as real numbers [..., state_size], first
 all real and then all imaginary parts. "channels" below is an axis, N the state_size, L the tokens of a block.
 """
 

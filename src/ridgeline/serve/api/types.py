@@ -26,7 +26,7 @@ MAX_IDS = 1 << 20  # token ids in a list: more than a context holds
 MAX_ITEMS = 1 << 14  # of lists of objects and texts
 MAX_STOP = 32  # texts that end an answer: each is looked for in every token's text
 MAX_STOP_CHARS = 1024  # of each of them
-MAX_VOCABULARY = 1 << 19  # token ids that are allowed, forbidden, favoured or end an answer
+MAX_VOCABULARY = 1 << 19  # token ids that are allowed, forbidden, favored or end an answer
 
 MAX_REQUEST_ID = 128  # characters; it is written into every event
 

@@ -393,7 +393,7 @@ def pinned(start: Start, config: EngineConfig) -> Start:
     true of the next one too, whatever else takes memory by then.
     """
     fixed = EngineOptions(
-        config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.checkpoint_tokens,
+        config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.state_snapshot_tokens,
         config.state_bytes, config.steps_in_flight, config.swap_bytes,
     )  # fmt: skip
     return Start(start.model, {**start.options, "max_model_len": config.max_model_len, "engine": fixed})

@@ -56,7 +56,7 @@ class StepFigures:
     predicted_s: float | None
 
 
-class StepCost(NamedTuple):
+class StepEstimate(NamedTuple):
     """Bytes moved, operations, the seconds that they should take, and those that they would take at the roof.
 
     On a machine that is not calibrated, `seconds` are those of the roof, and predicted_s is 0.
@@ -76,9 +76,9 @@ class StepLedger:
         self.deployment = deployment
         self._planner = Planner(deployment)
         self._roof = Planner(replace(deployment, hardware=replace(deployment.hardware, rates=None)))
-        self._costs: dict[tuple[Slice, ...], StepCost] = {}
+        self._costs: dict[tuple[Slice, ...], StepEstimate] = {}
 
-    def cost(self, shape: StepShape) -> StepCost:
+    def cost(self, shape: StepShape) -> StepEstimate:
         """Of a step, in microseconds: sequences with one token each are counted at their mean context, which is exact
         for attention to everything and for recurrences, and steps that are almost alike are counted once.
         """
@@ -92,7 +92,7 @@ class StepLedger:
         if found is None:
             timed = self._planner.step(batch)
             predicted_s = timed.seconds if self.predicts else 0.0
-            found = StepCost(timed.bytes, timed.flops, timed.seconds, self._roof.step(batch).seconds, predicted_s)
+            found = StepEstimate(timed.bytes, timed.flops, timed.seconds, self._roof.step(batch).seconds, predicted_s)
             if len(self._costs) >= KEPT_COSTS:
                 self._costs.clear()
             self._costs[key] = found

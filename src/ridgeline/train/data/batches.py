@@ -164,7 +164,7 @@ def _permutation(size: int, *key: int) -> Ints:
 
 
 def _mix(x: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """SplitMix64 (Steele, Lea, Flood 2014): one step of its counter and its finaliser, modulo 2**64."""
+    """SplitMix64 (Steele, Lea, Flood 2014): one step of its counter and its finalizer, modulo 2**64."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

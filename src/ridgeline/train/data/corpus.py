@@ -47,15 +47,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents sorted by name, what they are and under which licence, and what was left out."""
+    """Documents sorted by name, what they are and under which license, and what was left out."""
 
     source: str
-    licence: str
+    license: str
     documents: tuple[Document, ...]
     skipped: tuple[Skipped, ...] = ()
 
     @classmethod
-    def from_paths(cls, paths: Iterable[str | Path], licence: str = "not stated") -> Corpus:
+    def from_paths(cls, paths: Iterable[str | Path], license: str = "not stated") -> Corpus:
         """The texts of files and, recursively, of folders; of .jsonl files the "text" of every row.
 
         A file is a text if it is UTF-8 without NUL. Names are paths below the nearest folder that holds everything
@@ -73,7 +73,7 @@ class Corpus:
             for file in _files(path):
                 for document in _documents(file, file.relative_to(base).as_posix(), file == path, skipped):
                     found[document.name] = document  # a path that is given twice, or inside another, counts once
-        return cls._of(f"files of {base.name}", licence, found.values(), skipped)
+        return cls._of(f"files of {base.name}", license, found.values(), skipped)
 
     @classmethod
     def stdlib(cls, root: Path | None = None) -> Corpus:
@@ -98,7 +98,7 @@ class Corpus:
         return cls._of(f"standard library of Python {version}", "PSF-2.0", documents, skipped)
 
     @classmethod
-    def _of(cls, source: str, licence: str, documents: Iterable[Document], skipped: list[Skipped]) -> Corpus:
+    def _of(cls, source: str, license: str, documents: Iterable[Document], skipped: list[Skipped]) -> Corpus:
         """Sort, and keep the first document of each text."""
         texts: set[bytes] = set()
         kept = []
@@ -109,7 +109,7 @@ class Corpus:
             else:
                 texts.add(key)
                 kept.append(document)
-        corpus = cls(source, licence, tuple(kept), tuple(sorted(set(skipped), key=lambda s: s.name)))
+        corpus = cls(source, license, tuple(kept), tuple(sorted(set(skipped), key=lambda s: s.name)))
         if not kept:
             raise DataError(f"there is no text to train on: {corpus.report()}")
         return corpus

@@ -1,4 +1,4 @@
-"""What a corpus is made of, so that it can be had again: its files, their hashes and sides, and its licence."""
+"""What a corpus is made of, so that it can be had again: its files, their hashes and sides, and its license."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Manifest:
     """entries: sorted by name. python: the version that read and parsed the files; skipped: documents by reason."""
 
     source: str
-    licence: str
+    license: str
     python: str
     num_cut: int
     skipped: dict[str, int]
@@ -51,7 +51,7 @@ class Manifest:
             skipped["nothing left after cuts"] = len(parts.dropped)
         return cls(
             corpus.source,
-            corpus.licence,
+            corpus.license,
             platform.python_version(),
             parts.num_cut,
             dict(sorted(skipped.items())),

@@ -5,7 +5,7 @@ offsets.npy  int64 [num_documents + 1]: where each document begins in tokens.bin
 shard.json   counts, and hashes of what the ids were made of
 
 A document is <|endoftext|>, the ids of its text, <|endoftext|>: BOS and EOS are one token, so that the end of a text is
-learnt, and a text is begun, by the token that stands between texts. The same characters written in a text are text.
+learned, and a text is begun, by the token that stands between texts. The same characters written in a text are text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Byte-level BPE for code and text, in the files of a Hugging Face model folder.
 
-Every byte is a token, so that every text can be written and comes back as it was: nothing is normalised. A text is cut
+Every byte is a token, so that every text can be written and comes back as it was: nothing is normalized. A text is cut
 into pieces, and no token spans two. The cut is that of Qwen 2 without its English contractions (on code it gives the
 same number of tokens): a run of letters with the character before it, a digit, a run of other signs with a space before
 them and the line breaks after them, line breaks with the white space before them, a run of white space. So an

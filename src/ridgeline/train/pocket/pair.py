@@ -15,7 +15,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.errors import DataError
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.train.card import Row
-from ridgeline.train.cost import Cost
+from ridgeline.train.cost import TrainingCost
 from ridgeline.train.data.batches import Batches
 from ridgeline.train.data.corpus import Corpus
 from ridgeline.train.data.folder import TrainingData, prepare
@@ -28,9 +28,9 @@ from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import Job, Trained, train
 
-LICENCE = "PSF-2.0"  # of the texts
+LICENSE = "PSF-2.0"  # of the texts
 SUMMARY = "A small model of Python that ships inside Ridgeline, trained on Python's standard library alone."
-DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learnt last is what {} itself says."
+DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learned last is what {} itself says."
 START = "cut out of {}: its layers {} (from 0), of each the key-value heads {} with their query heads, in less width"
 DESCRIBED: Mapping[StageData, str] = {
     "corpus": "the training side",
@@ -54,7 +54,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
         Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
     )  # fmt: skip
-    target = Place(folder=out / recipe.name, ranks=ranks, licence=LICENCE, dtype="bfloat16")
+    target = Place(folder=out / recipe.name, ranks=ranks, license=LICENSE, dtype="bfloat16")
     maker = _Maker(recipe, data, target, watch)
     maker.make(recipe.target, replace(target, sampling=recipe.target.sampling), SUMMARY)
     draft = replace(target, folder=out / f"{recipe.name}-draft", sampling=recipe.draft.sampling)
@@ -156,7 +156,7 @@ def _joined(parts: list[Trained]) -> Trained:
     costs = [part.cost for part in parts]
     machines = list(dict.fromkeys(c.machine for c in costs))
     peaks = [c.peak_flops_per_s for c in costs]
-    cost = Cost(
+    cost = TrainingCost(
         sum(c.tokens for c in costs), sum(c.flops for c in costs), sum(c.seconds for c in costs),
         peaks[-1] if len(machines) == 1 and None not in peaks else None, "; ".join(machines),
     )  # fmt: skip

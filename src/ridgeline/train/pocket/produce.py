@@ -48,13 +48,13 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how a model is made. licence: of what comes out, if known. dtype: of the stored weights. sampling: how
+    """Where and how a model is made. license: of what comes out, if known. dtype: of the stored weights. sampling: how
     to sample from it, where nobody says otherwise, as generation_config.json says it.
     """
 
     folder: Path
     ranks: Ranks
-    licence: str | None
+    license: str | None
     dtype: StoredType
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,11 +143,11 @@ def _card(
         }  # fmt: skip
     is_code = all(entry.name.endswith(".py") for entry in data.manifest.entries)
     return CardFacts(
-        name=name, summary=summary, spec=run.spec, manifest=data.manifest, licence=place.licence,
+        name=name, summary=summary, spec=run.spec, manifest=data.manifest, license=place.license,
         language="code" if is_code else None, in_transformers=run.spec.family in CLASSES, dtype=place.dtype,
         train_tokens=data.train.info.num_tokens, options=run.options, steps=len(trained.log),
         tokens_seen=cost.tokens, training_rows=rows, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
-        machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilisation=cost.utilisation,
+        machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilization=cost.utilization,
         held_out_tokens=data.held_out.info.num_tokens if data.held_out else None,
         held_out_share=data.held_out_share or None, split_seed=data.split_seed, curve=curve, **evaluation,
     )  # fmt: skip

@@ -20,7 +20,7 @@ StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a run, with an optimiser of its own; it begins with the weights of the one before.
+    """A part of a run, with an optimizer of its own; it begins with the weights of the one before.
 
     data: the training side; with functions of it as documents of their own, in one of the forms that `write_functions`
     has; or what the target says.

@@ -15,7 +15,7 @@ from ridgeline.cost.process_memory import (
     STEP_TOKENS,
     Run,
     matrix_sizes,
-    resident,
+    process_memory,
     touched_pages,
     unfilled,
     written_pages,
@@ -86,7 +86,9 @@ def test_who_is_alive() -> None:
 def test_the_sum_grows_with_what_runs() -> None:
     groups = state_groups(MIXED, page_tokens=16)
     sizes = [
-        resident(MIXED, 10 * MIB, FORMATS["auto"], "float32", groups, [1000] * len(groups), Run(n, prompt, 8, 512, 2))
+        process_memory(
+            MIXED, 10 * MIB, FORMATS["auto"], "float32", groups, [1000] * len(groups), Run(n, prompt, 8, 512, 2)
+        )
         for n, prompt in ((1, 64), (1, 600), (8, 600))
     ]
     totals = [found.total for found in sizes]
