@@ -52,6 +52,7 @@ def reader(started: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))  # for processes that are started
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     # Measuring it takes seconds for each bench.
