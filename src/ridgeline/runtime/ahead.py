@@ -1,7 +1,7 @@
 """Memory behind pages, asked of the system before a step needs it.
 
 An arena is room that the system gives at its first touch, 2 MiB at a time, cleared. The step that writes a page first
-would wait for that: a prompt of 128 tokens of a 135M for a fifth of its time (docs/log.md, 2026-11-22).
+would wait for that: a prompt of 128 tokens of a 135M for a fifth of its time (docs/log/kernels.md, 2026-11-22).
 """
 
 from __future__ import annotations
