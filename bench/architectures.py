@@ -1,18 +1,19 @@
-"""Architectures side by side, state and decode time against context: python bench/architectures.py [--plots FOLDER]
+"""Compare state and decode time of architectures against context: python bench/architectures.py [--plots FOLDER]
 
-One width and depth, float32, random weights; what differs is how layers mix tokens (ARCHITECTURES). The state of a
-sequence: bytes by the formulas of the spec, beside the pages that the real scheduler gives it. The time of a token: the
-whole engine, one sequence, the median of some steps, beside the floor, which is the bytes of weights and state over the
-machine's measured reading. A long context need not be computed to be read: its prompt goes through a model without
-layers, so that pages are given out as ever, and the pages are then filled with random numbers (`Filled`).
+All models have one hidden size and depth, float32 and random weights; only the way that layers mix tokens differs
+(ARCHITECTURES). The state of a sequence is counted twice: in bytes by the formulas of the spec, and in the pages that
+the real scheduler gives it. The time of a token is the median of some steps of the whole engine with one sequence.
+The floor beside it is the bytes of weights and state over the measured read bandwidth. A long context is not
+computed: its prompt goes through a model without layers, which allocates its pages, and the pages are filled with
+random numbers (`Filled`).
 
     python bench/architectures.py > lines.jsonl                         # all of them, contexts of 256 to 16,384 tokens
-    python bench/architectures.py --read lines.jsonl --plots docs/images --markdown     # drawn again, and as a table
+    python bench/architectures.py --read lines.jsonl --plots docs/images --markdown     # draws and prints them again
 
-The gates: after a prompt of 256 tokens that was computed, each greedy token is the dense pass's best, to 1e-3; a
-sequence's pages are as many as its tokens need by the formula, to a page of each group (two states of a recurrent one).
-`filled_over_computed`: the time of a token over filled pages, over the same on computed ones, both at the shortest
-context.
+The gates: after a computed prompt of 256 tokens, each greedy token is the best one of the dense pass, to 1e-3; a
+sequence has as many pages as the formula says, to a page of each group (two states of a recurrent one).
+`filled_over_computed` is the time of a token over filled pages divided by the time over computed ones, both at the
+shortest context.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LIGHTNING = LightningAttention(num_heads=16, head_dim=32, norm=NORM)
 
 
 def in_turn(*mixers: TokenMixer) -> list[TokenMixer]:
-    """Layers of these kinds, over and over."""
+    """Return layers of these kinds, repeated in order."""
     return [mixers[i % len(mixers)] for i in range(LAYERS)]
 
 
@@ -121,7 +122,7 @@ def main() -> None:
 
 
 def run(name: str, contexts: Sequence[int], device: str, steps: int, bandwidth: float) -> Iterator[dict[str, Any]]:
-    """The lines of one architecture, printed as they are measured. bandwidth: bytes per second that can be read."""
+    """Print the lines of one architecture as they are measured. bandwidth: readable bytes per second."""
     spec = spec_of(name, contexts[-1] + SPARE)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "ridgeline", "spec": to_json(spec)}
@@ -149,7 +150,7 @@ def spec_of(name: str, longest: int) -> ModelSpec:
 
 
 class Filled:
-    """One sequence at a time in the whole engine, over a context that was computed or filled."""
+    """Runs one sequence at a time in the whole engine, over a computed or a filled context."""
 
     def __init__(self, llm: LLM, steps: int) -> None:
         self._llm, self._steps, self._spec = llm, steps, llm.loaded.spec
@@ -160,7 +161,7 @@ class Filled:
         self._rng = np.random.default_rng(0)
 
     def computed(self, context: int) -> tuple[bool, float]:
-        """Whether each token after a prompt is the dense pass's best, and seconds for one."""
+        """Return whether each token after a prompt is the best one of the dense pass, and seconds for one token."""
         engine, prompt = Engine(self._llm.loaded, self._config), self._prompt(context)
         tokens = self._prefill(engine, prompt)
         seconds, more = self._decode(engine)
@@ -170,7 +171,7 @@ class Filled:
         return bool((last.max(1) - last[np.arange(len(tokens)), tokens]).max() < 1e-3), seconds
 
     def filled(self, context: int) -> tuple[int, float, bool]:
-        """Bytes of a sequence's pages, seconds for a token, and whether the pages are as many as they should be."""
+        """Return the bytes of a sequence's pages, seconds for a token, and whether the number of pages is right."""
         engine = Engine(self._llm.loaded, self._config)
         with self._without_layers():
             self._prefill(engine, self._prompt(context))
@@ -187,7 +188,7 @@ class Filled:
         return found
 
     def _prefill(self, engine: Engine, prompt: list[int]) -> list[int]:
-        """Its first answer."""
+        """Compute the prompt and return its first answer."""
         params = SamplingParams(max_tokens=self._steps + 2, temperature=0, ignore_eos=True)
         engine.add(0, GenerationRequest(prompt, params, (NoiseKey(0, 0),)))
         while True:
@@ -195,7 +196,7 @@ class Filled:
                 return [token for event in events for token in event.tokens]
 
     def _decode(self, engine: Engine) -> tuple[float, list[int]]:
-        """Seconds for a token, the median, and all tokens."""
+        """Return the median seconds for a token, and all tokens."""
         times, tokens = [], []
         while len(engine):
             start = time.perf_counter()
@@ -210,7 +211,7 @@ class Filled:
             yield
 
     def _fill(self, engine: Engine) -> None:
-        """Random numbers in the pages that the sequence holds."""
+        """Write random numbers to the pages that the sequence holds."""
         (choice,) = engine._choices.values()
         memory = self._llm.loaded.table.memory
         for pages, table in zip(engine._runner.arena.pages, choice.sequence.tables, strict=True):

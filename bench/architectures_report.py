@@ -1,4 +1,4 @@
-"""What bench/architectures.py found, as two plots and a table."""
+"""Draw the results of bench/architectures.py as two plots, and print them as a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABEL_GAP = 0.045  # of the height of the axes, between two labels
 
 
 def by_name(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """The lines of each architecture, by context."""
+    """Return the lines of each architecture, sorted by context."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line["architecture"], []).append(line)
@@ -75,7 +75,7 @@ def _plot(
 
 
 def _label(axes: Axes, x: float, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Each line's name at its end, moved up as far as the one below it asks."""
+    """Write each line's name at its end, moved up where labels would overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
     lowest = -1.0
     for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
@@ -87,7 +87,7 @@ def _label(axes: Axes, x: float, ends: Mapping[str, tuple[float, str]]) -> None:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """One row for each architecture: state and time at the shortest and the longest context, and what bytes predict."""
+    """Return a table with one row for each architecture: state, time, and what the bytes predict."""
     rows = by_name(lines)
     base = rows[BASELINE][-1] if BASELINE in rows else None
     contexts = {line["context"] for line in lines}

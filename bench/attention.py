@@ -1,20 +1,20 @@
-"""Attention and recurrent kernels beside the machine's limits:
+"""Measure attention and recurrent kernels beside the machine's limits:
 
     python bench/attention.py [--threads 0] [--rounds 7] [--parts decode chunk scan] [--models S M L V]
 
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
-    decode   a token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192; `read_share`: bytes of state over
-             time, over what all threads read of memory; as many layers in turn as make the states larger than caches
-    chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share`: multiply-adds that a causal mask
-             leaves, over the peak
-    scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio`: the reference's time on one
-             thread, token by token, over it
+    decode   one token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192 tokens; `read_share` is the bytes of
+             state over time over the read bandwidth of all threads; enough layers run in turn to exceed the caches
+    chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share` is the multiply-adds inside the causal
+             mask over the peak
+    scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio` is the time of the reference,
+             token by token on one thread, over this one
 
-Every case of attention is measured with its state in each type in turn; `speedup` is float32's time over this one.
-Limits are measured in turn with every case; medians over rounds. They are those of a quiet machine: a core that others
-share makes every share too small. The gate: a query of each case of S, M and L against float64 over the state as it is
-stored.
+Every case of attention runs with its state in each type in turn; `speedup` is the time of float32 over this one.
+Limits are measured in turn with every case; figures are medians over rounds. Run it on a quiet machine: a core that
+others share makes every share too small. The gate: a query of each case of S, M and L against float64 over the stored
+state.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """A number of layers, one after the other; bytes_read, flops: of them all."""
+    """Layers that run one after the other. bytes_read, flops: sums over all of them."""
 
     dtype: str
     run: Run
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Storage, pool: kernels.Pool) -> list[Any]:
-    """Layers of an arena that `sequences` of `context` tokens fill, in pages in any order; and their page tables."""
+    """Return layers of an arena that `sequences` of `context` tokens fill, in random page order, and page tables."""
     count, rng = sequences * (context // PAGE) + 1, np.random.default_rng(0)
     (group,) = state_groups(ModelSpec("x", 1, 1, 1, (Layer(case, None, NORM),) * layers, NORM), page_tokens=PAGE,
                             storage=storage)  # fmt: skip
@@ -75,7 +75,7 @@ def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Stor
 
 
 def attention_case(name: str, tokens: int, context: int, sequences: int, pool: kernels.Pool, storage: Storage) -> Case:
-    """`tokens` of each sequence, the last of `context`."""
+    """Build a case with `tokens` of each sequence, the last ones of `context`."""
     case: Any = LATENT if name == "V" else ATTENTION[name]
     rng = np.random.default_rng(0)
     per_layer = sequences * state_bytes(case.state(), storage, context)
@@ -109,7 +109,7 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
 
 
 def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
-    """The last query of the last sequence, against float64."""
+    """Check the last query of the last sequence against float64."""
     groups = case.num_heads // case.num_kv_heads
     keys = read_places(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
     values = read_places(values_of(parts[1]), tables[-1:], numbers_last=True)[0]
@@ -121,7 +121,7 @@ def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
 
 
 def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
-    """A step of the kernel, and a token of the reference."""
+    """Build a step of the kernel, and a token of the reference."""
     import torch
 
     from ridgeline.ops.reference import recurrent as reference
@@ -155,7 +155,7 @@ def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
 
 
 def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> None:
-    """The same case with its state in each type, in turn."""
+    """Measure a case with its state in each type, in turn."""
     for case in cases:
         case.run()
     times: list[list[float]] = [[] for _ in cases]
@@ -166,7 +166,7 @@ def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> No
         for case, taken in zip(cases, times, strict=True):
             taken.append(seconds(case.run))
     for case, taken in zip(cases, times, strict=True):
-        # Of a layer: narrower states are of more layers, so that they are larger than the caches.
+        # For one layer; narrower states get more layers, so that they are larger than the caches.
         per_layer = [t / case.layers for t in taken]
         speedups = [a / cases[0].layers / b for a, b in zip(times[0], per_layer, strict=True)]
         took = statistics.median(taken)
@@ -182,7 +182,7 @@ def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=0, help="0: all physical cores")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads; default: 0, all physical cores")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--parts", nargs="+", default=["decode", "chunk", "scan"])
     parser.add_argument("--models", nargs="+", default=list("SMLV"))

@@ -1,14 +1,14 @@
 """Continuous beside static batching on a full queue: python bench/batching.py [--seeds 5] [--plot FILE]
 
-Static batching takes the next B requests only when all of the last B are over; continuous batching fills every place
-that falls free at once. Two measurements, both on requests with a prompt of one token, so that every step is decode.
+Static batching takes the next B requests only when all of the last B are over; continuous batching fills every slot
+that becomes free at once. Two measurements, both on requests with a prompt of one token, so that every step is decode.
 
 In steps: the real scheduler without a device. For lengths L of mean m a static batch takes E[max of B lengths] steps
 and continuous batching m, so with requests enough the gain is E[max] / m: 1 for constant lengths, 2B / (B + 1) for
 uniform ones, the harmonic number H_B for geometric ones. These are limits for long answers; `expected` is exact for
-the whole numbers that were drawn. Where the queue runs dry at the end fewer than B places are used; the steps there
-count in full, so the measured gain is a little below `expected`, by the share that `places_used` lacks. The gate: every
-request gets its length, the scheduler's books agree, both counts of steps are those of a simulation without the
+the whole numbers that were drawn. Where the queue runs dry at the end fewer than B slots are used; the steps there
+count in full, so the measured gain is a little below `expected`, by the share that `slots_used` lacks. The gate: every
+request gets its length, the scheduler's page tables agree, both counts of steps are those of a simulation without the
 scheduler, and for geometric lengths at 8 and 32 the gain is at least 0.90 of H_B.
 
 In seconds: LLM(batching="static") and "continuous" with 12 layers of a 135M Llama, dummy weights, one thread. The gain
@@ -47,7 +47,7 @@ from ridgeline.spec.state import ALL
 
 MODES: tuple[Literal["static", "continuous"], ...] = ("static", "continuous")
 BATCHES = (4, 8, 16, 32)
-MEAN, NUM_BATCHES = 32, 250  # of the measurement in steps
+MEAN, NUM_BATCHES = 32, 250  # in the measurement in steps
 WALL_BATCHES, WALL_MEAN, WALL_NUM_BATCHES, LAYERS = (8, 32), 24, 4, 12
 STEP_SIZES = (1, 2, 4, 8, 16, 32)  # sequences of the steps that are timed
 STEP_TOKENS = 2 * WALL_MEAN  # so that their mean context is that of geometric lengths
@@ -68,7 +68,7 @@ Times = np.ndarray  # seconds [2]: by the clock, and of the processor
 
 
 class Run(NamedTuple):
-    """The same requests both ways: times, and whether every answer has the same tokens."""
+    """Times of the same requests both ways, and whether every answer has the same tokens."""
 
     batch: int
     lengths: list[int]
@@ -78,7 +78,7 @@ class Run(NamedTuple):
 
 
 def exact_gain(name: str, mean: int, batch: int) -> float:
-    """E[max of `batch` lengths] / mean for whole numbers: the sum over k >= 0 of 1 - P(length <= k)^batch, / mean."""
+    """Return E[max of `batch` lengths] / mean: the sum over k >= 0 of 1 - P(length <= k)^batch, / mean."""
     k = np.arange(400 * mean)
     at_most = {
         "constant": (k >= mean).astype(float),
@@ -89,15 +89,16 @@ def exact_gain(name: str, mean: int, batch: int) -> float:
 
 
 def groups_of(lengths: list[int], batch: int, mode: str) -> list[list[int]]:
-    """Request numbers, by group: a group is added when the one before it is over. Continuous: one group of all."""
+    """Return request numbers by group. Static: a group follows when the last one ended. Continuous: one group."""
     size = batch if mode == "static" else len(lengths)
     return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
 
 
 def step_sizes(lengths: list[int], batch: int, mode: str) -> list[int]:
-    """How many sequences each step runs, from the real scheduler; the device that it drives ends each at its length.
+    """Return how many sequences each step of the real scheduler runs; the device ends each sequence at its length.
 
-    The scheduler does not know the lengths. Raises AssertionError if its books do not agree, or if one is left over.
+    The scheduler does not know the lengths. Raises AssertionError if its page tables disagree, or if a page is left
+    over.
     """
     longest, left = max(lengths), list(lengths)
     pages = batch * (longest // 16 + 2) + 1
@@ -119,7 +120,7 @@ def step_sizes(lengths: list[int], batch: int, mode: str) -> list[int]:
 
 
 def simulated_steps(lengths: list[int], batch: int, mode: str) -> int:
-    """The same number of steps without the scheduler: each request takes the place that is free first."""
+    """Return the number of steps without the scheduler: each request takes the first free slot."""
     end = 0
     for group in groups_of(lengths, batch, mode):
         places = [end] * batch
@@ -130,7 +131,7 @@ def simulated_steps(lengths: list[int], batch: int, mode: str) -> int:
 
 
 def in_steps(name: str, batch: int, seeds: int) -> dict[str, float]:
-    """One line: the gain in steps over several draws; its mean and standard deviation, for the plot."""
+    """Print one line: the gain in steps over several draws. Return its mean and deviation for the plot."""
     gains, used, equal = [], [], True
     for seed in range(seeds):
         lengths = LENGTHS[name](np.random.default_rng(seed), MEAN, NUM_BATCHES * batch).tolist()
@@ -149,7 +150,7 @@ def in_steps(name: str, batch: int, seeds: int) -> dict[str, float]:
         f"batching in steps: {name} lengths, mean {MEAN}, B {batch}", equal and enough,
         speedup=round(gain, 3), spread=round(spread, 3), limit=round(limit, 3), expected=round(exact, 3),
         over_limit=round(gain / limit, 3), over_expected=round(gain / exact, 3),
-        places_used=round(statistics.mean(used), 3), requests=NUM_BATCHES * batch, seeds=seeds,
+        slots_used=round(statistics.mean(used), 3), requests=NUM_BATCHES * batch, seeds=seeds,
     )  # fmt: skip
     return {"gain": gain, "spread": spread}
 
@@ -162,13 +163,13 @@ def build(batch: int, mode: Literal["static", "continuous"]) -> LLM:
 
 
 def answer(llm: LLM, lengths: list[int]) -> list[list[int]]:
-    """Greedy answers of these lengths."""
+    """Return greedy answers of these lengths."""
     params = [SamplingParams(max_tokens=length, temperature=0, ignore_eos=True) for length in lengths]
     return [output.outputs[0].token_ids for output in llm.generate([[100 + i] for i in range(len(lengths))], params)]
 
 
 def timed(run: Callable[[], list[list[int]]]) -> tuple[Times, list[list[int]]]:
-    """How long it took, and its result."""
+    """Return the seconds that a call took, and its result."""
     start = np.array([time.perf_counter(), time.process_time()])
     result = run()
     return np.array([time.perf_counter(), time.process_time()]) - start, result
@@ -181,7 +182,7 @@ def time_steps(llm: LLM, times: dict[int, list[Times]]) -> None:
 
 
 def in_seconds(seed: int) -> list[dict[str, float]]:
-    """Times measured and predicted. Steps are timed before and after: the machine may change its pace."""
+    """Return measured and predicted times. Steps are timed before and after, since the pace may change."""
     times: dict[int, list[Times]] = {size: [] for size in STEP_SIZES}
     widest = build(max(STEP_SIZES), "continuous")
     answer(widest, [2])  # the first step takes longer
@@ -205,7 +206,7 @@ def in_seconds(seed: int) -> list[dict[str, float]]:
 
 
 def report_seconds(run: Run, step: dict[int, Times], clock: int) -> dict[str, float]:
-    """One line: seconds measured and predicted, and what was gained; the gains, for the plot."""
+    """Print one line: measured and predicted seconds, and the gains. Return the gains for the plot."""
     steps = [step_sizes(run.lengths, run.batch, mode) for mode in MODES]
     cost = [t[clock] for t in step.values()]
     static, continuous = (float(np.interp(sizes, list(step), cost).sum()) for sizes in steps)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it ran, and the one JSON line that it writes."""
+"""Where a benchmark ran, and the JSON line that each benchmark writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def emit(case: str, gate: bool, **values: Any) -> dict[str, Any]:
-    """One JSON line: commit, machine, case, correctness gate, values."""
+    """Print one JSON line: commit, machine, case, correctness gate, values."""
     line = {"commit": commit(), "machine": machine(), "case": case, "correct": gate, **values}
     print(json.dumps(line), flush=True)
     return line
@@ -34,7 +34,7 @@ def machine() -> str:
 
 
 def median_seconds(run: Callable[[], Any], rounds: int) -> float:
-    """The median over `rounds` runs."""
+    """Return the median time of `rounds` runs, in seconds."""
     return statistics.median(seconds(run) for _ in range(rounds))
 
 
@@ -45,7 +45,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def peak_flops() -> float:
-    """Operations per second of a large float32 matrix product in torch."""
+    """Return the operations per second of a large float32 matrix product in torch."""
     import torch
 
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)

@@ -38,7 +38,7 @@ def build() -> LLM:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second of reading much more than the caches hold."""
+    """Return the bytes per second of reading much more than the caches hold."""
     data = torch.ones(2**27)
     return data.numel() * 4 / median_seconds(data.sum, 7)
 
@@ -50,7 +50,7 @@ def timed_step(engine: Engine) -> tuple[float, list[Event]]:
 
 
 def naive_token(llm: LLM, length: int) -> tuple[list[int], float]:
-    """The first token after a history, and the median seconds of three times computing it."""
+    """Return the first token after a history, and the median seconds of computing it three times."""
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     outputs: list[list[int]] = []
 
@@ -62,7 +62,7 @@ def naive_token(llm: LLM, length: int) -> tuple[list[int], float]:
 
 
 def decode(llm: LLM, batch: int) -> tuple[float, bool]:
-    """Median seconds of a decode step, and whether the first answer equals naive sampling's."""
+    """Return median seconds of a decode step, and whether the first answer equals that of naive sampling."""
     options = EngineOptions(max_num_seqs=64, max_num_batched_tokens=512)
     config = resolve(llm.loaded.spec, 2048, options, free_bytes=4 << 30, fixed_len=True)
     engine = Engine(llm.loaded, config)
@@ -98,7 +98,7 @@ def by_batch(llm: LLM) -> None:
 
 
 def curve(llm: LLM, path: Path | None) -> None:
-    """Milliseconds per token at growing histories, cached and naive."""
+    """Return milliseconds per token at growing histories, cached and naive."""
     config = resolve(llm.loaded.spec, 2048, EngineOptions(max_num_seqs=2), free_bytes=4 << 30, fixed_len=True)
     lengths, cached, naive = [16, 64, 256, 1024], [], []
     for length in lengths:

@@ -1,14 +1,15 @@
-"""Runs llama.cpp's own server tests against `ridgeline serve`, and says of each failure whose it is.
+"""Run llama.cpp's own server tests against `ridgeline serve`, and say for each failure whose fault it is.
 
     pip download --no-binary :all: --no-deps llama-cpp-python     # its sdist holds llama.cpp
     tar xzf llama_cpp_python-*.tar.gz
     python bench/foreign_llama_cpp.py llama_cpp_python-*/vendor/llama.cpp/tools/server/tests --data ../shared/data
 
-Their suite starts the program that LLAMA_SERVER_BIN_PATH names. That is this file: it reads llama-server's options,
-starts `ridgeline serve` with the same meaning, or uses one that runs with these settings already, and forwards the
-port. Nothing of theirs is changed or copied; foreign_llama_cpp_plugin.py is loaded into their pytest. A test passes; or
-it is "to come" (it uses endpoints, options or fields of llama.cpp's own that Ridgeline does not have), or "theirs" (it
-checks something other than the API; foreign_llama_cpp.json says what), or "ours", which none should be.
+Their suite starts the program that LLAMA_SERVER_BIN_PATH names. This file is that program: it reads llama-server's
+options, starts `ridgeline serve` with the same meaning, or uses one that runs with these settings already, and
+forwards the port. Nothing of theirs is changed or copied; foreign_llama_cpp_plugin.py is loaded into their pytest. A
+test passes; or it is "to come" (it uses endpoints, options or fields of llama.cpp's own that Ridgeline does not
+have), or "theirs" (it checks something other than the API; foreign_llama_cpp.json says what), or "ours", which none
+should be.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ KINDS = ("passed", "ours", "theirs", "to come", "skipped")  # skipped: by their 
 NOT_STARTED = 3  # exit status
 START_SECONDS = 120.0
 
-# What their tests ask for, and the folder of ../shared/data/models that stands for it. Their tests of embeddings ask
-# for nothing that a decoder cannot do.
+# Models that their tests name, and the folder of ../shared/data/models that stands for it. Their tests of embeddings
+# ask for nothing that a decoder cannot do.
 MODELS = {
     "ggml-org/test-model-stories260K": "stories260K",
     "tinyllamas/stories260K.gguf": "stories260K",
@@ -73,14 +74,14 @@ LLAMA3 = """{%- for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_
 {{ m.content }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
 
 {% endif %}"""
-TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3}  # of those that llama-server knows by name
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3}  # templates that llama-server knows by name
 
 
 # The program that their suite starts -------------------------------------------------------------------
 
 
 def as_server(args: list[str]) -> int:
-    """llama-server, as far as their suite is concerned. Returns the exit status."""
+    """Act as llama-server for their suite. Return the exit status."""
     given = parsed(args)
     state = Path(os.environ[STATE])
     try:
@@ -95,7 +96,7 @@ def as_server(args: list[str]) -> int:
 
 
 def parsed(args: list[str]) -> dict[str, str]:
-    """Options and their values; "" where an option has none."""
+    """Return options and their values; "" where an option has none."""
     found, rest = {}, iter(args)
     for name in rest:
         found[name] = "" if name in WITHOUT_VALUE else next(rest)
@@ -103,7 +104,7 @@ def parsed(args: list[str]) -> dict[str, str]:
 
 
 def mapped(given: dict[str, str], data: Path, state: Path) -> list[str]:
-    """The arguments of `ridgeline serve`. Raises LookupError, with the reason, where there are none."""
+    """Return the arguments of `ridgeline serve`. Raises LookupError with the reason where there are none."""
     for name, what in TO_COME.items():
         if name in given:
             raise LookupError(f"to come: {what} ({name})")
@@ -133,14 +134,14 @@ def mapped(given: dict[str, str], data: Path, state: Path) -> list[str]:
 
 
 def template_of(given: dict[str, str]) -> str:
-    """The chat template: a file, a known name, or the text itself; llama-server's default is ChatML."""
+    """Return the chat template from a file, a known name, or the text itself; llama-server's default is ChatML."""
     if file := given.get("--chat-template-file"):
         return Path(file).read_text(encoding="utf-8")
     return TEMPLATES.get(given.get("--chat-template", "chatml"), given.get("--chat-template", ""))
 
 
 def running(command: list[str], state: Path) -> int:
-    """The port of a server with these arguments, which is started unless it runs."""
+    """Return the port of a server with these arguments; start one if none runs."""
     known = state / f"{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.json"
     if known.exists():
         return int(json.loads(known.read_text())["port"])
@@ -159,7 +160,7 @@ def running(command: list[str], state: Path) -> int:
 
 
 async def forward(host: str, port: int, to: int) -> None:
-    """Hand every connection on to another port of this machine, until the process is ended."""
+    """Hand every connection to another port of this machine, until the process is ended."""
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -180,7 +181,7 @@ async def forward(host: str, port: int, to: int) -> None:
 
 
 def judged(result: dict[str, Any], table: list[dict[str, str]]) -> tuple[str, str]:
-    """The kind of a result, and the reason."""
+    """Return the kind of a result, and the reason."""
     if result["outcome"] == "passed":
         return "passed", ""
     if result["why"]:
@@ -193,7 +194,7 @@ def judged(result: dict[str, Any], table: list[dict[str, str]]) -> tuple[str, st
 
 
 def run_suite(tests: Path, data: Path, state: Path, select: str) -> list[dict[str, Any]]:
-    """Their suite in a pytest of its own: a result for each test."""
+    """Run their suite in a pytest of its own; return a result for each test."""
     program = state / "llama-server"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" {AS_SERVER} "$@"\n')
     program.chmod(0o755)
@@ -240,7 +241,7 @@ def main() -> int:
 
 
 def by_file(rows: list[tuple[str, str, str]]) -> list[str]:
-    """A Markdown table: results of each of their files."""
+    """Return a Markdown table: results of each of their files."""
     files = {test.partition("::")[0]: Counter[str]() for test, _, _ in rows}
     for test, kind, _ in rows:
         files[test.partition("::")[0]][kind] += 1
@@ -249,7 +250,7 @@ def by_file(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def by_reason(rows: list[tuple[str, str, str]]) -> list[str]:
-    """A Markdown table: how many tests did not pass for which reason."""
+    """Return a Markdown table: how many tests did not pass, by reason."""
     named = [(kind, re.sub(r"the model \S+,", "a model", reason)) for _, kind, reason in rows if kind != "passed"]
     counts = Counter(named)
     lines = [f"| {kind} | {count} | {reason} |" for (kind, reason), count in sorted(counts.items(), reverse=True)]

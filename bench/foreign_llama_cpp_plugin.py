@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _to_come(item: pytest.Item) -> str:
-    """Why a test cannot be run: what its source asks for."""
+    """Return why a test cannot run, from what its source uses."""
     source = inspect.getsource(getattr(item, "function"))  # noqa: B009 - an Item need not have one
     asked = re.findall(r'"(/[a-zA-Z0-9_/.-]*)["?]', source)
     for path in asked:
@@ -72,7 +72,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         begin(self, base_url=f"{base_url.removesuffix('/v1')}/v1", **kwargs)
 
     def built(self: requests.Response, **kwargs: Any) -> Any:
-        """Answers as if from a build of llama.cpp: nearly all of their tests check that first, and then stop."""
+        """Answer as a build of llama.cpp would: nearly all of their tests check that first, and stop otherwise."""
         found = read(self, **kwargs)
         if isinstance(found, dict) and "system_fingerprint" in found:
             found["system_fingerprint"] = f"b of {found['system_fingerprint']}"

@@ -1,8 +1,8 @@
-"""What a decode step costs beside its kernels: python bench/host.py [--weights bf16 ...] [--profile]
+"""Measure what a decode step costs besides its kernels: python bench/host.py [--weights bf16 ...] [--profile]
 
-One JSON line for each format and batch: medians of a step of the whole session (scheduler, forward pass, sampler,
-detokenizer) on the shape of SmolLM2-135M, of the time in which kernels held the threads, and the rest as a share. The
-gate: every answer in the batch is the one that the same prompt gets alone.
+Prints one JSON line for each format and batch: medians of a step of the whole session (scheduler, forward pass,
+sampler, detokenizer) on the shape of SmolLM2-135M, of the time in which kernels held the threads, and the rest as a
+share. The gate: every answer in the batch equals the answer that the same prompt gets alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def build(weights: str) -> LLM:
-    """The shape with random weights, and a tokenizer with a word for each of its tokens."""
+    """Build the shape with random weights, and a tokenizer with a word for each token."""
     words = {f"Ġword{i}": i for i in range(SHAPE["vocab_size"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -50,7 +50,7 @@ def build(weights: str) -> LLM:
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens of each prompt; of each step in which all had one, its seconds and its kernels' seconds."""
+    """Return tokens of each prompt, and seconds and kernel seconds of each step in which all sequences ran."""
     chunks: list[OutputChunk] = []
     tokens: list[list[int]] = [[] for _ in prompts]
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", nargs="+", default=["bf16"], choices=FORMATS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer; default: 64")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--profile", action="store_true", help="also print where Python spends its time")
     options = parser.parse_args()

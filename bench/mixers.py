@@ -1,10 +1,10 @@
-"""Every mixer on the kernels of the cpu device: python bench/mixers.py [--mixers NAME ...] [--profile]
+"""Measure every mixer on the kernels of the cpu device: python bench/mixers.py [--mixers NAME ...] [--profile]
 
-Twelve layers, 512 wide, float32, random weights, one mixer a model and nothing else in its layers (experts stand
-beside small attention). Through the whole engine: a prompt of `--prompt` tokens in one step, then decoding for one
-sequence and for eight. The floor of a decode step is the bytes of the weights that it reads and of its states, over
-the machine's measured reading; `share` is the floor over the time. Of a prompt the floor is operations over measured
-float32 products. `--threads` takes so many cores. The gate: each greedy token is the dense pass's best, to 1e-3.
+Each model has twelve layers, 512 wide, float32, random weights, and one kind of mixer (experts stand beside small
+attention). The whole engine runs a prompt of `--prompt` tokens in one step, then decodes one sequence and eight. The
+floor of a decode step is the bytes of weights and states that it reads over the measured read bandwidth; `share` is
+the floor over the time. The floor of a prompt is its operations over measured float32 products. `--threads` sets the
+number of cores. The gate: each greedy token is the best one of the dense pass, to 1e-3.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ MODELS: Mapping[str, Layer] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixers", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt; default: 512")
     parser.add_argument("--threads", type=int, help="cores that are used, instead of all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--ops", nargs="*", default=[], help="as generate's: op=backend")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes, instead")
+    parser.add_argument("--ops", nargs="*", default=[], help="backends for ops, as op=backend; default: none")
+    parser.add_argument("--profile", action="store_true", help="print where the time of a step goes instead")
     options = parser.parse_args()
     if options.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 class Bench:
-    """One model, in engines of its own."""
+    """Runs one model, in engines of its own."""
 
     def __init__(self, name: str, llm: LLM, spec: ModelSpec, prompt: int) -> None:
         self._name, self._llm, self._spec = name, llm, spec
@@ -143,7 +143,7 @@ class Bench:
             pstats.Stats(profile).sort_stats("tottime").print_stats(14)
 
     def run(self, sequences: int, tokens: int) -> tuple[float, list[float], list[int]]:
-        """Seconds of the prompts, of each step after them, and the first sequence's tokens."""
+        """Return seconds of the prompts and of each step after them, and the tokens of the first sequence."""
         prompts = self._prompts[:sequences]
         longest = len(prompts[0]) * sequences
         options = EngineOptions(max_num_seqs=sequences, max_num_batched_tokens=longest, steps_in_flight=1)
@@ -160,8 +160,7 @@ class Bench:
         return times[0], times[1:], found
 
     def _bytes(self, sequences: int, context: int) -> float:
-        """What a decode step reads: each weight once, of experts those that so many tokens choose if they choose at
-        random, and every sequence's state."""
+        """Return the bytes that a decode step reads: weights once, experts that random choices use, all states."""
         total, experts = 4 * (self._spec.num_params() - VOCAB * WIDTH), 0.0
         for layer in self._spec.layers:
             if isinstance(layer.mlp, MoE):

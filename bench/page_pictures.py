@@ -31,7 +31,7 @@ from ridgeline.cost.calibration import load as load_calibration
 
 THEMES = ("dark", "light")
 WIDTH, HEIGHT = 1280, 900
-WITHIN = 0.3  # of the predicted time of a step
+WITHIN = 0.3  # relative to the predicted time of a step
 WARM_UP, POLLS, TRIES = 10, 20, 30  # polls of the view, one a second
 POLL_MS = 10_000  # after which a poll that does not come is an error
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 512
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(more: list[str]) -> Iterator[int]:
-    """A server with further arguments of `ridgeline serve`; gives its port."""
+    """Run a server with further arguments of `ridgeline serve`, and give its port."""
     command = [sys.executable, "-m", "ridgeline", "serve", "--port", "0", "--quiet", *more]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -93,7 +93,7 @@ def serving(more: list[str]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def steady_load(port: int, streams: int) -> Iterator[None]:
-    """Keep so many requests open, each followed by another. Their prompts differ, so that no prefix is shared."""
+    """Keep some requests open, each followed by another. Prompts differ, so that no prefix is shared."""
     over = threading.Event()
 
     def client(number: int) -> None:
@@ -121,7 +121,7 @@ def steady_load(port: int, streams: int) -> Iterator[None]:
 
 
 def take(browser: str, port: int, theme: str, streams: int) -> tuple[bytes | None, float, float | None]:
-    """The picture, or None; the median of measured over predicted time, and that of the step in the picture."""
+    """Return the picture or None, the median of measured over predicted time, and that of the step shown."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as running:
@@ -133,7 +133,7 @@ def take(browser: str, port: int, theme: str, streams: int) -> tuple[bytes | Non
         page.on("response", lambda answer: polled.append(answer) if answer.url.endswith("/live") else None)
 
         def poll() -> float | None:
-            """Measured over predicted time of the next step that is shown, if it is a decode of all streams."""
+            """Return measured over predicted time of the next step shown, if it decodes all streams."""
             with page.expect_response("**/live", timeout=POLL_MS) as answer:
                 pass
             step = answer.value.json().get("step")

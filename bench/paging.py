@@ -12,8 +12,8 @@ request gives a token per step, and nobody passes the head of the queue. Ways to
     pages            ours, the real scheduler: no page needs to lie beside another
 
 A block is contiguous, at the first address that fits, and for powers of two a multiple of its size, as buddy allocation
-has it. A block that grows may move onto its old place. Where there is no place to grow, the latest request gives its
-own up and is computed again when it is admitted again: `preempted`; `computed_again` is the share of tokens that this
+has it. A block that grows may move into its old range. Where no range is free, the latest request gives up its block
+and is computed again when it is admitted again: `preempted`; `computed_again` is the share of tokens that this
 costs, over those that must be computed once.
 
 use_of_reserved: tokens whose state is there over tokens reserved, both summed over all steps while the step runs (its
@@ -27,7 +27,7 @@ Then n answers, as long as each other, to each prompt, on shared pages and as re
 1 - pages held / page table entries of all holders, summed over steps, as in vLLM's figure 15; `saved_expected` is what
 the lengths give if the answers to a prompt always run together and share its full pages.
 
-The gates: every request completes with its length, the scheduler's books agree, use_of_reserved is within 1 % of
+The gates: every request completes with its length, the scheduler's page tables agree, use_of_reserved is within 1 % of
 `expected`; pages of 16 > oracle, buddy > reserve, in use and in requests that run at once; sharing saves pages and
 steps.
 """
@@ -66,13 +66,13 @@ class Request(NamedTuple):
         return self.prompt + self.answer
 
 
-# Of a request and the tokens that must have place now: the size of its block.
+# Maps a request and the tokens that it must hold now to the size of its block.
 Block = Callable[[Request, int], int]
 
 
 @dataclass
 class Tally:
-    """Sums over steps; those named full are over the steps in which requests wait."""
+    """Sums over steps; fields named full are over the steps in which requests wait."""
 
     steps: int = 0
     tokens: int = 0
@@ -83,7 +83,7 @@ class Tally:
     computed: int = 0  # tokens, those computed again too
     preempted: int = 0
     held: int = 0  # pages, each once
-    entries: int = 0  # of page tables
+    entries: int = 0  # entries of page tables
 
     def add(self, running: int, tokens: int, reserved: int, *, waiting: bool) -> None:
         self.steps += 1
@@ -107,12 +107,12 @@ class Tally:
         return self.full_running / self.full_steps
 
     def again(self, requests: list[Request], n: int = 1) -> float:
-        """Tokens computed more than once, over those that n answers to each prompt need."""
+        """Return tokens computed more than once, over the tokens that n answers to each prompt need."""
         return self.computed / sum(r.prompt - 1 + n * r.answer for r in requests) - 1
 
 
 class Region:
-    """Contiguous blocks in [0, MEMORY), each at the first address that fits."""
+    """Holds contiguous blocks in [0, MEMORY), each at the first address that fits."""
 
     def __init__(self, *, aligned: bool) -> None:
         self._aligned = aligned
@@ -140,7 +140,7 @@ def whole_pages(page: int) -> Block:
 
 
 class Contiguous:
-    """Continuous batching with a contiguous block for each request; steps until all are over."""
+    """Runs continuous batching with a contiguous block for each request; counts steps until all have ended."""
 
     def __init__(self, requests: list[Request], block: Block, *, aligned: bool) -> None:
         self._requests, self._block = requests, block
@@ -167,7 +167,7 @@ class Contiguous:
         return tally
 
     def _advance(self) -> None:
-        """Each running request gets a token; those that are complete leave."""
+        """Give each running request a token; complete ones leave."""
         for i in tuple(self._running):
             self._known[i] += 1
             if self._known[i] == self._requests[i].total:
@@ -184,7 +184,7 @@ class Contiguous:
         return block is not None
 
     def _grow(self) -> int:
-        """Larger blocks for those that need one, the earliest first; how many lost theirs."""
+        """Give larger blocks to those that need one, the earliest first; return how many lost theirs."""
         lost = 0
         for i in tuple(self._running):
             if i not in self._blocks:
@@ -205,7 +205,7 @@ class Contiguous:
 
 
 def paged(requests: list[Request], page: int, n: int = 1) -> Tally:
-    """The real scheduler, with `n` answers to each prompt, in place of a device one that gives every token."""
+    """Run the real scheduler with `n` answers to each prompt; the device is one that gives every token."""
     scheduler = Scheduler(
         [StateGroup("kv", page, ALL, 1)], [MEMORY // page + 1], max_batch_tokens=NO_LIMIT, max_seqs=1 << 12
     )
@@ -234,13 +234,13 @@ def paged(requests: list[Request], page: int, n: int = 1) -> Tally:
 
 
 def expected(requests: list[Request], block: Block) -> float:
-    """Tokens over tokens reserved, summed over the steps of all requests."""
+    """Return tokens over tokens reserved, summed over the steps of all requests."""
     lengths = [(r, length) for r in requests for length in range(r.prompt, r.total)]
     return sum(length for _, length in lengths) / sum(block(r, length) for r, length in lengths)
 
 
 def compare(name: str, requests: list[Request], longest: int) -> dict[str, Tally]:
-    """One line for each way to give out memory."""
+    """Print one line for each way to give out memory."""
     blocks: dict[str, tuple[Block, bool]] = {
         f"reserve {longest}": (lambda r, n: longest, False),
         "oracle, buddy": (lambda r, n: power_of_two(r.total), True),
@@ -273,7 +273,7 @@ def compare(name: str, requests: list[Request], longest: int) -> dict[str, Tally
 
 
 def parallel(requests: list[Request], n: int) -> None:
-    """One line: n answers to each prompt that share its pages, beside requests of their own."""
+    """Print one line: n answers to each prompt that share its pages, beside requests of their own."""
     alone = paged([r for r in requests for _ in range(n)], 16)
     shared = paged(requests, 16, n)
     saved = 1 - shared.held / shared.entries

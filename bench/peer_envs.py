@@ -18,11 +18,11 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class PeerError(Exception):
-    """Why a peer is not there, in a line."""
+    """A peer is missing; the message says why in one line."""
 
 
 class Env(NamedTuple):
-    """requirements: of pip, pinned. source: is built here, for this processor. unwanted: removed again."""
+    """An environment. requirements: pinned, for pip. source: built here, for this machine. unwanted: removed again."""
 
     requirements: Sequence[str]
     source: str = ""
@@ -48,7 +48,7 @@ ENVS = {
 
 
 def ensure(work: Path, name: str) -> str:
-    """The environment's python, installed if it is not there. Raises PeerError."""
+    """Return the environment's python; install it if it is missing. Raises PeerError."""
     env, folder = ENVS[name], work / "env" / name
     python, marker = folder / "bin" / "python", folder / ".installed"
     wanted = " ".join(env.requirements)
@@ -63,7 +63,7 @@ def ensure(work: Path, name: str) -> str:
 
 
 def ensure_ours(work: Path, commit: str) -> Path:
-    """An environment with nothing but `pip install .` of this tree, as a user has it. Raises PeerError."""
+    """Make an environment with `pip install .` of this tree only, as a user has it. Raises PeerError."""
     folder = work / "env" / "ridgeline"
     marker = folder / ".installed"
     if not (marker.exists() and marker.read_text() == commit):
@@ -80,7 +80,7 @@ def make_venv(folder: Path) -> None:
 
 
 def installed_bytes(folder: Path) -> int:
-    """Of an environment's packages, without pip and setuptools."""
+    """Return the bytes of an environment's packages, without pip and setuptools."""
     site = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     tools = ("pip", "setuptools", "_distutils_hack", "pkg_resources")
     files = (f for top in site.iterdir() if not top.name.startswith(tools) for f in [top, *top.rglob("*")])
@@ -88,7 +88,7 @@ def installed_bytes(folder: Path) -> int:
 
 
 def convert(work: Path, shape: str, name: str, env: str, tool: str, form: str) -> Path:
-    """The model in a peer's own format, converted if it is not there. Raises PeerError."""
+    """Return the model in a peer's own format, converted if it is missing. Raises PeerError."""
     source, out = work / "models" / shape / "hf", work / "models" / shape / name
     if not (out / ".done").exists():
         part = out.with_name(out.name + ".part")

@@ -1,4 +1,4 @@
-"""What was measured, as it lies in the results' file, and its tables."""
+"""Read the measured lines from the results' file and make tables of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = list[list[str]]
 
 
 class Results:
-    """Lines of a file; of the same shape, case and contender the latest counts."""
+    """Lines of a file. The latest line of a shape, case and contender counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,25 +48,25 @@ class Results:
         return self._lines.get((shape, case, contender), {})
 
     def contenders(self, shape: str, case: str) -> set[str]:
-        """Those that have a line, be it an error."""
+        """Return the contenders with a line, errors included."""
         return {name for s, c, name in self._lines if (s, c) == (shape, case)}
 
     def gate(self, shape: str, contender: Contender) -> bool:
-        """Did our tokens pass? A peer's are not ours to check."""
+        """Return whether Ridgeline's tokens passed; those of a peer are not checked."""
         return contender.peer != OURS or bool(self.get(shape, "gate", contender.name).get("correct"))
 
     def lines(self, case: str) -> list[dict[str, Any]]:
         return [line for (_, c, _), line in self._lines.items() if c == case]
 
     def limits(self, shape: str) -> dict[str, float]:
-        """The machine's, as measured with a shape's cases; of the middle one by bandwidth."""
+        """Return the machine's limits as measured with a shape's cases: those of the middle bandwidth."""
         lines = [line for case in CASES for line in self.lines(case) if line["shape"] == shape and "limits" in line]
         found = sorted((line["limits"] for line in lines), key=lambda limits: limits["read_gb_s"])
         return found[len(found) // 2] if found else {}
 
 
 def shape_rows(results: Results, shape: str) -> Rows:
-    """A row for each contender that has any line, then those of errors."""
+    """Return a row for each contender with a line, then rows of errors."""
     rows = []
     for contender in CONTENDERS:
         cells = [cell(results.get(shape, case, contender.name), value, form) for _, case, value, form in COLUMNS]
@@ -90,7 +90,7 @@ def errors(results: Results, shape: str) -> Iterator[str]:
 
 
 def bar_rows(results: Results, shape: str) -> Rows:
-    """Bar, kind, ours, against what, ratio, what is asked, pass or miss."""
+    """Return rows of bar, kind, own value, rival, ratio, bar, pass or miss."""
     return [row for bar in BARS for kind in bar.kinds if (row := bar_row(results, shape, bar, kind))]
 
 
@@ -114,7 +114,7 @@ def bar_row(results: Results, shape: str, bar: Bar, kind: str) -> list[str] | No
 
 
 def rival(results: Results, shape: str, bar: Bar, kind: str, ours: dict[str, Any]) -> dict[str, Any] | None:
-    """What ours is compared with, measured in the same run."""
+    """Return the peer that Ridgeline is compared with, measured in the same run."""
     if bar.over == "int8":
         others = [results.get(shape, bar.case, f"{OURS} int8")]
     else:
@@ -126,7 +126,7 @@ def rival(results: Results, shape: str, bar: Bar, kind: str, ours: dict[str, Any
 
 
 def own_rows(results: Results) -> Rows:
-    """Size and start-up."""
+    """Return rows of size and start-up."""
     rows = []
     for case, value, unit in ((SIZE, "installed_mb", "MB"), (STARTUP, "seconds", "s")):
         for line in results.lines(case):

@@ -1,4 +1,4 @@
-"""Processes that stay loaded, and what is measured of them."""
+"""Keep processes of contenders loaded, and measure them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from peer_envs import ROOT, PeerError, convert, ensure
 from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_bytes
 
 DRIVERS = ROOT / "bench" / "peer_drivers"
-STATE_NUMBER_BYTES = 4  # of our keys and values
+STATE_NUMBER_BYTES = 4  # the type of our keys and values
 MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}  # peak over weights, as peers load
 LEFT_FREE = 1.5e9  # bytes
 TIMEOUT_S = 600
 
 
 class Prepared:
-    """A contender whose environment and model are there."""
+    """A contender whose environment and model are ready."""
 
     def __init__(self, work: Path, shape: str, contender: Contender) -> None:
         """Raises PeerError."""
@@ -40,7 +40,7 @@ class Prepared:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of a converted model, what its files take; else of the kind."""
+        """Return the bits of a converted model by the size of its files, or else of the kind."""
         if self.contender.converter:
             names = ("*.gguf", "*.bin", "*.data", "*.onnx")
             size = float(
@@ -108,7 +108,7 @@ class Process:
 
 
 class Fleet:
-    """Loaded contenders. Where memory is short the one that was asked for last makes room: its turn is furthest."""
+    """Holds loaded contenders. Where memory is short, the most recently used one is unloaded: it is needed last."""
 
     def __init__(self, threads: int) -> None:
         self._threads, self._running = threads, dict[str, Process]()
@@ -135,7 +135,7 @@ class Fleet:
 
 
 class Limits:
-    """The machine's, measured between runs through our kernels: bytes read per second, operations per second."""
+    """The limits of the machine, measured between runs with our kernels: bytes and operations per second."""
 
     READ_BYTES = 1 << 28
 
@@ -165,7 +165,7 @@ def available_bytes() -> int:
 
 
 def prompts(shape: str, case: str, number: int) -> list[list[int]]:
-    """Random ids, the same for all contenders of a round, others in each round; special tokens left out."""
+    """Return random ids: equal for all contenders of a round, different in each round, no special tokens."""
     size, vocabulary = CASES[case], peer_shapes.CONFIGS[shape]["vocab_size"]
     rng = np.random.default_rng((number, size.sequences, size.prompt))
     return rng.integers(0, vocabulary - 3, (size.sequences, size.prompt)).tolist()
@@ -174,7 +174,7 @@ def prompts(shape: str, case: str, number: int) -> list[list[int]]:
 def rounds_of(
     fleet: Fleet, ready: list[Prepared], shape: str, case: str, rounds: int, limits: Limits
 ) -> Iterator[tuple[int, Prepared, dict[str, Any] | PeerError]]:
-    """(round, contender, what its driver said), A B C A B C. One that fails is not tried again."""
+    """Yield (round, contender, answer of its driver) in the order A B C A B C. One that fails is not tried again."""
     tokens, failed = CASES[case].tokens[shape], set[str]()
     for number in range(rounds):
         limits.measure()

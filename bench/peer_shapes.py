@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def make_model(shape: str, folder: Path) -> Path:
-    """The folder, written if it is not there."""
+    """Return the folder; write it if it is missing."""
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
         config = CONFIGS[shape] | COMMON
@@ -110,17 +110,17 @@ def num_params(shape: str) -> int:
 
 
 def num_matrix_params(shape: str) -> int:
-    """Of matrices, the embedding (which is the head) once: what a token reads."""
+    """Return the parameters of matrices that a token reads; the embedding, which is the head, counts once."""
     return sum(int(np.prod(size)) for size in tensors(CONFIGS[shape]).values() if len(size) == 2)
 
 
 def products(shape: str, tokens: int) -> float:
-    """Multiplications for a token; the head's for one in so many."""
+    """Return the multiplications for a token, with the head for a share of the tokens."""
     head = CONFIGS[shape]["vocab_size"] * CONFIGS[shape]["hidden_size"]
     return num_matrix_params(shape) - head + head / tokens
 
 
 def state_numbers(shape: str) -> int:
-    """Numbers of keys and values for each token."""
+    """Return the numbers of keys and values for each token."""
     config = CONFIGS[shape]
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])

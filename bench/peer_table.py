@@ -1,4 +1,4 @@
-"""Who runs, what is measured, and the bars."""
+"""The contenders, the cases and the bars, as data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ OURS = "ridgeline"
 
 
 class Contender(NamedTuple):
-    """kind: what it is compared with: int8, int4, bf16 or fp32. tool: its scripts in peer_drivers/. converter: the
-    environment in which its model is written; empty: it reads the Hugging Face folder."""
+    """A program in one format. kind: int8, int4, bf16 or fp32, within which it is compared. tool: name of its scripts
+    in peer_drivers/. converter: the environment in which its model is written; empty if it reads the Hugging Face
+    folder.
+    """
 
     peer: str
     form: str
@@ -43,7 +45,7 @@ PEERS = tuple(dict.fromkeys(c.peer for c in CONTENDERS if c.peer != OURS))
 
 
 class Case(NamedTuple):
-    """A run: sequences, tokens of each prompt, tokens of each answer."""
+    """A run: number of sequences, tokens of each prompt, tokens of each answer."""
 
     sequences: int
     prompt: int
@@ -58,12 +60,17 @@ CASES = {
     "batch32": Case(32, 32, {"S": 17, "M": 9, "L": 9}, "decode of 32 sequences after 32 tokens"),
 }
 LOAD, STARTUP, SIZE = "load", "startup", "size"
-MAX_SEQS, MAX_TOKENS = 32, 2048  # what each is told to make room for: 32 sequences of 64 tokens, or one of 2,048
+MAX_SEQS, MAX_TOKENS = (
+    32,
+    2048,
+)  # the sizes that each contender is told to reserve: 32 sequences of 64 tokens, or one of 2,048
 
 
 class Bar(NamedTuple):
-    """At least (or at most) so much, by shape. value: of the results' lines. over: "peer" the best peer's of the kind,
-    "llama.cpp", "read" (the share of the read bandwidth), "int8" (our own), or "" for the value itself."""
+    """A bound from below or above, by shape. value: name of the figure in a result. over: "peer" for the best peer of
+    the kind, "llama.cpp", "read" for the share of the read bandwidth, "int8" for our own int8, or "" for the value
+    itself.
+    """
 
     case: str
     value: str
@@ -93,15 +100,16 @@ BARS = (
     Bar("batch32", "tokens_per_s", ("int4",), "int8", all_of(1.0)),
     Bar("load", "peak_mb", QUANTIZED, "llama.cpp", all_of(1.15), at_most=True),
 )
-# What is run, with its limit in seconds: process start to first token. "": the built-in model.
+# The command to run, with its limit in seconds: process start to first token. "": the built-in model.
 STARTUPS = (("", "", 0.7), ("S", "", 1.0), ("L", "int8", 2.0))
 SIZE_MB = 180
 LOWER_IS_BETTER = ("first_token_ms", "peak_mb", "load_s")
 
 
 def weight_bytes(shape: str, kind: str) -> float:
-    """What a token reads of the matrices, scales included, at the kind's own bits: int8 one float a row, int4 a half
-    for each 32."""
+    """Return the bytes of matrices that a token reads, scales included, at the kind's own bits: int8 has a float for
+    each row, int4 a half for each 32.
+    """
     numbers = peer_shapes.num_matrix_params(shape)
     rows = sum(s[0] for s in peer_shapes.tensors(peer_shapes.CONFIGS[shape]).values() if len(s) == 2)
     return {"fp32": 4.0 * numbers, "bf16": 2.0 * numbers, "int8": numbers + 4.0 * rows, "int4": numbers * 4.5 / 8}[kind]

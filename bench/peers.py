@@ -5,8 +5,8 @@ converted there; both are kept. One case at a time, all contenders are loaded, w
 with the machine's limits measured in each round through our kernels; figures are medians over rounds. Token ids are
 given, decoding is greedy and never ends early, and no two runs share a prompt. Each contender is a process of its own.
 
-What was measured is appended to --results, and a case that is there is skipped unless --again, so that a run which was
-cut off goes on. `--report` only prints the tables, `--markdown FILE` writes them too.
+Results are appended to --results. A case with a result is skipped unless --again is given, so an interrupted run
+continues. `--report` only prints the tables, `--markdown FILE` writes them too.
 
 The gate, for our lines: the engine's tokens equal those of naive sampling over whole histories with the same weights,
 and in fp32 those of transformers. For peers `same_tokens` says how many leading tokens of the first round equal ours in
@@ -68,7 +68,7 @@ class Bench:
         self.results.add(emit(f"peers {case}", gate, shape=shape, what=case, run=self.run_id, **who, **values))
 
     def shape(self, shape: str) -> None:
-        """Every case of a shape that is not there yet."""
+        """Measure every case of a shape that is missing."""
         todo = [case for case in (GATE, *CASES, LOAD) if case in self.args.cases and self.missing(shape, case)]
         if not todo:
             return
@@ -130,7 +130,7 @@ class Bench:
                 )  # fmt: skip
 
     def load(self, shape: str, ready: list[Prepared]) -> None:
-        """Whole processes: until a model is loaded, and the most memory it had after a prompt of 128 and its answer."""
+        """Measure whole processes: time until a model is loaded, and peak memory after a prompt of 128 tokens."""
         found: dict[str, list[tuple[float, int]]] = {}
         for number in range(self.args.rounds):
             for prepared in ready:
@@ -176,7 +176,7 @@ class Bench:
             process.stop()
 
     def ours(self) -> None:
-        """Of an installation as a user has it: its size, and from the start of a process to its first token."""
+        """Measure an installation as a user has it: its size, and the time from process start to first token."""
         wanted = [case for case in (SIZE, STARTUP) if case in self.args.cases]
         if not wanted:
             return
@@ -192,7 +192,7 @@ class Bench:
             self.startup(folder, shape, form, limit)
 
     def startup(self, folder: Path, shape: str, form: str, limit: float) -> None:
-        """Until the process of one token has ended, which is a little more than until its token is there."""
+        """Return the time until a process of one token has ended, slightly more than until its token."""
         command = [str(folder / "bin" / "ridgeline"), "generate", "Once upon a time", "--max-tokens", "1"]
         if shape:
             command += ["-m", str(peer_shapes.make_model(shape, self.work / "models" / shape / "hf"))]
@@ -209,7 +209,7 @@ class Bench:
 
 
 def figures(shape: str, case: str, reply: dict[str, Any]) -> dict[str, float]:
-    """What one run says, by the names of results."""
+    """Return the figures of one run by the names of results."""
     first = reply["first_s"]
     if case == "prefill":
         return {"tokens_per_s": round(CASES[case].prompt / first, 2)}
@@ -240,7 +240,7 @@ def medians(shape: str, case: str, prepared: Prepared, replies: list[dict[str, A
 
 
 def same(reply: dict[str, Any], other: dict[str, Any]) -> float:
-    """Leading tokens that are equal, mean over sequences."""
+    """Return the number of leading tokens that are equal, as a mean over sequences."""
     counts = []
     for mine, theirs in zip(reply["tokens"], other["tokens"], strict=True):
         differ = [i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
@@ -249,7 +249,7 @@ def same(reply: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def split(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """An option's type: words of these, with commas between."""
+    """Return an option's type: some of these words, separated by commas."""
     return lambda text: [checked(word, known) for word in text.split(",") if word]
 
 
@@ -267,7 +267,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "ridgeline-peers")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in --work")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
-    parser.add_argument("--prepare", action="store_true", help="only install and convert")
+    parser.add_argument("--prepare", action="store_true", help="install the peers and convert the models, then stop")
     parser.add_argument("--report", action="store_true", help="only print the tables of what was measured")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A command's output as a picture for the docs: python bench/picture.py OUT.svg COMMAND ..."""
+"""Draw a command's output as a picture for the docs: python bench/picture.py OUT.svg COMMAND ..."""
 
 from __future__ import annotations
 

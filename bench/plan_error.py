@@ -1,4 +1,5 @@
-"""What the planner says of this machine beside what the engine does: python bench/plan_error.py [--keep FILE]
+"""Compare what the planner predicts for this machine with what the engine does: python bench/plan_error.py [--keep
+FILE]
 
 51 cases that no fit has seen: dense, grouped, windowed, with experts, recurrent and hybrid models of modest size with
 random weights, in float32, bfloat16, int8 and int4; decodes of 1 to 64 sequences at contexts of 32 to 8,192 tokens,
@@ -79,7 +80,7 @@ TYPES = {"fp32": ("float32", "auto"), "bf16": ("bfloat16", "auto"), "int8": ("fl
 
 
 class Case(NamedTuple):
-    """prompt: of a TTFT, tokens of each sequence; 0: a TPOT at the context."""
+    """One case. prompt: tokens of each sequence for a TTFT; 0 for a TPOT at the context."""
 
     model: str
     type: str
@@ -136,7 +137,7 @@ def run(case: Case) -> dict[str, Any]:
     loaded = load_random(spec, dtype=dtype, weights=weights, device="cpu")
     tokens = case.batch * case.context
     length = (case.prompt or case.context) + DECODES + 8
-    reset_peak()  # what loading took besides is another matter
+    reset_peak()  # other memory of loading is not compared
     steps = Steps(loaded, case.batch, length, chunk=512 if case.prompt else max(tokens, 512))
     planner = planner_of(loaded, steps.config, this_machine()[0])
     if case.prompt:
@@ -165,10 +166,15 @@ def run(case: Case) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--keep", type=Path, default=Path("plan_error"), help="folder of the lines, and the calibration"
+        "--keep",
+        type=Path,
+        default=Path("plan_error"),
+        help="folder for the lines and the calibration; default: plan_error",
     )
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
-    parser.add_argument("--report", action="store_true", help="only the table")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop after this time in seconds; default: no limit"
+    )
+    parser.add_argument("--report", action="store_true", help="print only the table")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
@@ -204,7 +210,7 @@ def measure(folder: Path, lines: Path, end: float) -> None:
 
 
 def calibrate(path: Path, env: Mapping[str, str]) -> None:
-    """The last of a few is kept, or the first that was alone on the machine."""
+    """Calibrate; keep the last of a few tries, or the first one alone on the machine."""
     for _ in range(TRIES):
         command = [sys.executable, "-m", "ridgeline", "calibrate", "--json"]
         done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
@@ -214,7 +220,7 @@ def calibrate(path: Path, env: Mapping[str, str]) -> None:
 
 
 def report(lines: list[dict[str, Any]]) -> None:
-    """The table, in Markdown; errors are of the first run, of the prediction beside it."""
+    """Return the table in Markdown. Errors are of the first run, against the prediction beside it."""
     by_case: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         by_case.setdefault(line["case"], {})[line["run"]] = line

@@ -73,7 +73,7 @@ PROGRESS_S = 10.0
 
 @dataclass
 class Bench:
-    """The pair, the texts, and where results go. Models are opened once, when a case asks for them."""
+    """The pair, the texts, and the output. Models are opened once, when a case needs them."""
 
     folders: dict[str, Path]
     options: argparse.Namespace
@@ -92,7 +92,7 @@ class Bench:
         return found
 
     def report(self, case: str, gate: bool, **values: Any) -> None:
-        """The line that every benchmark writes, to --out as well."""
+        """Print the line that every benchmark writes, and append it to --out."""
         written = io.StringIO()
         with contextlib.redirect_stdout(written):
             emit(f"pocket: {case}", gate, **values)
@@ -103,7 +103,7 @@ class Bench:
 
 
 def progress(what: str, total: int) -> Callable[[int], None]:
-    """Call it with what was done since the last call; says how far it is on stderr, now and then."""
+    """Return a function that counts work and says now and then on stderr how far it is."""
     begin = last = time.perf_counter()
     done = 0
 
@@ -160,7 +160,7 @@ def bits(bench: Bench) -> None:
 
 
 def contexts(bench: Bench, count: int) -> list[list[int]]:
-    """Tokens before random positions of held-out documents that are long enough, a document for each as they last."""
+    """Return tokens before random positions of held-out documents that are long enough."""
     tokenizer, rng = bench.tokenizer("target"), random.Random(SEED)
     usable = [ids for t in bench.texts if len(ids := tokenizer.encode(t.text)) > LEAST_PROMPT]
     if not usable:
@@ -194,7 +194,7 @@ def acceptance(bench: Bench) -> None:
 
 
 def same_text(documents: Sequence[Document], bench: Bench) -> bool:
-    """Whether each token is the same text for both tokenizers."""
+    """Return whether each token is the same text for both tokenizers."""
     try:
         check_same_tokens(documents, bench.tokenizer("target"), bench.tokenizer("draft"))
     except RequestError as e:
@@ -207,7 +207,7 @@ def same_text(documents: Sequence[Document], bench: Bench) -> bool:
 
 
 def completions(bench: Bench) -> None:
-    """As a user has it, with what the model's generation_config.json says besides, and by the temperature alone."""
+    """Measure completions with the model's generation_config.json, and by the temperature alone."""
     defaults = bench.llm("target").checkpoint.sampling_defaults
     _completions(bench, f"completions, temperature {TEMPERATURE}, the model's defaults", defaults, keep=True)
     _completions(bench, f"completions, temperature {TEMPERATURE}, nothing else", {}, keep=False)
@@ -267,7 +267,7 @@ def cost(bench: Bench) -> None:
 
 
 def flops_per_token(spec: ModelSpec) -> int:
-    """2 for each parameter that a token is multiplied with; of a table that is only looked up, none."""
+    """Return 2 operations for each parameter that a token is multiplied with; a lookup table counts none."""
     looked_up = spec.num_position_embeddings + (0 if spec.tie_word_embeddings else spec.vocab_size)
     return 2 * (spec.num_active_params() - looked_up * spec.hidden_size)
 
@@ -283,9 +283,9 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=built_in / "pocket")
     parser.add_argument("--draft", type=Path, default=built_in / "pocket-draft")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas; all of them")
-    parser.add_argument("--prompts", type=int, default=100, help="of acceptance")
-    parser.add_argument("--headers", type=int, default=200, help="of completions")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas; default: all")
+    parser.add_argument("--prompts", type=int, default=100, help="number of prompts for acceptance; default: 100")
+    parser.add_argument("--headers", type=int, default=200, help="number of headers for completions; default: 200")
     parser.add_argument("--documents", type=int, help="only the first so many held-out documents, for a quick look")
     options = parser.parse_args()
     chosen = options.only.split(",")

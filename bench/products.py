@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     vocabulary: int
 
     def products(self, head: bool) -> list[tuple[int, int]]:
-        """[rows, columns] of each matrix."""
+        """Return [rows, columns] of each matrix."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = [(q + 2 * kv, self.hidden), (self.hidden, q), (2 * self.inner, self.hidden), (self.hidden, self.inner)]
         return [*layer, (self.vocabulary, self.hidden)] if head else layer
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="SML")
     parser.add_argument("--formats", default="fp32,bf16,fp16,int8,int4-32,int4-128")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 512])
-    parser.add_argument("--threads", type=int, default=0, help="0: all physical cores")
+    parser.add_argument("--threads", type=int, default=0, help="number of threads; default: 0, all physical cores")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--bytes", type=int, default=256 << 20, help="weights held at least, for up to 32 tokens")
     args = parser.parse_args()
@@ -119,7 +119,7 @@ def run_all(calls: list[Callable[[], None]]) -> float:
 
 
 def is_right(pool: Any, w: Any, tokens: int) -> bool:
-    """The first row and the last, of all tokens: a rounded token's elements are at most half a step away."""
+    """Check the first and the last row of all tokens; a rounded activation is at most half a step off."""
     rows, x, out = np.zeros((2, w.columns), np.float32), inputs(w, tokens), np.zeros((tokens, w.rows), np.float32)
     w.take(pool, np.array([0, w.rows - 1]), rows)
     kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)(x, None, None, None, out)

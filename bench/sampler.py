@@ -1,7 +1,7 @@
-"""What picking a token costs: python bench/sampler.py [--rows 32] [--vocabulary 49152]
+"""Measure the time to choose tokens: python bench/sampler.py [--rows 32] [--vocabulary 49152]
 
-Milliseconds for one step of all rows, medians. Scores are normal with deviation 3: about as peaked as a language model
-that is unsure, which is the slow side. The gate: every row alone gives the same token as in the batch.
+Prints median milliseconds for one step of all rows. Scores are normal with deviation 3, like a language model that is
+unsure, which is the slow case. The gate: every row alone gives the same token as in the batch.
 """
 
 from __future__ import annotations

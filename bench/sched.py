@@ -1,7 +1,8 @@
-"""What the scheduler costs: python bench/sched.py
+"""Measure the time of the scheduler: python bench/sched.py
 
-Schedule and commit, per running sequence and step, with 256 sequences in decode; and that it does not grow with the
-context, because page tables travel as deltas. Gate: every sequence ran in every step, and the books agree after.
+Prints the time of schedule and commit, per running sequence and step, with 256 sequences in decode. It does not grow
+with the context, because page tables travel as differences. The gate: every sequence ran in every step, and the page
+tables agree after.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TARGET_US = {"one group": 15.0, "three groups": 35.0}
 
 
 def prepare(groups: tuple[StateGroup, ...], context: int) -> Scheduler:
-    """256 sequences with `context` tokens of distinct prompts, computed."""
+    """Return 256 sequences with `context` computed tokens of distinct prompts."""
     pages = NUM_SEQS * ((context + STEPS * ROUNDS) // 16 + 3)
     scheduler = Scheduler(groups, [pages] * len(groups), max_batch_tokens=1 << 24, max_seqs=NUM_SEQS)
     for i in range(NUM_SEQS):

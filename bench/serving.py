@@ -21,7 +21,7 @@ from common import emit
 
 from ridgeline import LLM, SamplingParams
 
-LAST_CHUNK = b"0\r\n\r\n"  # of a body in chunks; an event ends otherwise
+LAST_CHUNK = b"0\r\n\r\n"  # ends a body in chunks; an event ends otherwise
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def load(port: int, prompts: list[list[int]], options: argparse.Namespace) -> tuple[Any, ...]:
-    """Each stream sends its next request when the one before is complete."""
+    """Run streams; each sends its next request when the one before is complete."""
     answers: list[list[int]] = [[] for _ in prompts]
     queue = iter(range(len(prompts)))
 
@@ -110,8 +110,8 @@ async def ask(port: int, prompt: list[int], length: int) -> list[int]:
 
 
 class Reader(asyncio.Protocol):
-    """Takes an answer as it comes, each piece once, and looks into it when it is over: what a client does with events
-    is no part of what is measured, and it shares the cores.
+    """Takes an answer as it comes, each piece once, and parses it when it is complete. The time that a client spends on
+    events is not measured, but it shares the cores.
     """
 
     def __init__(self, over: asyncio.Future[bytes]) -> None:
@@ -141,27 +141,27 @@ async def metrics(port: int) -> dict[str, float]:
 
 
 def percentile(before: dict[str, float], after: dict[str, float], share: float) -> float:
-    """Milliseconds, the upper bound of the bucket that holds it."""
+    """Return the upper bound, in milliseconds, of the bucket that holds a percentile."""
     name = "ridgeline:delivery_seconds_bucket:"
     counts = {key[len(name) :]: after[key] - before.get(key, 0.0) for key in after if key.startswith(name)}
     return next(float(bound) * 1e3 for bound, count in counts.items() if count >= share * counts["+Inf"])
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the HTTP process so far, the system's part for it included."""
+    """Return the processor time of the HTTP process so far, with the system's part for it."""
     values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Resident megabytes of the server and of its engine."""
+    """Return resident megabytes of the server and of its engine."""
     out = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
     engine = subprocess.run(["ps", "-o", "rss=", "--ppid", str(pid)], capture_output=True, text=True, check=True).stdout
     return {"http": int(out) // 1024, "engine": int(engine) // 1024}
 
 
 def generate(options: argparse.Namespace, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Tokens per second of LLM.generate with as many at once, and its tokens."""
+    """Return tokens per second of LLM.generate with as many sequences, and its tokens."""
     from ridgeline.settings import EngineOptions
 
     llm = LLM(options.model, load_format=options.load_format, engine=EngineOptions(max_num_seqs=options.streams))

@@ -2,7 +2,7 @@
 
 Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline
 (--hardware for another machine, local for this one as it was calibrated), chunks of 2,048 tokens. Gate: every request
-is answered with as many tokens as it asked for, and the books of pages agree at the end. With --compare, the same
+is answered with as many tokens as it asked for, and the page tables agree at the end. With --compare, the same
 requests are planned step by step too, and all figures and token times are the same.
 """
 
@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second and replica")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--hardware", default="h100", help="at its roofline; local: this machine as it was calibrated")
+    parser.add_argument(
+        "--hardware", default="h100", help="machine at its roofline, or local for this calibrated one; default: h100"
+    )
     parser.add_argument("--every-step", action="store_true")
     parser.add_argument("--compare", action="store_true")
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""How long the command line takes to answer: python bench/startup.py MODEL
+"""Measure how long the command line takes to answer: python bench/startup.py MODEL
 
-Medians of whole processes, warm page cache, beside a bare interpreter in turn with them.
+Prints medians of whole processes with a warm page cache, in turn with a bare interpreter.
 """
 
 from __future__ import annotations

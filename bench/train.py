@@ -34,7 +34,7 @@ CONTEXT, BATCH, HELD_OUT_ROWS, WARMUP, DECAY = 1024, 4096, 96, 30, 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """width, layers, heads, kv_heads, inner: of a Qwen3-like model with heads of 64."""
+    """A Qwen3-like model with heads of 64. width, layers, heads, kv_heads, inner: its sizes."""
 
     name: str
     vocab: int
@@ -64,7 +64,7 @@ CASES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=420.0, help="of processor time, for each case")
+    parser.add_argument("--seconds", type=float, default=420.0, help="processor time for each case; default: 420")
     parser.add_argument("--work", type=Path, default=Path("train-bench"), help="a folder for the prepared data")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="repeatable; default: all")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""What each format of weights costs and saves: python bench/weights.py MODEL [--text FILE ...] [--limit-tokens N]
+"""Measure what each format of weights costs and saves: python bench/weights.py MODEL [--text FILE ...]
+[--limit-tokens N]
 
-Quality on texts, beside the model as it is stored; and, in a process of its own for each format, the time to load and
-the peak of resident memory. The gate: numbers fewer or groups longer never do better than chance allows.
+Compares quality on texts with the model as it is stored. A process for each format measures the time to load and the
+peak of resident memory. The gate: fewer bits or longer groups never do better than chance allows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def child(model: str, format: str) -> None:
-    """Load, answer, and print: seconds to load, the peak in MiB, the weights in MiB."""
+    """Load, answer, and print seconds to load, the peak in MiB, and the weights in MiB."""
     start = time.perf_counter()
     llm = LLM(model, weights=format, skip_tokenizer_init=True)
     seconds = time.perf_counter() - start
@@ -57,7 +58,7 @@ def child(model: str, format: str) -> None:
 
 
 def quality(model: str, texts: list[str], limit: int) -> dict[str, dict[str, float]]:
-    """By format: KL to the model as stored, agreement, perplexity."""
+    """Return for each format: KL to the stored model, agreement, perplexity."""
     plain = LLM(model)
     assert plain.tokenizer is not None
     documents = encode_texts(read_texts(texts), plain.tokenizer, limit)

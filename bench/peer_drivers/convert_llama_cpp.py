@@ -70,7 +70,7 @@ def rename(name: str) -> str:
 
 
 def paired(values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of each head so that those which a rotation turns together are neighbors: ggml's order for Llama."""
+    """Reorder the rows of each head so that rows which rope rotates together are neighbors: ggml's order for Llama."""
     heads = values.reshape(-1, 2, head_dim // 2, values.shape[1])
     return heads.swapaxes(1, 2).reshape(values.shape)
 

@@ -1,11 +1,11 @@
-"""One peer as a process: requests on stdin, answers on stdout, a JSON line each. Standard library only.
+"""Run one peer as a process: requests on stdin, answers on stdout, a JSON line each. Standard library only.
 
     {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens"} -> {"load_s", "version"}
     {"do": "run", "prompts": [[id]], "tokens": n} -> {"first_s", "tokens_per_s", "tokens": [[id]]}
     {"do": "peak"} -> {"peak_bytes"}
 
-A run is greedy, never ends early, and prompts have one length. first_s: until every sequence has its first token.
-tokens_per_s: of all sequences together, from then until the first of them has its last token.
+A run is greedy, never ends early, and prompts have one length. first_s: time until every sequence has its first token.
+tokens_per_s: tokens of all sequences per second, from then until the first of them has its last token.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Emit = Callable[[int, int], None]  # sequence, token
 
 
 class Peer(Protocol):
-    """What a driver is. Both are timed from outside."""
+    """The protocol of a driver. Both methods are timed from outside."""
 
     def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
-        """Make it ready to run; its version."""
+        """Load the model and return the version."""
 
     def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
-        """So many tokens for each prompt; emit each as soon as a caller could have it."""
+        """Generate `tokens` tokens for each prompt; emit each as soon as a caller could have it."""
 
 
 class Clock:
-    """When tokens came. A step's tokens come together: those within `TOGETHER_S` share a stamp."""
+    """Records when tokens came. Tokens of one step come together: those within `TOGETHER_S` share a stamp."""
 
     TOGETHER_S = 5e-4
 
@@ -80,7 +80,7 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """Most memory that this process had resident."""
+    """Return the peak resident memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -88,7 +88,7 @@ def peak_bytes() -> int:
 
 
 def serve(make: Callable[[], Peer]) -> None:
-    """Answer until stdin ends. What libraries print goes to stderr. make: imports count as loading."""
+    """Answer until stdin ends. Output of libraries goes to stderr. make: called inside, so imports count as loading."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = make()
