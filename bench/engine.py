@@ -21,7 +21,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.sample.sampler import NoiseKey
-from ridgeline.settings import EngineOptions, resolve
+from ridgeline.settings import EngineConfig, EngineOptions, resolve
 
 SHAPE = {  # SmolLM2-135M's
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -61,11 +61,15 @@ def naive_token(llm: LLM, length: int) -> tuple[list[int], float]:
     return outputs[0], elapsed
 
 
+def settings(llm: LLM, options: EngineOptions) -> EngineConfig:
+    float_bytes = llm.loaded.table.memory.float_bytes
+    return resolve(llm.loaded.spec, 2048, options, free_bytes=4 << 30, fixed_len=True, float_bytes=float_bytes)
+
+
 def decode(llm: LLM, batch: int) -> tuple[float, bool]:
     """Return median seconds of a decode step, and whether the first answer equals that of naive sampling."""
     options = EngineOptions(max_num_seqs=64, max_num_batched_tokens=512)
-    config = resolve(llm.loaded.spec, 2048, options, free_bytes=4 << 30, fixed_len=True)
-    engine = Engine(llm.loaded, config)
+    engine = Engine(llm.loaded, settings(llm, options))
     rng, params = np.random.default_rng(0), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
     prompts = [rng.integers(3, 1000, PROMPT).tolist() for _ in range(batch)]
     for i, prompt in enumerate(prompts):
@@ -99,7 +103,7 @@ def by_batch(llm: LLM) -> None:
 
 def curve(llm: LLM, path: Path | None) -> None:
     """Return milliseconds per token at growing histories, cached and naive."""
-    config = resolve(llm.loaded.spec, 2048, EngineOptions(max_num_seqs=2), free_bytes=4 << 30, fixed_len=True)
+    config = settings(llm, EngineOptions(max_num_seqs=2))
     lengths, cached, naive = [16, 64, 256, 1024], [], []
     for length in lengths:
         engine = Engine(llm.loaded, config)

@@ -23,7 +23,6 @@ from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineOptions, choose_storage, resolve
-from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import STORAGES, has_rows, state_bytes
 from ridgeline.verify import verify
@@ -128,24 +127,27 @@ def test_parts_fill_a_page_and_do_not_overlap(name: str, page_tokens: int) -> No
             assert tokens * needed <= group.page_bytes < tokens * needed + 8 * len(group.slots)
 
 
-def config(spec: ModelSpec, dtype: str, **options: int) -> Any:
-    return resolve(spec, 100, EngineOptions(**options), free_bytes=GIB, fixed_len=True, kv_cache_dtype=dtype)
+def config(model: LoadedModel, dtype: str, **options: int) -> Any:
+    return resolve(
+        model.spec, 100, EngineOptions(**options), free_bytes=GIB, fixed_len=True, kv_cache_dtype=dtype,
+        float_bytes=model.table.memory.float_bytes,
+    )  # fmt: skip
 
 
 def test_what_is_chosen_and_why() -> None:
-    spec = loaded("llama").spec
-    assert (config(spec, "auto").kv_cache_dtype, config(spec, "int8").kv_cache_dtype) == ("float32", "int8")
-    assert "as computed" in config(spec, "auto").reasons["kv_cache_dtype"]
-    assert config(spec, "int8").reasons["kv_cache_dtype"] == "as given"
-    assert "without effect" in config(loaded("mamba").spec, "int8").reasons["kv_cache_dtype"]
+    model = loaded("llama")
+    assert (config(model, "auto").kv_cache_dtype, config(model, "int8").kv_cache_dtype) == ("float32", "int8")
+    assert "as computed" in config(model, "auto").reasons["kv_cache_dtype"]
+    assert config(model, "int8").reasons["kv_cache_dtype"] == "as given"
+    assert "without effect" in config(loaded("mamba"), "int8").reasons["kv_cache_dtype"]
     assert not has_rows(loaded("mamba").spec)
     with pytest.raises(RequestError, match=r"fp8.*known are auto, float32, bfloat16, float16, int8"):
         choose_storage("fp8")
 
 
 def test_narrow_state_makes_more_pages() -> None:
-    spec = loaded("llama").spec
-    pages = {dtype: config(spec, dtype, kv_cache_memory_bytes=1 << 20).num_pages[0] for dtype in STORAGES}
+    model, spec = loaded("llama"), loaded("llama").spec
+    pages = {dtype: config(model, dtype, kv_cache_memory_bytes=1 << 20).num_pages[0] for dtype in STORAGES}
     size = {d: state_groups(spec, page_tokens=16, storage=s)[0].page_bytes for d, s in STORAGES.items()}
     assert size["float32"] == 2 * size["bfloat16"] == 2 * size["float16"]
     assert size["int8"] < 0.4 * size["float32"]
@@ -156,12 +158,12 @@ def test_too_little_memory_names_narrow_state() -> None:
     spec = loaded("llama").spec
     whole = 100 * sum(state_bytes(layer.mixer.state(), STORAGES["float32"], 1) for layer in spec.layers if layer.mixer)
     with pytest.raises(RequestError, match="--kv-cache-dtype to bfloat16"):
-        config(spec, "auto", kv_cache_memory_bytes=int(0.7 * whole), block_size=4)
+        config(loaded("llama"), "auto", kv_cache_memory_bytes=int(0.7 * whole), block_size=4)
 
 
 def test_pages_of_one_type_are_no_prefix_of_another() -> None:
     model = loaded("llama")
-    roots = {Engine(model, config(model.spec, dtype))._root("salt") for dtype in STORAGES}
+    roots = {Engine(model, config(model, dtype))._root("salt") for dtype in STORAGES}
     assert len(roots) == len(STORAGES)
 
 

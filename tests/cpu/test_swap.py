@@ -51,8 +51,11 @@ def baseline(name: str) -> Tokens:
 def settings(name: str, **options: int) -> EngineConfig:
     """Pages for little more than the longest request, so that others must make room; plenty of room on the host."""
     given = {"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 4, "swap_space_bytes": 1 << 22, **options}
-    spec, length = loaded(name).loaded.spec, CASES[name].max_model_len
-    chosen = resolve(spec, length, EngineOptions(**given), free_bytes=1 << 30, fixed_len=True)
+    model, length = loaded(name).loaded, CASES[name].max_model_len
+    chosen = resolve(
+        model.spec, length, EngineOptions(**given), free_bytes=1 << 30, fixed_len=True,
+        float_bytes=model.table.memory.float_bytes,
+    )  # fmt: skip
     return replace(chosen, num_pages=tuple(g.most_pages(90) + 3 for g in chosen.groups))
 
 
