@@ -55,7 +55,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
     "lfm2_moe": {
-        name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        **{n: SIZES[n] for n in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+        "layer_types": ["conv", "full_attention"] * 2,
     },
     "bamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), SIZES),

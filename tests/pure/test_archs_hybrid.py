@@ -105,6 +105,7 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (GRANITE, {"mamba_d_head": "many"}, "mamba_d_head is 'many', not int"),
         (GRANITE, {"shared_intermediate_size": 0, "num_local_experts": 0}, "intermediate_size must be positive"),
         (BAMBA, {"attn_rotary_emb": 4}, "attn_rotary_emb is 4"),
+        (LFM2, {"layer_types": None}, "layer_types is null"),
     ],
 )
 def test_what_is_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:

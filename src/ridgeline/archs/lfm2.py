@@ -40,7 +40,7 @@ HARMLESS = ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_in
 
 def lfm2(c: Config) -> ModelSpec:
     """LFM2 (arXiv:2511.23404)."""
-    return _model(c, [GatedMLP(_inner_size(c))] * c.get_layer_count())
+    return _model(c, [GatedMLP(_inner_size(c))] * c.get_layer_count(), _full(c))
 
 
 def lfm2_moe(c: Config) -> ModelSpec:
@@ -52,16 +52,18 @@ def lfm2_moe(c: Config) -> ModelSpec:
         choice_bias=c.get_bool("use_expert_bias", True),
         scale=c.get_float("routed_scaling_factor", 1.0),
     )  # fmt: skip
-    return _model(c, [dense if i < first else moe for i in range(c.get_layer_count())])
+    c.get_list("layer_types")  # required: transformers' class has no default for it
+    return _model(c, [dense if i < first else moe for i in range(c.get_layer_count())], _full(c))
 
 
-def _model(c: Config, mlps: Sequence[ChannelMixer]) -> ModelSpec:
+def _model(c: Config, mlps: Sequence[ChannelMixer], full: Sequence[bool]) -> ModelSpec:
+    """full: which layers are attention."""
     norm, heads = RMSNorm(c.get_eps("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8, null_kv=False)
-    full = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
+    attending = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
     if c.get_size("conv_L_cache", 3) == 1:
         raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution sees no other token")
     conv = ShortConvolution(c.get_size("hidden_size"), c.get_size("conv_L_cache", 3), c.get_bool("conv_bias", False))
-    layers = tuple(Layer(full if is_full else conv, mlp, norm) for is_full, mlp in zip(_full(c), mlps, strict=True))
+    layers = tuple(Layer(attending if is_full else conv, mlp, norm) for is_full, mlp in zip(full, mlps, strict=True))
     tied = c.get_bool("tie_word_embeddings", True)
     model = decoder(c, layers, norm, tied=tied, max_len=c.get_size("max_position_embeddings", 128_000))
     return replace(model, tie_word_embeddings=c.get_bool("tie_embedding", tied))  # where it is there, it counts
