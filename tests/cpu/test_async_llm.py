@@ -185,9 +185,11 @@ def test_books_that_do_not_agree_are_noticed_when_idle(
 
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
+            check, checked = llm.llm.session.check, threading.Event()
+            monkeypatch.setattr(llm.llm.session, "check", lambda: (check(), checked.set()))
             assert await collect(llm, 1) == wanted[1]
-            await asyncio.sleep(0.2)
-            assert not caplog.records
+            await asyncio.to_thread(checked.wait, 60)
+            assert checked.is_set() and not caplog.records
             llm.llm.session._generator._scheduler._cache.pools[0].take()  # type: ignore[attr-defined]
             assert await collect(llm, 1) == wanted[1]
             for _ in range(1200):

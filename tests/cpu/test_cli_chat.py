@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from oracle.data import shared_data
@@ -104,6 +105,13 @@ class Terminal:
                 except OSError:  # the program ended
                     assert re.search(pattern, self.seen[start:]), f"no {pattern!r} in {self.seen[start:]!r}"
 
+    def until_idle(self, seconds: float = 60) -> None:
+        """Wait until the program waits for keys: readline shows its prompt before, and then a signal is lost."""
+        end = time.monotonic() + seconds
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < end, f"still busy after {seconds} s"
+            time.sleep(0.005)
+
     def send(self, text: str) -> None:
         os.write(self.main, text.encode())
 
@@ -138,7 +146,7 @@ def terminal(folder: str) -> Iterator[Terminal]:
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(terminal: Terminal) -> None:
     terminal.until(r">>> ")
-    time.sleep(0.3)  # readline shows its prompt before it waits for keys
+    terminal.until_idle()
     terminal.send("\x03")
     terminal.until(r"Ctrl-D or /quit")
     terminal.send("Once upon a time\n")  # an answer as long as the context, a second or more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,13 +113,28 @@ def test_a_caller_keeps_its_cores() -> None:
     assert os.sched_getaffinity(0) == before
 
 
+def threads() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def looks(ids: set[str]) -> list[list[str]]:
+    """Of each thread its state, and how often it went to sleep."""
+    texts = [Path(f"/proc/self/task/{one}/status").read_text() for one in sorted(ids)]
+    return [re.findall(r"^(?:State|voluntary_ctxt_switches):\s+(\S+)", text, re.M) for text in texts]
+
+
 def test_idle_threads_sleep() -> None:
-    pool = kernels.Pool(4)
+    """All of them, after a while, and nothing wakes them."""
+    before, pool = threads(), kernels.Pool(4)
     product(pool)
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - before < 0.1
+    workers, end = threads() - before, time.monotonic() + 60
+    assert workers
+    while {state for state, _ in looks(workers)} != {"S"}:
+        assert time.monotonic() < end, looks(workers)
+        time.sleep(0.001)
+    found = looks(workers)
+    time.sleep(0.1)  # what a clock would wake, it would wake in that time
+    assert looks(workers) == found
 
 
 def test_one_core_is_enough() -> None:

@@ -96,7 +96,7 @@ def test_many_at_once_are_the_same_token_by_token(server: Server, llm: LLM) -> N
     outputs = llm.generate([PROMPTS[i % 4] for i in range(48)], sampling)
 
     async def one(client: openai.AsyncOpenAI, i: int) -> list[int]:
-        await asyncio.sleep(0.004 * (i % 16))
+        await asyncio.sleep(0.004 * (i % 16))  # clients that come while others are answered
         extra = {"return_token_ids": True}
         given: dict[str, Any] = {"model": "pocket", "prompt": PROMPTS[i % 4], **params[i], "extra_body": extra}
         if i % 4 == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,12 @@ POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"
 READY = Ready(*[None] * 10)  # type: ignore[arg-type]
 
 
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0)
+
+
 def client_without_engine(sent: list[Any]) -> EngineClient:
     """A client that is ready; what it would send is written down instead."""
     client = EngineClient("pocket", {}, lambda loading: None)
@@ -44,7 +51,7 @@ def test_an_embedding_whose_client_leaves_is_aborted() -> None:
 
     async def run() -> None:
         task = asyncio.create_task(client_without_engine(sent).embed([[1]], "mean"))
-        await asyncio.sleep(0)
+        await until(lambda: bool(sent))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -154,7 +161,7 @@ class FakeWire:
 
     def __init__(self, room: int = 1000) -> None:
         self.written: list[bytes] = []
-        self.room, self.gone = room, asyncio.Event()
+        self.room, self.gone, self.asked = room, asyncio.Event(), asyncio.Event()
         self.changed: Any = None
 
     @property
@@ -170,6 +177,7 @@ class FakeWire:
         self.changed = changed
 
     async def receive(self) -> Any:
+        self.asked.set()  # the stream runs, and waits for what comes
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
@@ -196,10 +204,10 @@ def test_a_stream_is_written_as_it_comes_and_only_tokens_are_timed() -> None:
         client, wire, timed = client_without_engine([]), FakeWire(), list[float]()
         answers = client.submit([None], 0.0, stream=True, over=lambda: None)  # type: ignore[list-item]
         task = asyncio.create_task(wire.stream(answers, timed))
-        await asyncio.sleep(0.01)
+        await wire.asked.wait()
         for text, ids, output in (("a", (1,), None), ("", (2,), None), ("b", (), None), ("c", (3,), result(3))):
             client._take(Chunks(1.0, [(0, (0, text, ids, (), None, None, None, output))], True))
-            await asyncio.sleep(0.001)
+            await until(lambda: answers.waiting or task.done())
         sent = await task
         assert [data.count(b"data: ") for data in wire.written] == [1, 1, 3]  # the last with usage and [DONE]
         assert wire.written[-1].endswith(DONE) and len(timed) == 2
@@ -213,11 +221,11 @@ def test_a_reader_that_catches_up_gets_all_at_once() -> None:
     async def run() -> None:
         wire, timed, answers = FakeWire(room=1), list[float](), Answers([5], lambda ids: None)
         task = asyncio.create_task(wire.stream(answers, timed))
-        await asyncio.sleep(0.01)
+        await wire.asked.wait()
         for i in range(4):
             answers.put(5, chunk(result(4) if i == 3 else None), 1.0)
             answers.tell()
-            await asyncio.sleep(0.001)  # the first one starts the response
+            await until(lambda: len(wire.written) > 0)  # the first one starts the response
         assert len(wire.written) == 1
         wire.room = 1000
         wire.changed()

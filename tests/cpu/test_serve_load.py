@@ -7,13 +7,12 @@ import json
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cpu.serving import Server, serving
+from cpu.serving import Server, serving, until
 from ridgeline import LLM, SamplingParams
 from ridgeline.load.hub import BUILT_IN
 
@@ -76,7 +75,10 @@ def idle(server: Server) -> None:
     """Nothing is left over, and the books of pages agree."""
     for name in ("ridgeline:answers_open", "vllm:num_requests_running", "ridgeline:pages_used"):
         server.until(name, 0)
-    time.sleep(1.5)  # the engine looks through its books when it has been idle for a second
+    checks = "ridgeline:page_checks_total"
+    before = server.metric(checks)
+    load(server.port, range(1), 1, 1)  # if the books were checked before that, they are checked again
+    until(lambda: server.metric(checks) > before)
     assert "did not agree" not in server.said()
     assert server.metric("ridgeline:engine_restarts_total") == 0
 

@@ -7,22 +7,13 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from cpu.serving import Server, head, serving
+from cpu.serving import Server, head, serving, until
 
 LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
-
-
-def until(true: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_few_files_and_many_connections() -> None:

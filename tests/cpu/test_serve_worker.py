@@ -34,7 +34,7 @@ class FakeSession:
         self.sinks: dict[int, Any] = {}
         self.steps: list[str] = []
         self.shape: StepShape = ()
-        self.checks = 0
+        self.checks, self.sound = 0, True
 
     def __len__(self) -> int:
         return len(self.sinks)
@@ -63,6 +63,7 @@ class FakeSession:
 
     def check(self) -> None:
         self.checks += 1
+        assert self.sound
 
 
 class Bench:
@@ -155,8 +156,11 @@ def test_only_steps_that_computed_are_counted(bench: Bench) -> None:
     assert (meters.steps, meters.step_bytes) == (4, 20.0)
 
 
-def test_the_books_are_checked_though_somebody_always_asks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_books_are_checked_though_somebody_always_asks(
+    bench: Bench, sound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, bench.session.sound = [100.0], sound
     monkeypatch.setattr("ridgeline.serve.engine.worker.time.perf_counter", lambda: clock[0])
     bench.session.steps = ["token"]
     bench.send(Submit(0, REQUEST, 0.0, False))
@@ -167,6 +171,7 @@ def test_the_books_are_checked_though_somebody_always_asks(bench: Bench, monkeyp
         bench.turn()
         clock[0] += 0.4
     assert bench.session.checks == 1
+    assert bench.worker._meters.page_checks == {"agreed" if sound else "wrong": 1}
 
 
 def test_a_pipe_whose_file_has_a_large_number() -> None:

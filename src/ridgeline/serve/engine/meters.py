@@ -64,7 +64,7 @@ class EngineMeters:
     sequences: steps that computed, and the sequences in them; step_bytes,
     step_flops, predicted_s, roof_s: what they moved and computed, should have taken, would have at the roof; alive_s:
     since it began.
-    finished: answers by reason.
+    finished: answers by reason. page_checks: checks of the books of pages, by what they found: "agreed" or "wrong".
     """
 
     prompt_tokens: int = 0
@@ -82,6 +82,7 @@ class EngineMeters:
     predicted_s: float = 0.0
     roof_s: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
+    page_checks: Counter[str] = field(default_factory=Counter)
     ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
     inter_token: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN))
     per_token: RecentHistogram = field(default_factory=lambda: RecentHistogram(PER_TOKEN))

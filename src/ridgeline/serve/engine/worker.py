@@ -211,7 +211,9 @@ class Worker:
         self._checked = True
         try:
             self._session.check()
+            self._meters.page_checks["agreed"] += 1
         except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
+            self._meters.page_checks["wrong"] += 1
             logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
 
     def _flush(self, *, last: bool = False) -> None:

@@ -138,6 +138,9 @@ def _engine(page: Page, report: Report) -> None:
     m, stats = report.meters, report.stats
     page.value("counter", "ridgeline:steps_total", "Steps of the engine.", m.steps)
     page.value("counter", "ridgeline:steps_failed_total", "Steps that failed.", m.failed_steps)
+    page.values("counter", "ridgeline:page_checks_total",
+                "Checks of the books of pages, made once the engine has been idle for a second.",
+                [({"found": found}, float(m.page_checks[found])) for found in ("agreed", "wrong")])  # fmt: skip
     page.value("counter", "ridgeline:engine_busy_seconds_total", "Time in steps.", m.busy_s)
     page.value("counter", "ridgeline:engine_alive_seconds_total", "Time since the engine's process began.", m.alive_s)
     page.value("counter", "ridgeline:step_bytes_total", "Bytes that steps moved, by the cost model.", m.step_bytes)
