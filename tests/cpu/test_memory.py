@@ -285,6 +285,28 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+class Masks:
+    """A grammar that allows every token, whose masks come when it is told."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.come = vocab, False
+
+    def start(self) -> Masks:
+        return self
+
+    def prepare(self) -> None: ...
+
+    def push(self, token: int) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        return self.come
+
+    def allowed(self) -> Any:
+        import numpy as np
+
+        return np.ones(self.vocab, bool)
+
+
 class Driver:
     """An engine that is made to take all that it can."""
 
@@ -313,7 +335,7 @@ class Driver:
         for pages in (*self.engine._runner.arena._pages, *self.engine._runner.arena._host):
             pages[:] = 0
 
-    def run(self, lengths: list[int], **params: Any) -> None:
+    def add(self, lengths: list[int], grammar: Any = None, **params: Any) -> None:
         """Requests with prompts of these lengths, all at once."""
         import numpy as np
 
@@ -324,11 +346,31 @@ class Driver:
         self.runs += 1  # other prompts each time, so that none is found in the prefix cache
         rng = np.random.default_rng(self.runs)
         sampling = SamplingParams(**{"max_tokens": 2, "top_p": 0.9, "logprobs": 20, "ignore_eos": True, **params})
-        for i, n in enumerate(lengths):
+        for i, n in enumerate(lengths, len(self.engine)):
             noise = tuple(NoiseKey(i, j) for j in range(sampling.n))
-            self.engine.add(i, GenerationRequest(rng.integers(3, self.vocab, n).tolist(), sampling, noise))
+            prompt = rng.integers(3, self.vocab, n).tolist()
+            self.engine.add(i, GenerationRequest(prompt, sampling, noise, grammar=grammar))
+
+    def run(self, lengths: list[int], **params: Any) -> None:
+        """The same, to the end."""
+        self.add(lengths, **params)
         while len(self.engine):
             self.engine.step()
+
+    def late_peak(self, count: int, length: int) -> int:
+        """Bytes beyond weights and pages while so many answers wait for their masks, and then a prompt is computed."""
+        reset_peak()
+        masks = Masks(self.vocab)
+        self.add([4] * count, masks, max_tokens=1, logprobs=None)
+        while len(self.engine._late) < count:
+            self.engine.step()
+        assert sum(late.logits.nbytes for late in self.engine._late.values()) == 4 * count * self.vocab
+        self.add([length], max_tokens=1)
+        while len(self.engine) > count:
+            self.engine.step()
+        masks.come = True
+        self.run([])
+        return resident("VmHWM") - self.base
 
     def peak(self, lengths: list[int], **params: Any) -> int:
         """Bytes beyond weights and pages."""
@@ -362,6 +404,7 @@ def main(case: Case, device: str) -> None:
         "decode": driver.peak([min(room, case.context)] * seqs, max_tokens=case.new, logprobs_mode="processed"),
         "prompt logprobs": driver.peak([min(room, 2 * tokens)], prompt_logprobs=20, max_tokens=1),
         "forks": driver.peak([min(room, 200)], n=seqs),
+        "late masks": driver.late_peak(max(1, seqs - 1), min(room, 2 * tokens)),
     }
     if any(config.num_host_pages):
         assert driver.engine.stats().preempted_swap > 0

@@ -38,7 +38,9 @@ PROMPTS = ["def f(x):", "import os\n", "class A:", "# ", "print("]
 
 
 def texts(llm: LLM) -> list[list[str]]:
-    return [[a.text for a in o.outputs] for o in llm.generate(PROMPTS, PARAMS)]
+    answers = [o.outputs for o in llm.generate(PROMPTS, PARAMS)]
+    assert all(a.error is None for some in answers for a in some)
+    return [[a.text for a in some] for some in answers]
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,30 @@ def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch,
         llm.session.abort(number)
     llm.session.check()
     assert not len(llm.session)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
+    """One that is preempted while it waits gives them back: memory is counted for those that run (plan/memory.py)."""
+    submit, stale = engine.Engine._submit, list[int]()
+
+    def watched(self: engine.Engine, plan: Any) -> Any:
+        stale.extend(sequence for sequence in self._late if not self._scheduler.is_held(sequence))
+        return submit(self, plan)
+
+    monkeypatch.setattr(engine.Engine, "_submit", watched)
+    tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
+    pages = 26 * 4 * 4096  # of one sequence of 100 tokens, and the null page
+    options = EngineOptions(block_size=4, kv_cache_memory_bytes=pages, max_num_seqs=6, steps_in_flight=steps_in_flight)
+    llm = LLM("pocket", engine=options, max_model_len=100)
+    params = [
+        SamplingParams(max_tokens=85, seed=4, ignore_eos=True),
+        SamplingParams(max_tokens=60, seed=2, n=3, structured_outputs={"regex": "[a-c]{2,5}-[0-9]{3}"}),
+    ]
+    _, late = llm.generate(PROMPTS[:2], params, on_done=lambda number, output: tap.open.set())
+    assert sum(answer.error is None for answer in late.outputs) == 3
+    stats = llm.stats()
+    assert stats is not None and stats.preempted_recompute > 0 and not stale
 
 
 def test_one_that_no_token_satisfies_fails_alone(wanted: list[list[str]]) -> None:

@@ -200,8 +200,8 @@ def test_the_order_in_which_settings_become_smaller() -> None:
 @pytest.mark.parametrize(
     ("free", "options", "message"),
     [
-        (GIB, {"max_num_seqs": 1 << 20}, "max_num_seqs is 1048576; lower --max-model-len to"),
-        (GIB, {"max_num_seqs": 1 << 20}, "or set --max-num-seqs to"),
+        (GIB, {"max_num_seqs": 1300}, "max_num_seqs is 1300; lower --max-model-len to"),
+        (GIB, {"max_num_seqs": 1300}, "or set --max-num-seqs to"),
         (GIB, {"max_num_batched_tokens": 1 << 16}, "max_num_batched_tokens is 65536; set --max-num-batched-tokens to"),
         (GIB, {"kv_cache_memory_bytes": 2 * GIB}, "1 GiB are there, kv_cache_memory_bytes is 2147483648; set --kv-"),
         (GIB, {"swap_space_bytes": GIB}, "set --swap-space-bytes to 0"),

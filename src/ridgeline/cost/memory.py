@@ -111,13 +111,15 @@ class Workspace:
         floats = stream + rotaries + max(layers, _head(size, self._spec))
         forward = self._wider * floats + _layouts(size, self._groups)
         held = LIBRARY_BYTES + _tables(size, self._groups) + self._wider * self._kept * size.rows
+        held += _late_logits(size, self._spec)
         if self._on_cpu and not any(group.snapshot for group in self._groups):
             held += _recorded(size, self._spec, self._groups)
         return held + max(forward, _moves(size, self._groups, swap_bytes))
 
     def logits(self, max_tokens: int, max_seqs: int) -> int:
         """Of these bytes, at most, what logits take, and what sampling and log probabilities make of them."""
-        return self._wider * _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
+        size = StepSize(max_tokens, max_seqs, 1, self._block, self._drafts)
+        return self._wider * _head(size, self._spec) + _late_logits(size, self._spec)
 
 
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
@@ -261,6 +263,11 @@ def _head(size: StepSize, spec: ModelSpec) -> int:
     # theirs, a copy of the rows that ask for them; then a dozen arrays of one row, for its filters.
     block = min(rows * spec.vocab_size, max(SAMPLE_BLOCK, spec.vocab_size))
     return max(making, 2 * logits + 5 * INT * block + 12 * INT * spec.vocab_size)
+
+
+def _late_logits(size: StepSize, spec: ModelSpec) -> int:
+    """What answers keep whose masks are late (engine/late.py): a row of logits each, in float32 on the host."""
+    return FLOAT * size.rows * spec.vocab_size
 
 
 def _tables(size: StepSize, groups: Sequence[StateGroup]) -> int:

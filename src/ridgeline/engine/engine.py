@@ -64,9 +64,9 @@ class _Request:
         return tuple(self.entries)
 
 
-# Accepted drafts and one token more; of a beam candidates; why there is nothing; what to sample from once the mask is
-# there; nothing was to be sampled.
-Sampled = list[SampledToken] | Candidates | RequestError | Late | None
+# Accepted drafts and one token more; of a beam candidates; why there is nothing; nothing was to be sampled, or the mask
+# is late.
+Sampled = list[SampledToken] | Candidates | RequestError | None
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Engine:
         self._choices: dict[int, _Choice] = {}
         self._requests: dict[int, _Request] = {}
         self._flights: deque[_Flight] = deque()
-        self._late: dict[int, Late] = {}  # by sequence: those that wait for a mask, their steps committed
+        self._late: dict[int, Late] = {}  # by sequence: those that wait for a mask; no more than run at once
         self._failed: list[Event] = []
         self._works: Seq[Work] = ()  # of the last step; () where it only took in what was due
         self._computed: Seq[Work] = ()  # of the last step that computed
@@ -194,6 +194,7 @@ class Engine:
         """Run what can be run, and take in what is due; what became of the answers, in order."""
         events = self._give_late()
         plan = self._scheduler.schedule()
+        self._drop_late()
         self._works = () if plan is None else plan.works
         self._computed = self._works or self._computed
         if plan is not None:
@@ -249,8 +250,8 @@ class Engine:
         """
         for work in works:
             choice = self._choices.get(work.sequence)  # None: a beam
-            if choice is not None and choice.grammar is not None:
-                self._row_at(work).prepare()
+            if choice is not None and choice.grammar is not None and not self._is_over(work):
+                choice.row.prepare()
 
     def _sample(self, forward: Forward, rows: Ints | None, works: Seq[Work]) -> dict[int, Sampled]:
         """What each of the works gives, by sequence. rows: of the step's tokens, those that follow one another here:
@@ -262,8 +263,8 @@ class Engine:
             results = take_best(best)
             found: dict[int, Sampled] = {}
             for work, result in zip(works, results, strict=True):
-                self._row_at(work)
-                self._take(work, 0, result, found)
+                if not self._is_over(work):
+                    self._take(work, 0, result, found)
             return found
         return self._sample_logits(forward.logits(rows), works)
 
@@ -275,12 +276,12 @@ class Engine:
         for work in works:
             if self._beams.owns(work.sequence):
                 found[work.sequence] = self._beams.candidates(work.sequence, logits[at : at + 1])
-            else:
+            elif not self._is_over(work):
                 going.append((at, work))
             at += 1 + work.num_draft
         depth, until = 0, time.perf_counter() + PATIENCE_SECONDS
         while going:
-            rows = [self._choices[w.sequence].row if depth else self._row_at(w) for _, w in going]
+            rows = [self._choices[w.sequence].row for _, w in going]
             if not all(row.wait(until - time.perf_counter()) for row in rows):
                 going = self._defer(logits, going, found)
                 continue
@@ -299,23 +300,26 @@ class Engine:
             if self._choices[work.sequence].row.wait(0):
                 left.append((at, work))
             elif work.sequence not in found:
-                found[work.sequence] = Late(logits[at].copy(), time.perf_counter())
+                found[work.sequence] = None
+                self._late[work.sequence] = Late(logits[at].copy(), time.perf_counter())
                 self._scheduler.hold(work.sequence)
         return left
+
+    def _drop_late(self) -> None:
+        """Free the logits of those that were preempted: their last tokens are computed and sampled again."""
+        for sequence in [s for s in self._late if not self._scheduler.is_held(s)]:
+            self._choices[sequence].waited += time.perf_counter() - self._late.pop(sequence).since
 
     def _give_late(self) -> list[Event]:
         """Let those answers go on whose masks are there by now, and end those that waited too long."""
         events = []
         for sequence, late in list(self._late.items()):
             choice = self._choices[sequence]
-            waited = choice.waited + time.perf_counter() - late.since
-            held, there = self._scheduler.is_held(sequence), choice.row.wait(0)
-            if held and not there and waited <= MAX_WAIT_SECONDS:
+            waited, there = choice.waited + time.perf_counter() - late.since, choice.row.wait(0)
+            if choice.sequence.pending or (not there and waited <= MAX_WAIT_SECONDS):  # pending: to be committed first
                 continue
             del self._late[sequence]
             choice.waited = waited
-            if not held:  # preempted: its last token is computed and sampled again
-                continue
             result = (
                 sample(late.logits[None], [choice.row])[0] if there else RequestError(TOO_LATE.format(MAX_WAIT_SECONDS))
             )
@@ -351,6 +355,13 @@ class Engine:
             prompt, output = choice.known[: choice.prompt_length], choice.known[choice.prompt_length :]
             choice.row = SampleRow.start(choice.row.params, prompt, choice.noise, self._eos, output, choice.grammar)
         return choice.row
+
+    def _is_over(self, work: Work) -> bool:
+        """Did the answer end in a step that is still in flight? Then nothing is sampled: no grammar goes on from an
+        end.
+        """
+        row, choice = self._row_at(work), self._choices[work.sequence]
+        return len(choice.known) > choice.prompt_length and row.is_end(choice.known[-1])
 
     def _take(self, work: Work, depth: int, result: SampledToken | RequestError, found: dict[int, Sampled]) -> bool:
         """The next token of a work, or why there is none. Is it the draft in this place, so that one more follows?"""
@@ -393,8 +404,6 @@ class Engine:
             given = found[update.sequence]
             if isinstance(given, list):
                 events.append(self._event(update.sequence, given, update.finished))
-            elif isinstance(given, Late):
-                self._late[update.sequence] = given
             elif given is not None:
                 self._beams.take(update.sequence, given)
         return events + self._beams.advance()
