@@ -7,6 +7,7 @@ and if every feature that it claims to exercise moves the logits by more than th
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import lru_cache
@@ -206,6 +207,11 @@ def test_the_cases_alone_need_no_torch() -> None:
     code = "import sys, oracle.families; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_the_documentation_has_a_row_for_each_case() -> None:
+    text = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    assert re.findall(r"^\| (\w+) \| \w+ \| \d\.\de", text, re.MULTILINE) == list(CASES)
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
