@@ -8,6 +8,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import yaml
+from packaging.licenses import canonicalize_license_expression
+
 ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "src" / "ridgeline" / "serve" / "http" / "static" / "vendor"
 PACKAGES = json.loads((VENDOR / "packages.json").read_text(encoding="utf-8"))
@@ -31,10 +34,22 @@ def test_the_files_are_of_the_versions_that_are_named() -> None:
         assert about["integrity"].startswith("sha512-")
 
 
+def read_header(path: Path) -> dict[str, str]:
+    """The fields of a model card."""
+    fields: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8").split("---")[1])
+    return fields
+
+
 def test_the_licenses_are_shipped() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert canonicalize_license_expression(project["license"]) == project["license"]
+    models = {read_header(path)["license_name"].upper() for path in ROOT.glob("src/ridgeline/models/*/README.md")}
+    named = set(project["license"].split(" AND "))
+    assert models <= named and all(named & set(about["license"].split(" OR ")) for about in PACKAGES.values())
     matched = {path for pattern in project["license-files"] for path in ROOT.glob(pattern)}
-    assert {VENDOR / name / "LICENSE" for name in PACKAGES} < matched
+    assert matched == {ROOT / "LICENSE", ROOT / "src/ridgeline/models/LICENSE"} | {
+        VENDOR / n / "LICENSE" for n in PACKAGES
+    }
     assert "MarkedJS" in (VENDOR / "marked" / "LICENSE").read_text(encoding="utf-8")
     readme = (VENDOR / "README.md").read_text(encoding="utf-8").lower()
     assert all(f"[{name}]" in readme for name in PACKAGES)
