@@ -39,17 +39,21 @@ void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids
 }
 
 // cos, sin = factor * cos(angle), sin(angle), angle = position * frequency rounded to float32; in float64 up to there.
+// frequencies: [pairs], the same for all positions, or [n, pairs].
 void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float factor, const Output& cos,
             const Output& sin) {
-    const int64_t n = int64_t(positions.size()), pairs = int64_t(frequencies.size());
+    const bool own = frequencies.ndim() == 2;
+    const int64_t n = int64_t(positions.size()), pairs = int64_t(own ? frequencies.shape(1) : frequencies.size());
     const int64_t* position = vector_of(positions, "positions", n);
-    const float* frequency = vector_of(frequencies, "frequencies", pairs);
+    const Rows<const float> frequency =
+        own ? rows_of(frequencies, "frequencies", n, pairs)
+            : Rows<const float>{vector_of(frequencies, "frequencies", pairs), n, pairs, 0};
     const Rows<float> c = rows_of(cos, "cos", n, pairs), s = rows_of(sin, "sin", n, pairs);
     auto job = [=](Pool::Hold& hold) {
         hold.split(n, [&](int64_t begin, int64_t end, int) {
             for (int64_t t = begin; t < end; ++t)
                 for (int64_t i = 0; i < pairs; ++i) {
-                    const double angle = double(float(position[t]) * frequency[i]);
+                    const double angle = double(float(position[t]) * frequency.data[t * frequency.stride + i]);
                     c.data[t * c.stride + i] = float(std::cos(angle)) * factor;
                     s.data[t * s.stride + i] = float(std::sin(angle)) * factor;
                 }

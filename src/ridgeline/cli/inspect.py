@@ -108,7 +108,6 @@ def describe(
         "state_bytes_per_token_at_max_len": state_bytes(context) - state_bytes(context - 1),
         "state_bytes_at_max_len": state_bytes(context),
         "recurrent_state_bytes": state_bytes(0),
-        "notes": list(spec.notes(context)),
     }
 
 
@@ -155,7 +154,6 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("compute", _computed(r)),
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
-        *(("note", note) for note in r["notes"]),
         ("state", f"{size(per)} per token in {r['state_dtype']}{windowed}{recurrent}; {whole} at full context"),
     ]
 

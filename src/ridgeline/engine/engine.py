@@ -110,6 +110,7 @@ class Engine:
             policy=Priority(),
             swap_cost=self._swap_cost,
             clock=time.perf_counter,
+            regimes=self._loaded.spec.regimes(config.max_model_len),
         )
         self._beams = Beams(self._scheduler, self._ids, self._eos)
         self._choices: dict[int, _Choice] = {}

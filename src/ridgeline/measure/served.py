@@ -55,7 +55,8 @@ def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, s
             deployment.spec, deployment.precision, deployment.hardware, deployment.scheme,
             page_tokens=deployment.page_tokens, chunk=deployment.chunk,
         )  # fmt: skip
-        chosen = Settings(memory.groups, **{**settings, "num_pages": tuple(settings["num_pages"])})
+        regimes = deployment.spec.regimes(settings["max_model_len"])
+        chosen = Settings(memory.groups, **{**settings, "num_pages": tuple(settings["num_pages"]), "regimes": regimes})
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise RequestError(f"the server's {PATH} is not understood ({e!r}); are both of one version?") from None
     return simulate(workload, chosen, cost_of(deployment), slo=slo, seed=seed).report, _times(machine)

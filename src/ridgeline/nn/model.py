@@ -5,14 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
-
-import numpy as np
 
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.mixers import build_mixer
-from ridgeline.nn.rotary import frequencies, grown_angles
+from ridgeline.nn.rotary import FrequencyTables, frequencies
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, Rotary, Weights
@@ -27,7 +24,7 @@ class Model:
 
     weights: every weight of `spec.weights()`, by name; each is asked for when its layer is built, so that a mapping
     which reads them then has no more than a layer's in memory beside what kernels made of others. max_model_len: the
-    longest context in tokens that will be served; it fixes rotations that depend on the length. format: of matrices.
+    longest context in tokens that will be served. format: of matrices.
     """
 
     def __init__(
@@ -42,14 +39,13 @@ class Model:
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
-        self._frequencies: dict[Rope, tuple[Array, float]] = {}
-        self._turned: dict[Rope, Rotary] = {}  # of all positions, where frequencies depend on them
+        # None: every rotation follows from the position alone.
+        regimes = spec.regimes(max_model_len)
+        self.frequency_tables = FrequencyTables(regimes) if regimes.breaks else None
+        self._frequencies: dict[Rope, tuple[Array, float]] = {}  # [dim / 2], or a row for each regime
         for rope in spec.ropes():
-            if (angles := grown_angles(rope, max_model_len)) is not None:
-                turned = (table.memory.put(f(angles), "float32", "float32") for f in (np.cos, np.sin))
-                self._turned[rope] = Rotary(*turned)
-                continue
-            inverse, factor = frequencies(rope, max_model_len)
+            by_length = self.frequency_tables if rope.follows_length else None
+            inverse, factor = by_length.table(rope) if by_length else frequencies(rope, max_model_len)
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
@@ -70,19 +66,28 @@ class Model:
     def forward(self, step: Step) -> Stream:
         """What the layers make of the step's T tokens; the state is written."""
         stream = Stream(self.embed(step), None)
-        rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
-        for rope, turned in self._turned.items():
-            rotaries[rope] = Rotary(*(self._table_rows(each, step.positions) for each in turned))
+        rotaries = self._rotaries(step)
         for block in self._blocks:
             stream = self.run_block(block, stream, step, rotaries)
         return Stream(stream.residual, stream.delta)
+
+    def _rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
+        """The rotation of each of the step's tokens, for each kind of rotation."""
+        if self.frequency_tables is None:
+            return {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
+        rows = step.frequency_rows(self.frequency_tables)
+        return {
+            rope: self._rotary(
+                step.positions, self._table_rows(inverse, rows) if rope.follows_length else inverse, factor
+            )
+            for rope, (inverse, factor) in self._frequencies.items()
+        }
 
     def constants(self) -> list[Array]:
         """All arrays that a forward pass reads besides its step, but for those that kernels keep for themselves."""
         return [
             *self._held.alive(),
             *(inverse for inverse, _ in self._frequencies.values()),
-            *chain(*self._turned.values()),
         ]
 
     @contextmanager

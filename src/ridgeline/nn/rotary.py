@@ -12,18 +12,51 @@ from ridgeline.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Regimes,
     Rope,
     YarnScaling,
 )
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+BLOCK = 4096  # lengths whose frequencies are computed at once, in float64
 
 
-def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
+class FrequencyTables:
+    """For a model whose rotations follow the length of a sequence: the frequencies of each of its regimes.
+
+    regimes: at which lengths they change.
+    """
+
+    def __init__(self, regimes: Regimes) -> None:
+        self.regimes = regimes
+        self._breaks = np.array(regimes.breaks, np.int64)
+
+    def table(self, rope: Rope) -> tuple[Floats, float]:
+        """Frequencies [regimes, dim / 2] of a rotation that follows the length, and the factor on cosines and sines."""
+        contexts = self.regimes.contexts()
+        match rope.scaling:
+            case LongRopeScaling(original_max_position_embeddings=original):
+                (short, factor), (long, _) = (frequencies(rope, length) for length in (original, original + 1))
+                return np.where(np.array(contexts)[:, None] > original, long, short), factor
+            case DynamicNTKScaling() as s:
+                found = np.empty((len(contexts), rope.dim // 2), np.float32)
+                for start in range(0, len(contexts), BLOCK):
+                    bases = [s.theta(rope.theta, rope.period, n) for n in contexts[start : start + BLOCK]]
+                    found[start : start + BLOCK] = _inverse(np.array(bases), rope.period)
+                return found, 1.0
+        raise ValueError(f"the frequencies of {rope} do not follow the length")
+
+    def rows(self, floors: Ints, positions: Ints) -> Ints:
+        """The row of the tables for each token [T]. floors [T]: those of the tokens' sequences."""
+        rows: Ints = np.searchsorted(self._breaks, np.maximum(floors, positions + 1))
+        return rows
+
+
+def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
     """Angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
 
-    max_model_len: the longest context that will be served, in tokens; it fixes the regime of LongRoPE, and it is the
-    length for which dynamic NTK gives the frequencies.
+    length: of the context in tokens, from which the frequencies of dynamic NTK and LongRoPE follow.
     """
     match rope.scaling:
         case None:
@@ -31,44 +64,28 @@ def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
         case LinearScaling(factor):
             return _single(_inverse(rope.theta, rope.period) / np.float32(factor)), 1.0
         case DynamicNTKScaling() as s:
-            return _inverse(s.theta(rope.theta, rope.period, max_model_len), rope.period), 1.0
+            return _inverse(s.theta(rope.theta, rope.period, length), rope.period), 1.0
         case Llama3Scaling() as s:
             return _llama3(_inverse(rope.theta, rope.period), s), 1.0
         case YarnScaling() as s:
             return _yarn(rope, s), s.attention_factor
         case LongRopeScaling() as s:
-            divisors = np.array(s.divisors(max_model_len), np.float32)
+            divisors = np.array(s.divisors(length), np.float32)
             return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.period))), s.attention_factor
-
-
-def grown_angles(rope: Rope, max_model_len: int) -> Floats | None:
-    """Angles [max_model_len, dim / 2] of dynamic NTK at each position, or None for any other rotation and within the
-    trained length.
-
-    A token past the trained length turns as in a context that ends with it, and keeps its key as the context grows:
-    what transformers computes token by token. So no angle depends on how long a sequence becomes.
-    """
-    s = rope.scaling
-    if not isinstance(s, DynamicNTKScaling) or max_model_len <= s.original_max_position_embeddings:
-        return None
-    lengths = np.arange(1, max_model_len + 1)
-    bases = np.array([s.theta(rope.theta, rope.period, int(n)) for n in lengths])
-    exponents = np.arange(0, rope.period, 2, dtype=np.float32) / np.float32(rope.period)
-    powers = _single(np.power(_single(bases).astype(np.float64)[:, None], exponents.astype(np.float64)))
-    return _single(_single(lengths - 1)[:, None] * (np.float32(1) / powers))
 
 
 def _single(x: Any) -> Floats:
     return np.asarray(x, np.float32)
 
 
-def _powers(theta: float, dim: int) -> Floats:
+def _powers(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     # Rounded once, from float64: nearer to what models were trained with than numpy's own float32 power.
-    return _single(np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)))
+    return _single(np.power(_single(theta).astype(np.float64)[..., None], exponents.astype(np.float64)))
 
 
-def _inverse(theta: float, dim: int) -> Floats:
+def _inverse(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
+    """[dim / 2], or [n, dim / 2] of n bases."""
     return _single(np.float32(1) / _powers(theta, dim))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ridgeline.nn.rotary import FrequencyTables
 from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, States
 
 Rows = DenseRows | PagedRows
@@ -42,6 +43,10 @@ class Step(Protocol):
     @property
     def segments(self) -> Segments:
         """Which tokens belong to which sequence."""
+        ...
+
+    def frequency_rows(self, tables: FrequencyTables) -> Array:
+        """[T], each token's row in the tables of a model whose rotations follow the lengths of sequences."""
         ...
 
     def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:

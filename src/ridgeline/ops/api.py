@@ -203,7 +203,7 @@ EMBEDDING: Op[Callable[[Array, Array], Array]] = Op("embedding", "primitive")
 LINEAR: Op[Callable[[Array, Array, Array | None], Array]] = Op("linear", "primitive")
 # (x [..., n], weight [n], bias [n] or None) -> [..., n] [RMSNorm or LayerNorm]
 NORM: Op[Callable[[Array, Array, Array | None], Array]] = Op("norm", "primitive")
-# (positions [T], inverse frequencies [dim / 2], attention factor) -> Rotary [no case]
+# (positions [T], inverse frequencies [dim / 2] or, of each token, [T, dim / 2], attention factor) -> Rotary [no case]
 ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
 # (x [T, heads, D], rotary) -> [T, heads, D] [Rope]
 ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")

@@ -41,6 +41,7 @@ class _Graph(NamedTuple):
     rows: Array
     tokens: Array
     positions: Array
+    frequency_rows: Array
     made: Decoded
     run: Callable[[], None]
 
@@ -60,27 +61,37 @@ class DecodeGraphs:
         if self.refusal is None and table.driver is not None:
             self._recorder = table.driver.recorder()
             most = min(len(page_tables[0]), MOST_SEQUENCES)
-            self._inputs = [self._recorder.input(most) for _ in range(4)]
+            self._inputs = [self._recorder.input(most) for _ in range(5)]
             self._recorder.assign(self._inputs[3], [1] * most)
             self._known = [*arena.pages, *page_tables, *model.constants()]
 
-    def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
-        """One token of each sequence, known for certain; None if the step must run unrecorded."""
+    def run(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int],
+        frequency_rows: Sequence[int] | None = None,
+    ) -> Decoded | None:  # fmt: skip
+        """One token of each sequence, known for certain; None if the step must run unrecorded.
+
+        frequency_rows: of the tokens, for a model whose rotations follow the lengths of sequences.
+        """
         n = len(rows)
         if self.refusal is not None or n > MOST_SEQUENCES:
             return None
         graph = self._graphs.get(n)
         if graph is None:
-            return self._record(rows, tokens, positions)
+            return self._record(rows, tokens, positions, frequency_rows or [0] * n)
         assign = self._recorder.assign
         assign(graph.rows, rows), assign(graph.tokens, tokens), assign(graph.positions, positions)
+        if frequency_rows is not None:
+            assign(graph.frequency_rows, frequency_rows)
         graph.run()
         return graph.made
 
-    def _record(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
+    def _record(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], frequency_rows: Sequence[int]
+    ) -> Decoded | None:
         inputs = [self._recorder.first(x, len(rows)) for x in self._inputs]
-        begin = inputs[0], inputs[1], inputs[2]
-        for array, values in zip(begin, (rows, tokens, positions), strict=True):
+        begin = inputs[0], inputs[1], inputs[2], inputs[4]
+        for array, values in zip(begin, (rows, tokens, positions, frequency_rows), strict=True):
             self._recorder.assign(array, values)
         slices = Slices.plain(np.array(rows), np.array(positions), np.ones(len(rows), np.int64))
         try:
@@ -96,12 +107,14 @@ class DecodeGraphs:
         self._graphs[len(rows)] = _Graph(*begin, made, found.run)
         return made
 
-    def _step(self, slices: Slices, rows: Array, tokens: Array, positions: Array, ones: Array) -> Sequence[Array]:
+    def _step(
+        self, slices: Slices, rows: Array, tokens: Array, positions: Array, ones: Array, frequency_rows: Array
+    ) -> Sequence[Array]:
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
             pages, slots, tables = self._places(page_table, rows, positions, group.page_tokens)
             layouts.append(PagedLayout(pages, slots, positions, ones, tables, _no_buckets))
-        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table)
+        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
         stream = self._model.forward(step)
         logits = self._model.logits(stream)
         made = (logits, *self._best(logits), stream.residual)

@@ -19,7 +19,8 @@ class Slices:
     """What a step runs: of each sequence the tokens [start, start + length), one sequence after the other.
 
     rows: each sequence's row in the page tables. drafts: how many of its tokens, the last ones, are drafts. replays:
-    how many tokens before `start` are accepted drafts, which the state in pages does not hold yet.
+    how many tokens before `start` are accepted drafts, which the state in pages does not hold yet. floors: of the
+    context for which each sequence turns at least (spec/regimes.py).
     """
 
     rows: Ints
@@ -27,12 +28,13 @@ class Slices:
     lengths: Ints
     drafts: Ints
     replays: Ints
+    floors: Ints
 
     @classmethod
     def plain(cls, rows: Ints, starts: Ints, lengths: Ints) -> Slices:
-        """Without drafts."""
+        """Without drafts and floors."""
         none = np.zeros_like(rows)
-        return cls(rows, starts, lengths, none, none)
+        return cls(rows, starts, lengths, none, none, none)
 
     @property
     def known(self) -> Ints:

@@ -72,12 +72,15 @@ class LoadedModel:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
-    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
-        """A pass over whole sequences without pages, which sees what pages would hold. `sequences`: none empty."""
+    def dense_step(self, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> DenseStep:
+        """A pass over whole sequences without pages, which sees what pages would hold.
+
+        sequences: none empty. prompts: of each, how many tokens are its prompt; None: all of them.
+        """
         memory = self.table.memory
         is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes
         store = None if is_kept else self.table.primitive(api.STORE_ROWS, self.storage)
-        return DenseStep.build(sequences, memory, store)
+        return DenseStep.build(sequences, memory, store, prompts)
 
 
 def no_progress(total: int) -> Callable[[int], None]:
@@ -119,7 +122,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     model = build(spec, weights, table, max_model_len, format)
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
-        notes=(*spec.notes(max_model_len), *checkpoint.notes, *missing_kernels(table.memory.device)),
+        notes=(*checkpoint.notes, *missing_kernels(table.memory.device)),
         dtype=found.dtype,
     )  # fmt: skip
 

@@ -71,7 +71,8 @@ class NaiveGenerator:
         self._admit()
         if not self._running:
             return []
-        step = self._loaded.dense_step([s.tokens for s in self._running])
+        running = self._running
+        step = self._loaded.dense_step([s.tokens for s in running], [s.num_prompt for s in running])
         stream = self._loaded.model.forward(step)
         logits = self._memory.get(self._loaded.model.logits(stream, step.last_rows(self._memory)))
         entries = self._prompt_logprobs(stream)

@@ -100,7 +100,11 @@ class Runner:
                 return None
         last = self._last
         tokens = [work.tokens[0] if work.tokens[0] != LAST else int(last[work.row]) for work in works]
-        return self.graphs.run([work.row for work in works], tokens, [work.start for work in works])
+        positions = [work.start for work in works]
+        rows = None
+        if (tables := self._model.frequency_tables) is not None:
+            rows = tables.rows(np.array([work.floor for work in works]), np.array(positions)).tolist()
+        return self.graphs.run([work.row for work in works], tokens, positions, rows)
 
     def sampled(self, row: int, token: int) -> None:
         """What a row of the tables sampled in its last step."""
@@ -133,6 +137,7 @@ class Runner:
             np.array([len(w.tokens) for w in works]),
             np.array([w.num_draft for w in works]),
             np.array([w.start - w.replay_from for w in works]),
+            np.array([w.floor for w in works]) if self._model.frequency_tables else np.zeros(len(works), np.int64),
         )
         tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
         tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)

@@ -10,12 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
+from ridgeline.nn.rotary import FrequencyTables
 from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
-from ridgeline.runtime.layout import Slices, build_segments
+from ridgeline.runtime.layout import Slices, build_segments, ranges
 
 StoreRows = Callable[[Array], Array]  # ops.api.STORE_ROWS
 
@@ -25,6 +26,7 @@ class DenseStep:
     """One forward pass over whole sequences of any lengths, laid end to end.
 
     store: rounds what attention sees of its tokens as pages would; None where pages hold it as it was computed.
+    prompts: of each sequence, how many of its tokens are its prompt; None: all of them.
     """
 
     token_ids: Array
@@ -32,20 +34,31 @@ class DenseStep:
     lengths: tuple[int, ...]
     memory: Memory
     store: StoreRows | None = None
+    prompts: tuple[int, ...] | None = None
 
     @classmethod
-    def build(cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None) -> DenseStep:
+    def build(
+        cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None,
+        prompts: Sequence[int] | None = None,
+    ) -> DenseStep:  # fmt: skip
         """`sequences`: token ids of each, none empty."""
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
         positions = np.concatenate([np.arange(n) for n in lengths])
-        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory, store)
+        counts = None if prompts is None else tuple(prompts)
+        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory, store, counts)
 
     @cached_property
     def segments(self) -> Segments:
         lengths = np.array(self.lengths)
         rows = np.arange(lengths.size)
         return build_segments(Slices.plain(rows, np.zeros_like(rows), lengths), self.memory)
+
+    def frequency_rows(self, tables: FrequencyTables) -> Array:
+        prompts = self.lengths if self.prompts is None else self.prompts
+        floors = [tables.regimes.floor(*counts) for counts in zip(prompts, self.lengths, strict=True)]
+        lengths = np.array(self.lengths)
+        return self.memory.integers(tables.rows(np.repeat(floors, lengths), ranges(lengths)))
 
     def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts], ()
@@ -65,7 +78,8 @@ class DenseStep:
 class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
-    layouts: one per state group of the arena. inputs: those of drafts, of this step and of earlier ones.
+    layouts: one per state group of the arena. inputs: those of drafts, of this step and of earlier ones. recorded_rows:
+    the frequency rows of a step that is recorded; None: they follow from the slices.
     """
 
     token_ids: Array
@@ -75,10 +89,17 @@ class PagedStep:
     arena: Arena
     inputs: DraftInputs
     table: OpsTable
+    recorded_rows: Array | None = None
 
     @cached_property
     def segments(self) -> Segments:
         return build_segments(self.slices, self.table.memory)
+
+    def frequency_rows(self, tables: FrequencyTables) -> Array:
+        if self.recorded_rows is not None:
+            return self.recorded_rows
+        slices = self.slices
+        return self.table.memory.integers(tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()))
 
     def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
         group, views = self.arena.layer(layer)

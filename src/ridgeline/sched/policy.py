@@ -7,6 +7,7 @@ never passed by, the best running sequence may take pages from all others, and s
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from ridgeline.sched.sequence import Sequence
@@ -31,3 +32,13 @@ class Priority:
 
     def __call__(self, sequence: Sequence) -> float:
         return sequence.arrival + sequence.priority * self.patience
+
+
+def last_behind(seq: Sequence, running: Seq[Sequence], step: int) -> Sequence | None:
+    """The last running sequence that is behind `seq` and has no work in `step`; None if there is none."""
+    for other in reversed(running):
+        if other is seq:
+            return None
+        if other.last_step != step:
+            return other
+    return None

@@ -10,6 +10,7 @@ How requests go round:
         waiting  -------------------------------------------> running ----> over (ended, max_tokens, abort)
       (by order) <------------------------------------------- (by order)
                      preempt: pages dropped or swapped out
+                     restart: its length changed how its tokens turn; pages dropped
 
 Why every request gets its turn: `order` never changes, and passes to forks; the head of the queue is never passed by;
 one that is short of pages may take those of any running one behind it; nobody is admitted while a running one is short;
@@ -28,12 +29,14 @@ from operator import attrgetter
 from typing import Literal
 
 from ridgeline.sched.cache import StateCache
+from ridgeline.sched.checks import check_family, check_fork, check_places
 from ridgeline.sched.page_times import Clock
-from ridgeline.sched.policy import Policy, fcfs
+from ridgeline.sched.policy import Policy, fcfs, last_behind
 from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import Stats
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 MAX_IN_FLIGHT = 2
 # Of all pages, to be left free when a request joins others: without it, half of those that join are preempted within a
@@ -50,7 +53,7 @@ class Scheduler:
 
     num_pages: per group, page 0 (never handed out) included; num_host_pages likewise, for swapping. max_batch_tokens,
     max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute. clock: by which pages'
-    times are counted; None: they are not.
+    times are counted; None: they are not. regimes: how rotations follow the lengths of sequences.
     """
 
     _cache_type: type[StateCache] = StateCache
@@ -66,12 +69,14 @@ class Scheduler:
         policy: Policy = fcfs,
         swap_cost: SwapCost | None = None,
         clock: Clock | None = None,
+        regimes: Regimes = NO_REGIMES,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
         self._cache = self._cache_type(groups, num_pages, num_host_pages or [0] * len(groups))
         self._page_times = None if clock is None else self._cache.watch(clock)
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
+        self._regimes = regimes
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
         self._waiting: list[tuple[Order, Sequence]] = []  # a heap; may hold some that are over
@@ -95,10 +100,7 @@ class Scheduler:
         family = (sequence, *children)
         for member in family:
             self._cache.check_fits(member)
-            if member.tokens != sequence.tokens or member.root != sequence.root:
-                raise ValueError(f"sequence {member.id} has another prompt than its parent {sequence.id}")
-        if len({m.id for m in family}) < len(family) or any(m.id in self._live for m in family):
-            raise ValueError(f"sequence id {sequence.id}, or one of its children's, is in use")
+        check_family(sequence, family, self._live)
         for member in family:
             self._register(member)
         self._queue(sequence, list(children))
@@ -112,18 +114,13 @@ class Scheduler:
         """
         parent = self._live[parent_id]
         self._cache.check_fits(child)
-        shared = parent.computed
         if child.id in self._live:
             raise ValueError(f"sequence id {child.id} is in use")
         if parent.row >= 0:
-            if parent.replay_from != shared:
-                raise ValueError(f"sequence {parent_id} has a step in flight")
-            same = child.tokens[:shared] == parent.tokens[:shared] and child.root == parent.root
-            if not same or len(child.tokens) <= shared:
-                raise ValueError(f"sequence {child.id} does not begin with the {shared} tokens of {parent_id}")
+            check_fork(parent, child)
         self._register(child)
         child.order = (*parent.order[:2], child.arrival)
-        if parent.row >= 0 and self._rows:
+        if parent.row >= 0 and self._rows and child.floor == parent.floor:
             self._branch(parent, child)
         else:
             self._queue(child, [])
@@ -152,6 +149,8 @@ class Scheduler:
         finished = result.ended or len(seq.tokens) >= seq.max_length
         if finished:
             self._end(seq)
+        elif len(seq.tokens) >= seq.bound:
+            self._restart(seq)
         return Update(seq.id, result.tokens, finished)
 
     def abort(self, sequence_id: int) -> bool:
@@ -221,7 +220,7 @@ class Scheduler:
     def _plan(self, seq: Sequence, budget: int) -> int:
         """Append work for a running sequence; the number of its tokens, 0 if it cannot run now."""
         start, total = seq.planned, len(seq.tokens) + seq.pending
-        if seq.row < 0 or seq.held or start >= total or total >= seq.max_length:
+        if seq.row < 0 or seq.held or start >= total or total >= seq.bound:
             return 0
         limit, drafts = min(total, start + budget), seq.drafts
         if limit - start > 1 or seq.children or start == seq.snapshot_at:
@@ -245,9 +244,9 @@ class Scheduler:
         tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
         sample = limit == known + seq.pending
         parents = seq.parents[: len(drafts)]
-        self._works.append(
-            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), parents, deltas)
-        )
+        self._works.append(Work(
+            seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), parents, deltas, seq.floor
+        ))  # fmt: skip
         if sample:
             seq.pending += 1
             if seq.drafts:
@@ -269,7 +268,7 @@ class Scheduler:
     def _usable_drafts(self, seq: Sequence, limit: int, budget: int) -> tuple[int, ...]:
         if seq.pending or limit < len(seq.tokens):
             return ()
-        return seq.drafts[: max(0, min(budget, seq.max_length - limit - 1))]
+        return seq.drafts[: max(0, min(budget, seq.bound - limit - 1))]
 
     def _make_room(self, seq: Sequence, limit: int, end: int) -> tuple[int, int]:
         """How far there are pages, (0, 0) for nowhere. Preempts sequences behind it for its first token only."""
@@ -279,21 +278,12 @@ class Scheduler:
                 return room
             victim = None
             if not self._cache.room(seq, limit, end, after_commit=True)[0]:
-                victim = self._victim(seq)
+                victim = last_behind(seq, self._running, self._step)
             if victim is None:
                 self._short = seq.order
             else:
                 self._preempt(victim)
         return 0, 0
-
-    def _victim(self, seq: Sequence) -> Sequence | None:
-        """The last running sequence that is behind `seq` and has no work in this step."""
-        for other in reversed(self._running):
-            if other is seq:
-                return None
-            if other.last_step != self._step:
-                return other
-        return None
 
     # ---- rows and places --------------------------------------------------------------------------------
 
@@ -331,7 +321,7 @@ class Scheduler:
             return True
         cache.share(seq, position, pages)
         self._num_restored += cache.has_snapshots and position > 0
-        if not seq.num_preempted:
+        if not (seq.num_preempted or seq.num_restarts):
             seq.num_cached, seq.snapshot_at = position, cache.divergence(seq)
             self._queried_tokens += len(seq.tokens)
             self._hit_tokens += position
@@ -378,6 +368,17 @@ class Scheduler:
             seq.restart(next(self._epochs))
         heapq.heappush(self._waiting, (seq.order, seq))
 
+    def _restart(self, seq: Sequence) -> None:
+        """Compute it again from its first token, which turns otherwise in a sequence of this length. All its tokens are
+        known."""
+        if seq.row >= 0:
+            self._leave_row(seq)
+            heapq.heappush(self._waiting, (seq.order, seq))
+        self._cache.release(seq)
+        seq.restart(next(self._epochs))
+        seq.enter(self._regimes)
+        seq.num_restarts += 1
+
     def _park(self, seq: Sequence) -> None:
         """Take row and pages from one that pauses: it has nothing more to run, and its forks begin from the prefix."""
         self._num_recompute += 1
@@ -401,6 +402,7 @@ class Scheduler:
     def _register(self, seq: Sequence) -> None:
         seq.arrival, seq.epoch = next(self._arrivals), next(self._epochs)
         seq.order = (self._policy(seq), seq.arrival, seq.arrival)
+        seq.enter(self._regimes)
         self._live[seq.id] = seq
 
     def _queue(self, seq: Sequence, children: list[Sequence]) -> None:
@@ -446,6 +448,8 @@ class Scheduler:
                     self._branch_children(seq)
             if work.sample and updates[-1].finished:
                 self._end(seq)
+            elif work.sample and len(seq.tokens) >= seq.bound:
+                self._restart(seq)
         self._committed = plan.step
         self._cache.settle(plan.step)
         return updates
@@ -474,6 +478,7 @@ class Scheduler:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens with which `sequence` could begin from the prefix index if it were admitted now."""
+        sequence.enter(self._regimes)
         return self._cache.find_prefix(sequence)[0]
 
     def stats(self) -> Stats:
@@ -491,10 +496,4 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if the books do not agree. Costs a look at every page: for tests and idle moments."""
         self._cache.check(list(self._live.values()))
-        rows = [seq.row for seq in self._running] + self._rows
-        assert sorted(rows) == list(range(len(rows))), "rows are lost or used twice"
-        assert self._running == sorted(self._running, key=_BY_ORDER), "running sequences are out of order"
-        assert all(self._live.get(seq.id) is seq for seq in self._running), "an ended sequence is running"
-        assert sum(seq.row >= 0 for seq in self._live.values()) == len(self._running), "a row without a sequence"
-        for seq in self._live.values():
-            assert seq.num_prompt <= len(seq.tokens) < seq.max_length, f"sequence {seq.id} has too many tokens"
+        check_places(self._live, self._running, self._rows)

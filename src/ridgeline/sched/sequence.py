@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.regimes import Regimes
 
 # What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
 Order = tuple[float, int, int]
@@ -31,6 +32,7 @@ class Sequence:
     tokens: the prompt, then what was generated. max_tokens: to generate. priority: lower is more urgent (policy.py).
     root: the first link of the hash chain; sequences share pages only under the same one (`hash_root`).
     num_prompt: given only if `tokens` begin with generated ones too (beams). num_cached: tokens found at admission.
+    num_restarts: how often it was computed again, because its length changed how its tokens turn.
     """
 
     id: int
@@ -41,9 +43,12 @@ class Sequence:
     num_prompt: int = 0
     num_cached: int = 0
     num_preempted: int = 0
+    num_restarts: int = 0
     arrival: int = 0
     order: Order = (0.0, 0, 0)  # the least runs first
     max_length: int = 0  # in tokens, generated ones included
+    bound: int = 0  # at this length it is over, or is computed again
+    floor: int = 0  # its tokens turn at least as in a context of so many tokens (spec/regimes.py)
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step
     parents: tuple[int, ...] = ()
@@ -70,7 +75,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.tokens)  # choices of one prompt are often given the same list
         self.num_prompt = self.num_prompt or len(self.tokens)
-        self.max_length = self.num_prompt + self.max_tokens
+        self.bound = self.max_length = self.num_prompt + self.max_tokens
 
     @property
     def is_shared(self) -> bool:
@@ -90,7 +95,8 @@ class Sequence:
         while len(chain) < links:
             begin = len(chain) * grid
             body = array("I", self.tokens[begin : begin + grid]).tobytes()
-            chain.append(hashlib.blake2b((chain[-1] if chain else self.root) + body, digest_size=16).digest())
+            before = chain[-1] if chain else root_of(self.root, self.floor)
+            chain.append(hashlib.blake2b(before + body, digest_size=16).digest())
         return chain[links - 1]
 
     def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
@@ -104,11 +110,23 @@ class Sequence:
             return sum(map(bool, table[dropped:]))
         return len(table) - dropped + min(group.first_pages, dropped)
 
+    def enter(self, regimes: Regimes) -> None:
+        """Set what follows from its length: how its tokens turn, and how long it may become with that."""
+        length = len(self.tokens)
+        self.floor = regimes.floor(self.num_prompt, length)
+        self.bound = min(self.max_length, regimes.end(length) + 1)
+        self._chain.clear()
+
     def restart(self, epoch: int) -> None:
         """Forget all progress; results of steps in flight are of an older epoch."""
         self.epoch = epoch
         self.computed = self.replay_from = self.planned = self.pending = 0
         self.held = False  # its last token is computed again, and sampled again
+
+
+def root_of(root: bytes, floor: int) -> bytes:
+    """The root of a hash chain whose tokens turn with a floor: sequences of unlike floors never share state."""
+    return hashlib.blake2b(root + floor.to_bytes(8, "little"), digest_size=16).digest() if floor else root
 
 
 def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "", alone: str = "") -> bytes:

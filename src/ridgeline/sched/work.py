@@ -54,7 +54,7 @@ class Work(NamedTuple):
     older step is in flight. epoch: raised by preemption, unique to a placement, so that old results are inert.
     sample: the logits of the last known token (and of the drafts) are needed. parents: of a tree of drafts, for each
     the index of its parent among the drafts, -1 the last known token; empty for a chain. Where a branch of a tree is
-    accepted, the device moves its rows together, from `limit` on.
+    accepted, the device moves its rows together, from `limit` on. floor: of the sequence (spec/regimes.py).
     """
 
     sequence: int
@@ -67,6 +67,7 @@ class Work(NamedTuple):
     num_draft: int = 0
     parents: tuple[int, ...] = ()
     deltas: tuple[PageDelta, ...] = ()
+    floor: int = 0
 
 
 class StepPlan(NamedTuple):

@@ -182,7 +182,7 @@ class FastForwardScheduler(Scheduler):
 
     def _await_commit(self, seq: Sequence, step: int) -> None:
         """After `step`: until its last token or, where that matters, until it fills a page or leaves one behind."""
-        after = seq.max_length - len(seq.tokens)
+        after = seq.bound - len(seq.tokens)
         if not self._only_all:
             after = min(after, max(1, seq.next_event - seq.computed))
         found = self._to_commit.get(step + after)
@@ -237,6 +237,10 @@ class FastForwardScheduler(Scheduler):
             if len(seq.tokens) >= seq.max_length:
                 updates.append(Update(seq.id, (), True))
                 self._end(seq)
+                continue
+            if len(seq.tokens) >= seq.bound:
+                self._leave_cruise(seq)
+                self._restart(seq)
                 continue
             if seq.planned >= seq.covered:
                 self._await_page(seq)

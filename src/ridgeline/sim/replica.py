@@ -236,4 +236,5 @@ def make_scheduler(kind: type[S], settings: Settings) -> S:
         settings.num_pages,
         max_batch_tokens=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,
+        regimes=settings.regimes,
     )

@@ -48,7 +48,7 @@ class CountedSequence(Sequence):
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.tokens)
-        self.max_length = self.num_prompt + self.max_tokens
+        self.bound = self.max_length = self.num_prompt + self.max_tokens
         self.num_shared = min(self.num_prompt, len(self.blocks) * self.block_tokens)
 
     @property
@@ -60,12 +60,14 @@ class CountedSequence(Sequence):
         """The key of the page that ends at `position`: of its block and the place in it, or of itself alone."""
         if position <= self.num_shared:
             block, place = divmod(position - 1, self.block_tokens)
-            return self.blocks[block] * self.block_tokens + place
-        return -((self.id << ID_BITS) + position)
+            key = self.blocks[block] * self.block_tokens + place
+        else:
+            key = -((self.id << ID_BITS) + position)
+        return f"{self.floor} {key}".encode() if self.floor else key
 
     def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
         """Keys of pages [first, stop)."""
-        if first * page_tokens < self.num_shared:
+        if self.floor or first * page_tokens < self.num_shared:
             return Sequence.page_keys(self, first, stop, page_tokens, grid)
         own = self.id << ID_BITS
         return range(-own - (first + 1) * page_tokens, -own - (stop + 1) * page_tokens, -page_tokens)

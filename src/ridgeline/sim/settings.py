@@ -21,17 +21,22 @@ from ridgeline.settings.fit import (
     with_snapshots,
 )
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one replica. num_pages: per group, the null page included. max_model_len: of a sequence, in tokens."""
+    """Of one replica. num_pages: per group, the null page included. max_model_len: of a sequence, in tokens.
+
+    regimes: how rotations follow the lengths of sequences.
+    """
 
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    regimes: Regimes = NO_REGIMES
 
     @property
     def state_bytes(self) -> int:
@@ -72,4 +77,4 @@ def settings(deployment: Deployment, *, max_model_len: int | None = None, max_nu
     between = snapshot_grid(deployment.page_tokens, left_prefix(length) * sqrt(2 * share))
     groups = with_snapshots(memory.groups, between)
     pages = num_pages(groups, length, seqs, lambda pages: affordable(pages, seqs))
-    return Settings(groups, pages, seqs, deployment.chunk, length)
+    return Settings(groups, pages, seqs, deployment.chunk, length, deployment.spec.regimes(length))

@@ -28,6 +28,7 @@ from ridgeline.spec.recurrent import (
     ShortConvolution,
     TaylorAttention,
 )
+from ridgeline.spec.regimes import Regimes
 from ridgeline.spec.rope import (
     DynamicNTKScaling,
     LinearScaling,
@@ -77,6 +78,7 @@ __all__ = [
     "Pattern",
     "RMSNorm",
     "RecurrentMixer",
+    "Regimes",
     "Rope",
     "RopeScaling",
     "SharedAttention",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ridgeline.errors import RequestError
 from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
 from ridgeline.spec.norm import Norm
+from ridgeline.spec.regimes import Regimes, regimes_of
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.weight import Weight, linear
@@ -178,9 +179,9 @@ class ModelSpec:
             )
         return wanted
 
-    def notes(self, max_model_len: int) -> tuple[str, ...]:
-        """What a user should know of the choices that follow from the longest context to serve."""
-        return tuple(note for rope in self.ropes() if (note := rope.note(max_model_len)))
+    def regimes(self, max_model_len: int) -> Regimes:
+        """How rotations follow the lengths of sequences of at most `max_model_len` tokens."""
+        return regimes_of((rope.scaling for rope in self.ropes()), max_model_len)
 
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotations in use, in order of first use."""

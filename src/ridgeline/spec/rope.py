@@ -1,8 +1,8 @@
 """Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
 
-A token's key must not change when its sequence grows, or neither a cache nor a prefix could be reused. Of the two
-scalings whose published code looks at the current length, dynamic NTK turns each token as in a context that ends with
-it, and LongRoPE chooses its regime once, when a model is loaded, from `max_model_len`.
+The frequencies of two scalings follow from a length as well (regimes.py). Under dynamic NTK a prompt turns as a context
+of its length, and each token after it as a context that ends with that token. Under LongRoPE all tokens of a sequence
+turn with the same set of divisors, and the set follows from the length of the sequence.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class LongRopeScaling:
     original_max_position_embeddings: int
     attention_factor: float
 
-    def divisors(self, max_model_len: int) -> tuple[float, ...]:
-        """The set that serves contexts up to `max_model_len` tokens."""
-        long = max_model_len > self.original_max_position_embeddings
+    def divisors(self, length: int) -> tuple[float, ...]:
+        """The set for a context of `length` tokens."""
+        long = length > self.original_max_position_embeddings
         return self.long_factor if long else self.short_factor
 
 
@@ -92,6 +92,11 @@ class Rope:
         """The number of elements over which the frequencies fall from 1 to 1 / theta."""
         return self.dim - self.odd
 
+    @property
+    def follows_length(self) -> bool:
+        """Do its frequencies follow from a length too (regimes.py)?"""
+        return isinstance(self.scaling, DynamicNTKScaling | LongRopeScaling)
+
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"rope dim must be even and at least 2, not {self.dim}")
@@ -101,12 +106,3 @@ class Rope:
             for name in ("short_factor", "long_factor"):
                 if (n := len(getattr(self.scaling, name))) != self.dim // 2:
                     raise ValueError(f"rope {name} must have {self.dim // 2} entries, not {n}")
-
-    def note(self, max_model_len: int) -> str | None:
-        """Which regime a rotation that depends on the length is in, and how to have the other."""
-        match self.scaling:
-            case LongRopeScaling(original_max_position_embeddings=original) if max_model_len > original:
-                return (
-                    f"LongRoPE uses its set for long contexts; --max-model-len {original} keeps the one for short ones"
-                )
-        return None

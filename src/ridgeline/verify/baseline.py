@@ -57,7 +57,8 @@ class Baseline:
         """
         answer, params = self.answer(request, choice), params_of(request)
         row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
-        logits = self._logits([*request.prompt_token_ids, *answer.tokens[:position]])
+        prompt = request.prompt_token_ids
+        logits = self._logits([*prompt, *answer.tokens[:position]], len(prompt))
         if row.edits is not None:
             row.edits.apply(logits)
         if params.temperature == 0:
@@ -80,10 +81,10 @@ class Baseline:
                 leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
         return Answer(tuple(tokens), tuple(leads))
 
-    def _logits(self, tokens: Sequence[int]) -> Floats:
-        """Of the token after `tokens` [vocabulary], float64."""
+    def _logits(self, tokens: Sequence[int], num_prompt: int) -> Floats:
+        """Of the token after `tokens` [vocabulary], float64; the first `num_prompt` of them are the prompt."""
         memory, model = self._loaded.table.memory, self._loaded.model
-        step = self._loaded.dense_step([tokens])
+        step = self._loaded.dense_step([tokens], [num_prompt])
         return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
 
 

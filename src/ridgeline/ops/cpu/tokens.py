@@ -29,7 +29,7 @@ def embedding(case: None, pool: Pool) -> Callable[[Ndarray, Ints], Floats]:
 
 def rotary(case: None, pool: Pool) -> Callable[[Ints, Floats, float], Rotary]:
     def run(positions: Ints, frequencies: Floats, factor: float) -> Rotary:
-        cos, sin = (empty(pool, positions.size, frequencies.size) for _ in range(2))
+        cos, sin = (empty(pool, positions.size, frequencies.shape[-1]) for _ in range(2))
         _kernels.rotary(pool, positions, frequencies, factor, cos, sin)
         return Rotary(cos, sin)
 
