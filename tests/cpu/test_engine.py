@@ -43,7 +43,6 @@ REQUESTS = [
 REFERENCE_NOISE = 1e-6
 
 
-# A model with a regime switch is served in the regime of its case.
 CONTEXT = {name: case.max_model_len for name, case in CASES.items()}
 CONTEXT |= {name: spec.max_position_embeddings for name, spec in SPECS.items()}
 

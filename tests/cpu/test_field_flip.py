@@ -120,8 +120,6 @@ SILENT = {
 # Case -> fields that act only at lengths which the case, by its max_model_len, does not serve; others do.
 ASLEEP = {
     "llama_dynamic": {"DynamicNTKScaling.factor", "Rope.scaling"},
-    "phi3_longrope_short": {"LongRopeScaling.long_factor"},
-    "phi3_longrope_long": {"LongRopeScaling.short_factor"},
 }
 # Parts that no family of transformers has: the tests that judge them.
 OURS = {

@@ -149,33 +149,8 @@ def _forward(model: nn.Module, tokens: Sequence[int], **kwargs: Any) -> Any:
 
 
 def oracle_logits(model: nn.Module, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype.
-
-    Past the trained length of dynamic NTK the frequencies of a key depend on when it was computed: there the run is
-    token by token, with a cache.
-    """
-    return [
-        _stepwise(model, tokens) if _grows(model, tokens) else _forward(model, tokens).logits[0].numpy()
-        for tokens in sequences
-    ]
-
-
-def _grows(model: nn.Module, tokens: Sequence[int]) -> bool:
-    rotation = getattr(model.config, "rope_parameters", None) or {}
-    return rotation.get("rope_type") == "dynamic" and len(tokens) > model.config.max_position_embeddings
-
-
-@torch.no_grad()
-def _stepwise(model: nn.Module, tokens: Sequence[int]) -> np.ndarray:
-    """Logits of one sequence, each token in a pass of its own."""
-    rows, past = [], None
-    exact = next(model.parameters()).dtype is torch.float64
-    with Float64() if exact else nullcontext():
-        for token in tokens:
-            out = model(input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True)
-            past = out.past_key_values
-            rows.append(out.logits[0, -1])
-    return torch.stack(rows).numpy()
+    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype."""
+    return [_forward(model, tokens).logits[0].numpy() for tokens in sequences]
 
 
 def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list[int], float]:
@@ -195,9 +170,15 @@ def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list
 def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) -> np.ndarray:
     """By how much each of `ids` leads every other token, in one run over prompt and ids; negative: it loses.
 
-    With a float64 model it says how safe a float32 greedy run is, at the price of one forward pass.
+    With a float64 model it says how safe a float32 greedy run is, at the price of one forward pass, or of two.
     """
-    logits = oracle_logits(model, [[*prompt, *ids[:-1]]])[0][-len(ids) :]
+    tokens = [*prompt, *ids[:-1]]
+    logits = oracle_logits(model, [tokens])[0]
+    # A model with two sets of frequencies gives the tokens up to here from the shorter sequence.
+    end = getattr(model.config, "original_max_position_embeddings", None)
+    if end is not None and end < len(tokens):
+        logits[:end] = oracle_logits(model, [tokens[:end]])[0]
+    logits = logits[-len(ids) :]
     rows = np.arange(len(ids))
     chosen = logits[rows, ids]
     logits[rows, ids] = -np.inf

@@ -28,10 +28,7 @@ class Case:
     `seed` draws weights and prompts.  It was chosen so that greedy decoding in float64 keeps the best token
     ahead of the second by more than 1e-3, never emits a special token, and does not fall into a short loop.
 
-    `max_model_len` is the length to load the model with.  It matters where the rotary frequencies depend on
-    the length: transformers switches them by the length of the *current* sequence, whereas an engine with a
-    KV cache has to fix them once.  So the two agree only inside one regime, and `lengths`,
-    `greedy_prompt_length` and `greedy_tokens` stay inside it.  `greedy_tokens` 0 means: no greedy comparison.
+    `max_model_len` is the length to load the model with.  `greedy_tokens` 0 means: no greedy comparison.
     """
 
     model_type: str

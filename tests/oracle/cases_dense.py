@@ -79,11 +79,11 @@ _llama("llama_dynamic", 1, "dynamic NTK within its length changes nothing", dims
 _llama(
     "llama_dynamic_long",
     4,
-    "dynamic NTK past its length, where transformers runs token by token",
+    "dynamic NTK: a prompt past the trained length turns as its length says",
     dims(**_DYNAMIC) | {"max_position_embeddings": 64},
     PLAIN,
     max_model_len=100,
-    lengths=(100, 100),
+    lengths=(1, 64, 65, 100),
     greedy_tokens=0,
 )
 _llama(
@@ -257,7 +257,7 @@ _gemma3_text(
 _SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 1.9]  # 24 * 0.75 / 2 of them
 _LONG = [1.1, 1.4, 1.9, 2.5, 3.1, 3.8, 4.6, 5.5, 6.5]
 _FACTORS = {"partial_rotary_factor": 0.75, "short_factor": _SHORT, "long_factor": _LONG}
-_ORIGINAL = 96
+_ORIGINAL = 48
 _LONGROPE = dims(96, original_max_position_embeddings=_ORIGINAL, **rope(kind="longrope", **_FACTORS))
 _UNSCALED = rope(kind="longrope", attention_factor=1.0, **_FACTORS)
 
@@ -273,24 +273,14 @@ _phi3(
     rope(partial_rotary_factor=0.75),
 )
 _phi3(
-    "phi3_longrope_short",
-    3,
-    "LongRoPE within the original length: short factors, but the attention factor of the long context",
+    "phi3_longrope",
+    1,
+    "LongRoPE: short factors up to the original length, long ones for every longer sequence",
     _LONGROPE,
     _UNSCALED,
     rope(kind="longrope", **(_FACTORS | {"short_factor": _LONG})),
-    max_model_len=_ORIGINAL,
-    lengths=(1, 33, _ORIGINAL),
-)
-_phi3(
-    "phi3_longrope_long",
-    35,
-    "LongRoPE past the original length: long factors, for every sequence that is longer",
-    _LONGROPE,
-    _UNSCALED,
     rope(kind="longrope", **(_FACTORS | {"long_factor": _SHORT})),
-    lengths=(_ORIGINAL + 1, 130),
-    greedy_prompt_length=100,
+    lengths=(1, 33, _ORIGINAL, _ORIGINAL + 1, 130),
 )
 
 # olmo -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 from ridgeline.sched import LAST, PageCopy, Result, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 VOCAB = 50
 EOS = 0
@@ -27,35 +28,44 @@ def mix(state: int, token: int) -> int:
 
 @dataclass
 class Script:
-    """What a sequence must contain: what it was given, then what the model says. `seed` is its sampling noise."""
+    """What a sequence must contain: what it was given, then what the model says. `seed` is its sampling noise.
+
+    A state follows from the floor of the sequence too (spec/regimes.py), and a token from the state under the floor that
+    a sequence of its length has. num_prompt: of the tokens given; None: all of them.
+    """
 
     given: tuple[int, ...]
     seed: int
     root: bytes = b""
+    regimes: Regimes = NO_REGIMES
+    num_prompt: int | None = None
     tokens: list[int] = field(default_factory=list)
-    states: list[int] = field(default_factory=list)
+    states: dict[int, list[int]] = field(default_factory=dict)  # by floor
 
-    def __post_init__(self) -> None:
-        self.states.append(int.from_bytes(self.root[:7].ljust(7, b"x"), "little"))
+    def floor(self, length: int) -> int:
+        """The floor of the sequence when it has so many tokens."""
+        return self.regimes.floor(len(self.given) if self.num_prompt is None else self.num_prompt, length)
 
     def _extend(self, length: int) -> None:
-        while len(self.tokens) < length:
-            n = len(self.tokens)
-            token = self.given[n] if n < len(self.given) else mix(self.states[-1], self.seed) % VOCAB
-            self.tokens.append(token)
-            self.states.append(mix(self.states[-1], token))
+        while (n := len(self.tokens)) < length:
+            given = n < len(self.given)
+            self.tokens.append(self.given[n] if given else mix(self.state(n, self.floor(n)), self.seed) % VOCAB)
 
     def token(self, position: int) -> int:
         self._extend(position + 1)
         return self.tokens[position]
 
-    def state(self, length: int) -> int:
-        """The hash of the first `length` tokens."""
+    def state(self, length: int, floor: int) -> int:
+        """The hash of the first `length` tokens under a floor."""
         self._extend(length)
-        return self.states[length]
+        begin = int.from_bytes(self.root[:7].ljust(7, b"x"), "little")
+        states = self.states.setdefault(floor, [mix(begin, floor) if floor else begin])
+        for token in self.tokens[len(states) - 1 : length]:
+            states.append(mix(states[-1], token))
+        return states[length]
 
-    def state_after(self, length: int, others: tuple[int, ...]) -> int:
-        state = self.state(length)
+    def state_after(self, length: int, others: tuple[int, ...], floor: int) -> int:
+        state = self.state(length, floor)
         for token in others:
             state = mix(state, token)
         return state
@@ -154,6 +164,7 @@ class FakeDevice:
         limit = start + len(work.tokens) - work.num_draft
         drafts = work.tokens[len(work.tokens) - work.num_draft :]
         assert limit > start and start >= work.replay_from
+        assert not work.sample or work.floor == script.floor(limit) == script.floor(limit + len(drafts))
         for position, token in enumerate(work.tokens[: limit - start], start):
             if token == LAST:
                 assert self.last.get(row) == (work.sequence, position), "another sequence's last token"
@@ -175,10 +186,10 @@ class FakeDevice:
         back = max(0, work.start - group.lookback)
         for position in (*range(min(group.first_tokens, back)), *range(back, work.start)):
             held = self._page(g, work.row, position // size).get(position % size)
-            assert held == script.state(position + 1), f"{group.name}: wrong row at {position} of {work.start}"
+            assert held == script.state(position + 1, work.floor), f"{group.name}: wrong row at {position} of {work.start}"
             self.counts["reads"] += 1
-        rows = [(p, script.state(p + 1)) for p in range(work.start, limit)]
-        rows += [(limit + i, script.state_after(limit, drafts[: i + 1])) for i in range(len(drafts))]
+        rows = [(p, script.state(p + 1, work.floor)) for p in range(work.start, limit)]
+        rows += [(limit + i, script.state_after(limit, drafts[: i + 1], work.floor)) for i in range(len(drafts))]
         for position, state in rows:
             self._page(g, work.row, position // size)[position % size] = state
 
@@ -186,7 +197,7 @@ class FakeDevice:
         group, size, begin = self.groups[g], self.groups[g].page_tokens, work.replay_from
         if begin:
             held = self._page(g, work.row, (begin - 1) // size).get("state")
-            assert held == (begin, script.state(begin)), f"{group.name}: wrong state at {begin}: {held}"
+            assert held == (begin, script.state(begin, work.floor)), f"{group.name}: wrong state at {begin}: {held}"
             self.counts["reads"] += 1
         if work.start > begin:
             owner, position, drafts = self.kept[work.row]
@@ -194,7 +205,7 @@ class FakeDevice:
             replayed = [script.token(p) for p in range(begin, work.start)]
             assert list(drafts[: work.start - begin]) == replayed, "replays a draft that was rejected"
             self.counts["replays"] += 1
-        self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit))
+        self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit, work.floor))
 
     def _sample(self, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> Result:
         """The longest run of right drafts and one token more, up to an end of sequence."""

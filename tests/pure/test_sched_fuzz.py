@@ -13,6 +13,7 @@ from sched_device import EOS, VOCAB, FakeDevice, Script
 from ridgeline.sched import Priority, Result, Scheduler, Sequence, StepPlan, fcfs, hash_root
 from ridgeline.sched.work import Update
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.state import ALL
 
 KV = StateGroup("kv", 4, ALL, 64)
@@ -41,6 +42,11 @@ MIXES = {
         StateGroup("fine", 4, 1, 8, snapshot=True),
     ),
 }
+# None; one length at which sequences are computed again, or two; prompts that turn as their length says; both.
+REGIMES = (
+    NO_REGIMES, NO_REGIMES, Regimes((40,), (40,)), Regimes((71,), (71,)), Regimes((9, 83), (9, 83)),
+    Regimes(range(50, 124), (), 50), Regimes((20, *range(50, 124)), (20, 90), 50),
+)  # fmt: skip
 STOP = 1  # the token that ends a request one step late, as a stop string does
 MAX_STEPS = 20_000
 MAX_FORKS = 20  # in one run
@@ -81,6 +87,8 @@ class Fuzz:
         self.rng = rng = random.Random(self.seed)
         self.longest = 124
         most = [group.most_pages(self.longest) for group in self.groups]
+        self.regimes = random.Random(self.seed + 2).choice(REGIMES)
+        self.sequences: list[Sequence] = []
         scale = rng.choice([1.0, 1.3, 2.0, 6.0])
         more, host = rng.choice([0, 0, 12]), rng.choice([0, 1, 3])
         self.scheduler = Scheduler(
@@ -91,6 +99,7 @@ class Fuzz:
             num_host_pages=[n * host + 1 for n in most],
             policy=rng.choice([fcfs, Priority(patience=8)]),
             swap_cost=(lambda tokens, num_bytes: rng.choice(["swap", "recompute"])) if host else None,
+            regimes=self.regimes,
         )
         self.device = FakeDevice(self.groups)
         self.depth = rng.choice([1, 2])
@@ -154,8 +163,10 @@ class Fuzz:
         self.requests[number] = Request(
             list(tokens), num_prompt, num_prompt + max_tokens, root, self.rng.random() < 0.5
         )
-        self.device.scripts[number] = Script(tuple(tokens), self.rng.randrange(1000), root)
-        return Sequence(number, list(tokens), max_tokens, priority, root, num_prompt)
+        script = Script(tuple(tokens), self.rng.randrange(1000), root, self.regimes, num_prompt)
+        self.device.scripts[number] = script
+        self.sequences.append(Sequence(number, list(tokens), max_tokens, priority, root, num_prompt))
+        return self.sequences[-1]
 
     def begin_search(self, prompt: list[int], max_tokens: int, root: bytes, priority: int) -> None:
         first = self.make(prompt, len(prompt), max_tokens, root, priority)
@@ -279,7 +290,7 @@ class Fuzz:
         for number, request in self.requests.items():
             assert request.over
             script = self.device.scripts[number]
-            again = Script(script.given, script.seed, script.root)
+            again = Script(script.given, script.seed, script.root, self.regimes, script.num_prompt)
             expected = [again.token(i) for i in range(len(request.tokens))]
             assert request.tokens == expected, f"wrong tokens in {number}"
             made = request.tokens[len(script.given) :]
@@ -297,6 +308,7 @@ class Fuzz:
         assert 0 <= stats.hit_rate < 1
         self.counts.update(self.device.counts)
         self.counts.update(
+            restarts=sum(seq.num_restarts for seq in self.sequences),
             hit_tokens=stats.hit_tokens, recomputes=stats.preempted_recompute, swapped=stats.preempted_swap
         )
 
@@ -313,7 +325,7 @@ def many(mix: str, seeds: list[int], *, complete: bool = True) -> None:
     for seed in seeds:
         total += fuzz(MIXES[mix], seed)
     # A fuzz that no longer meets the hard cases proves nothing.
-    hard = ["steps", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams", "late"]
+    hard = ["steps", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams", "late", "restarts"]
     hard += ["copies"] if any(group.page_tokens > 1 for group in MIXES[mix]) else []  # a page is begun, or full
     hard += ["replays"] if any(group.snapshot for group in MIXES[mix]) else []
     missed = [name for name in hard if not total[name]]
