@@ -51,6 +51,11 @@ def test_rotary_is_float64_rounded_once(backend: CpuBackend, size: int) -> None:
     angles = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
     for found, wanted in ((cos, np.cos(angles)), (sin, np.sin(angles))):
         assert np.array_equal(found, wanted.astype(np.float32) * np.float32(1.5))
+    own = np.stack([frequencies * np.float32(1 + t % 3) for t in range(size)])  # of each token
+    together = backend.primitive(api.ROTARY, None)(positions, own, 1.5)
+    for t in range(0, size, 7):
+        alone = backend.primitive(api.ROTARY, None)(positions[t : t + 1], own[t], 1.5)
+        assert all(np.array_equal(all_of[t], one[0]) for all_of, one in zip(together, alone, strict=True))
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])

@@ -215,6 +215,11 @@ def test_rotary(factor: float) -> None:
     cos, sin = call(api.ROTARY, None, tensor(positions, torch.int64), tensor(inverse), factor)
     check(cos, factor * np.cos(angle), rtol=0, atol=3e-7)
     check(sin, factor * np.sin(angle), rtol=0, atol=3e-7)
+    own = np.stack([inverse * np.float32(0.5 + t) for t in range(len(positions))])  # of each token
+    angle = (positions.astype(np.float32)[:, None] * own).astype(np.float64)
+    cos, sin = call(api.ROTARY, None, tensor(positions, torch.int64), tensor(own), factor)
+    check(cos, factor * np.cos(angle), rtol=0, atol=3e-7)
+    check(sin, factor * np.sin(angle), rtol=0, atol=3e-7)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

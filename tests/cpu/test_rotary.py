@@ -12,8 +12,9 @@ from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ridgeline.archs import spec_from_config
-from ridgeline.nn.rotary import frequencies
-from ridgeline.spec import Rope
+from ridgeline.nn.rotary import FrequencyTables, frequencies
+from ridgeline.spec import ModelSpec, Rope
+from ridgeline.spec.regimes import regimes_of
 
 CONTEXT = 16384  # max_position_embeddings of every config here
 SIZES: dict[str, Any] = {
@@ -23,11 +24,14 @@ SIZES: dict[str, Any] = {
 
 
 def ours(head_dim: int, length: int, rope: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """From the config's words to frequencies, for contexts up to `length`."""
-    family = "glm" if "partial_rotary_factor" in rope else "llama"  # which rotates whole heads
-    spec = spec_from_config({"model_type": family, **SIZES, "head_dim": head_dim, "rope_parameters": dict(rope)})
-    (found,) = spec.ropes()
+    """From the config's words to the frequencies of a context of `length` tokens."""
+    (found,) = spec_of(head_dim, rope).ropes()
     return frequencies(found, length)
+
+
+def spec_of(head_dim: int, rope: dict[str, Any]) -> ModelSpec:
+    family = "glm" if "partial_rotary_factor" in rope else "llama"  # which rotates whole heads
+    return spec_from_config({"model_type": family, **SIZES, "head_dim": head_dim, "rope_parameters": dict(rope)})
 
 
 def theirs(head_dim: int, length: int, rope: dict[str, Any]) -> tuple[np.ndarray, float]:
@@ -94,6 +98,21 @@ def test_frequencies(name: str, theta: float) -> None:
     assert inverse.dtype == wanted.dtype == np.float32
     np.testing.assert_allclose(inverse, wanted, rtol=3e-7, atol=0)
     assert factor == wanted_factor
+
+
+@pytest.mark.parametrize("scaling", ["dynamic_at", "longrope_short"])
+def test_tables_hold_the_frequencies_of_each_length(scaling: str) -> None:
+    head_dim, _, rope = CASES[scaling]
+    length = CONTEXT + 5000
+    (found,) = spec_of(head_dim, {**rope, "rope_theta": 3000.0}).ropes()
+    tables = FrequencyTables(regimes_of([found.scaling], length))
+    rows, factor = tables.table(found)
+    assert rows.dtype == np.float32
+    for context in (1, 1024, 1025, CONTEXT, CONTEXT + 1, CONTEXT + 4097, length):
+        wanted, wanted_factor = frequencies(found, context)
+        (row,) = tables.rows(np.array([0]), np.array([context - 1]))
+        assert np.array_equal(rows[row], wanted) and factor == wanted_factor
+        assert tables.rows(np.array([context]), np.array([0])).tolist() == [row]
 
 
 def test_scalings_are_told_apart() -> None:

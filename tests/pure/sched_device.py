@@ -30,8 +30,8 @@ def mix(state: int, token: int) -> int:
 class Script:
     """What a sequence must contain: what it was given, then what the model says. `seed` is its sampling noise.
 
-    A state follows from the floor of the sequence too (spec/regimes.py), and a token from the state under the floor that
-    a sequence of its length has. num_prompt: of the tokens given; None: all of them.
+    A state follows from the floor of the sequence too (spec/regimes.py), and a token from the state under the floor
+    that a sequence of its length has. num_prompt: of the tokens given; None: all of them.
     """
 
     given: tuple[int, ...]
@@ -186,7 +186,9 @@ class FakeDevice:
         back = max(0, work.start - group.lookback)
         for position in (*range(min(group.first_tokens, back)), *range(back, work.start)):
             held = self._page(g, work.row, position // size).get(position % size)
-            assert held == script.state(position + 1, work.floor), f"{group.name}: wrong row at {position} of {work.start}"
+            assert held == script.state(position + 1, work.floor), (
+                f"{group.name}: wrong row at {position} of {work.start}"
+            )
             self.counts["reads"] += 1
         rows = [(p, script.state(p + 1, work.floor)) for p in range(work.start, limit)]
         rows += [(limit + i, script.state_after(limit, drafts[: i + 1], work.floor)) for i in range(len(drafts))]

@@ -309,7 +309,9 @@ class Fuzz:
         self.counts.update(self.device.counts)
         self.counts.update(
             restarts=sum(seq.num_restarts for seq in self.sequences),
-            hit_tokens=stats.hit_tokens, recomputes=stats.preempted_recompute, swapped=stats.preempted_swap
+            hit_tokens=stats.hit_tokens,
+            recomputes=stats.preempted_recompute,
+            swapped=stats.preempted_swap,
         )
 
 

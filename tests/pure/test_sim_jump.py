@@ -25,6 +25,7 @@ from ridgeline.sim.routing import ROUTES
 from ridgeline.sim.runs import RunCache, RunPool
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.rates import Curve
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.state import ALL
 
 KV = StateGroup("kv", 4, ALL, 64)
@@ -34,6 +35,7 @@ STATE = StateGroup("state", 16, 1, 256, snapshot=True)
 FIRST = StateGroup("first and window", 4, 11, 64, first_tokens=6)
 MIXES = ((KV,), (KV,), (LATENT,), (KV, LATENT), (KV, WINDOW), (KV, STATE), (STATE,), (FIRST,), (KV, LATENT, WINDOW))
 LONGEST = 200
+REGIMES = (NO_REGIMES, Regimes((60,), (60,)), Regimes((30, 110), (30, 110)), Regimes(range(90, LONGEST), (), 90))
 Patch = pytest.MonkeyPatch
 
 
@@ -57,6 +59,7 @@ def case(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Ca
     scale, slack = rng.choice([1.0, 1.5, 4.0, 30.0]), rng.choice([0, 0, 8])
     pages = tuple(int(g.most_pages(LONGEST) * scale) + slack + 2 for g in groups)
     chosen = Settings(groups, pages, rng.choice([1, 2, 7, 40]), rng.choice([5, 16, 64, 300]), LONGEST)
+    chosen = replace(chosen, regimes=random.Random(seed + 1).choice(REGIMES))
     cost = cost_of(rng)
     replicas, route = rng.choice([1, 1, 2, 3]), rng.choice(list(ROUTES.values()))
     burst, size = rng.choice([0.0, 0.5, 0.95]), rng.choice([3, 40, 150])

@@ -35,6 +35,7 @@ from ridgeline.spec import (
     ParallelLayer,
     RMSNorm,
     Rope,
+    RopeScaling,
     SharedAttention,
     State,
     Strided,
@@ -45,6 +46,7 @@ from ridgeline.spec import (
     to_json,
 )
 from ridgeline.spec.groups import state_groups
+from ridgeline.spec.regimes import NEVER, Regimes, regimes_of
 from ridgeline.spec.text import describe, index_ranges, num_bytes
 
 # ---- random specs over every part ---------------------------------------------------------------------------
@@ -545,10 +547,38 @@ def test_a_part_in_one_line() -> None:
     assert [num_bytes(n) for n in (0, 1023, 1024, 13.5e9, 2**41)] == ["0 B", "1023 B", "1 KiB", "12.57 GiB", "2 TiB"]
 
 
-def test_scalings_with_regimes() -> None:
-    """Both choose once, from the length to be served."""
+def test_scalings_that_follow_a_length() -> None:
     assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 64) == 1e4
     assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 10) == 1e4
     assert DynamicNTKScaling(4.0, 64).theta(1e4, 16, 128) == pytest.approx(1e4 * 5 ** (16 / 14))
     scaling = LongRopeScaling((1.0,), (2.0,), 64, 1.0)
     assert (scaling.divisors(64), scaling.divisors(65)) == ((1.0,), (2.0,))
+
+
+def test_regimes() -> None:
+    """LongRoPE restarts a sequence that passes the trained length; dynamic NTK turns a long prompt as a whole."""
+    long, grown = LongRopeScaling((1.0,), (2.0,), 64, 1.0), DynamicNTKScaling(4.0, 32)
+    found = regimes_of([None, long, long], 65)
+    assert found == Regimes((64,), (64,)) and found.contexts() == [1, 65]
+    assert (
+        [found.floor(n, n) for n in (1, 64, 65, 99)] == [0, 0, 65, 65] == [found.floor(1, n) for n in (1, 64, 65, 99)]
+    )
+    assert [found.end(n) for n in (1, 64, 65)] == [64, 64, NEVER]
+    found = regimes_of([grown], 100)
+    assert found == Regimes(range(32, 100), (), 32) and len(found.contexts()) == 69
+    assert [found.floor(n, 99) for n in (1, 32, 33, 99)] == [0, 0, 33, 99] and found.end(1) == NEVER
+    both = regimes_of([long, grown, replace(long, original_max_position_embeddings=16)], 100)
+    assert both == Regimes((16, *range(32, 100)), (16, 64), 32) and both.floor(40, 65) == 65
+    assert regimes_of([long], 64) == regimes_of([grown], 32) == regimes_of([None], 1 << 20) == Regimes()
+
+
+def test_bytes_of_frequencies_are_those_of_the_tables() -> None:
+    def model(scaling: RopeScaling | None) -> ModelSpec:
+        layer = Layer(Attention(2, 2, 8, 0.5, Rope(8, scaling=scaling)), GatedMLP(8), RMSNorm())
+        return ModelSpec("test", 16, 16, 1 << 18, (layer,), RMSNorm())
+
+    assert model(None).frequency_bytes(1 << 18) == 0
+    assert model(LongRopeScaling((1.0,) * 4, (2.0,) * 4, 64, 1.0)).frequency_bytes(1 << 18) == 8 + 2 * 4 * 4
+    assert (
+        model(DynamicNTKScaling(4.0, 1 << 16)).frequency_bytes(1 << 18) == (3 << 16) * 8 + (3 * (1 << 16) + 1) * 4 * 4
+    )

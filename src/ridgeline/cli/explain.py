@@ -63,7 +63,8 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     known, format = find_writer(g["model"]), format_of(g["weights"])
     dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(g["kv_cache_dtype"])
-    size = footprint(known.spec, format, dtype, packs=True).total
+    length = known.spec.resolve_max_model_len(g["max_model_len"])
+    size = footprint(known.spec, format, dtype, packs=True).total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(
@@ -72,7 +73,7 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
         )
     advice = machine_advice(known.spec, format.name if format.is_lossy else dtype, storage.dtype)
     config = resolve(
-        known.spec, known.spec.resolve_max_model_len(g["max_model_len"]),
+        known.spec, length,
         EngineOptions(**{f.name: g[f.name] for f in fields(EngineOptions)}), kv_cache_dtype=g["kv_cache_dtype"],
         free_bytes=free, fixed_len=g["max_model_len"] is not None, fraction=0.5, advice=advice,
     )  # fmt: skip

@@ -91,7 +91,7 @@ class Memory:
         pages = [own * group.most_pages(context) + 1 for group in self.groups]
         size = sum(n * group.page_bytes for n, group in zip(pages, self.groups, strict=True)) / scheme.pp
         tokens = max(self._chunk, own * (1 + self._drafts))
-        workspace = self._workspace.bytes(tokens, own, context)
+        workspace = self._step_bytes(tokens, own, context)
         logits = self._workspace.logits(tokens, own)
         books = self.book_bytes * sum(pages)
         return Footprint(
@@ -101,8 +101,12 @@ class Memory:
 
     def room_bytes(self, seqs: int, length: int) -> int:
         """What steps of `seqs` sequences of up to `length` tokens leave for pages and their books."""
-        step = self._workspace.bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
+        step = self._step_bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
         return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
+
+    def _step_bytes(self, tokens: int, seqs: int, length: int) -> int:
+        """Bytes of a step, and of the frequencies that a model keeps for sequences of this length."""
+        return self._workspace.bytes(tokens, seqs, length) + self._spec.frequency_bytes(length)
 
     def sequence_bytes(self, context: int) -> float:
         """State of one sequence on one device by the formula: the numbers that are kept, times their bytes."""

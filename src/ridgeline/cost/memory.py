@@ -96,7 +96,7 @@ class Workspace:
         self._layers = {
             (layer.mixer, layer.mlp, of_layer.get(spec.state_layer(i))): None for i, layer in enumerate(spec.layers)
         }
-        self._rotary_dims = sum(rope.dim for rope in spec.ropes())
+        self._rotary_dims = _rotary_dims(spec)
 
     def bytes(self, max_tokens: int, max_seqs: int, length: int, swap_bytes: int = 0) -> int:
         """Bytes of a step of up to `max_tokens` tokens of `max_seqs` sequences of `length` tokens.
@@ -122,12 +122,17 @@ class Workspace:
         return self._wider * _head(size, self._spec) + _late_logits(size, self._spec)
 
 
+def _rotary_dims(spec: ModelSpec) -> int:
+    """Numbers of all rotations of a token: cosines and sines, and the frequencies that are looked up for it."""
+    return sum(rope.dim + (rope.dim // 2 if rope.follows_length else 0) for rope in spec.ropes())
+
+
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     """What recorded decode steps keep for their results: that of the largest, and half of it, and half of that, ..."""
     mixers = [m.attention if isinstance(m, SharedAttention) else m for m in (layer.mixer for layer in spec.layers)]
     heads = max((m.num_heads * m.head_dim for m in mixers if isinstance(m, Attention)), default=0)
     places = sum(group.num_pages(size.length) + 2 for group in groups)
-    row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + sum(r.dim for r in spec.ropes())) + INT * places
+    row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * places
     return 2 * min(size.seqs, RECORDED_SEQS) * row
 
 

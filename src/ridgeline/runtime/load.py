@@ -112,7 +112,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     files = None if is_dummy else open_tensors(checkpoint)
     found = _weights(checkpoint, files, table, format, dtype)
     if build is not PassingModel:
-        _check_memory(found.total - found.mapped, table)
+        _check_memory(found.total - found.mapped + spec.frequency_bytes(max_model_len), table)
     weights: Mapping[str, Array]
     if files is None:
         weights = RandomWeights(spec, table.memory, found.dtype, options.seed, progress_bar(found.stored))

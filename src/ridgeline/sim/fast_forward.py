@@ -119,6 +119,14 @@ class FastForwardScheduler(Scheduler):
         self._cache.end_alone(seq)
         super()._preempt(seq)
 
+    def _restart(self, seq: Sequence) -> None:
+        if seq.id in self._since:
+            self._leave_cruise(seq)
+        for due in self._to_refill.values():  # it will cruise again, and need its pages at other steps
+            if seq in due:
+                due.remove(seq)
+        super()._restart(seq)
+
     def _has_awake(self) -> bool:
         return len(self._since) < len(self._running)
 
@@ -239,7 +247,6 @@ class FastForwardScheduler(Scheduler):
                 self._end(seq)
                 continue
             if len(seq.tokens) >= seq.bound:
-                self._leave_cruise(seq)
                 self._restart(seq)
                 continue
             if seq.planned >= seq.covered:

@@ -183,6 +183,13 @@ class ModelSpec:
         """How rotations follow the lengths of sequences of at most `max_model_len` tokens."""
         return regimes_of((rope.scaling for rope in self.ropes()), max_model_len)
 
+    def frequency_bytes(self, max_model_len: int) -> int:
+        """Bytes that a model keeps for rotations that follow the length: the regimes, and their frequencies."""
+        breaks = len(self.regimes(max_model_len).breaks)
+        if not breaks:
+            return 0
+        return 8 * breaks + 4 * (breaks + 1) * sum(rope.dim // 2 for rope in self.ropes() if rope.follows_length)
+
     def ropes(self) -> tuple[Rope, ...]:
         """The distinct rotations in use, in order of first use."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer and layer.mixer.rope))
