@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ridgeline.runtime.sampler import NoiseKey
 from transformers import AutoModelForCausalLM
 
 from oracle.build import build
@@ -20,7 +21,6 @@ from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.plan import EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.sampler import NoiseKey
 
 # Name of the oracle's case -> its trained length.
 TRAINED = {"phi3_longrope": 48, "llama_dynamic_long": 64}

@@ -274,13 +274,14 @@ _phi3(
 )
 _phi3(
     "phi3_longrope",
-    1,
+    9,
     "LongRoPE: short factors up to the original length, long ones for every longer sequence",
-    _LONGROPE,
+    _LONGROPE | {"max_position_embeddings": 160},
     _UNSCALED,
     rope(kind="longrope", **(_FACTORS | {"short_factor": _LONG})),
     rope(kind="longrope", **(_FACTORS | {"long_factor": _SHORT})),
-    lengths=(1, 33, _ORIGINAL, _ORIGINAL + 1, 130),
+    max_model_len=160,
+    lengths=(1, 33, _ORIGINAL, _ORIGINAL + 1, 110),
 )
 
 # olmo -------------------------------------------------------------------------------------------------
