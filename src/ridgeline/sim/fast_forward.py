@@ -121,7 +121,7 @@ class FastForwardScheduler(Scheduler):
 
     def _restart(self, seq: Sequence) -> None:
         if seq.id in self._since:
-            self._leave_cruise(seq)
+            self._leave_fast_forward(seq)
         for due in self._to_refill.values():  # it will cruise again, and need its pages at other steps
             if seq in due:
                 due.remove(seq)
