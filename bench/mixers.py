@@ -123,7 +123,7 @@ class Bench:
                 f"share_{n}": round(floor / decode, 2),
             }  # fmt: skip
         prefill = statistics.median(first for first, _, _ in found[1])
-        mixing = sum(layer.mixer.work(prompt, prompt // 2) for layer in self._spec.layers if layer.mixer)
+        mixing = sum(layer.mixer.work(prompt, prompt) for layer in self._spec.layers if layer.mixer)
         work = prompt * (self._spec.num_active_params() - 2 * VOCAB * WIDTH) + mixing
         floor = 2 * work / fma_rate
         emit(

@@ -87,7 +87,9 @@ def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int,
             times.append(time.perf_counter() - start)
         seconds[chunk], tokens[chunk] = sorted(times)[rounds // 2], answer.outputs[0].token_ids
     flops = measure_roof(llm.loaded.table).flops_per_s
-    work = len(prompt) * (spec.num_active_params() - 2 * VOCAB * WIDTH) + spec.layers[0].mixer.work(len(prompt), 1)
+    work = len(prompt) * (spec.num_active_params() - 2 * VOCAB * WIDTH) + spec.layers[0].mixer.work(
+        len(prompt), len(prompt)
+    )
     one, whole = seconds[1], seconds[len(prompt)]
     emit(
         name, tokens[1] == tokens[len(prompt)], devices=devices, tokens=len(prompt), token_by_token_s=round(one, 3),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.cost import recurrent_memory as recurrent
 from ridgeline.ops import open_table
 from ridgeline.ops.reference import delta
 from ridgeline.spec import (
@@ -19,6 +18,7 @@ from ridgeline.spec import (
     ModelSpec,
     RMSNorm,
     Rope,
+    workspace,
 )
 from ridgeline.train.module import LanguageModel
 
@@ -176,5 +176,5 @@ def test_training_begins_with_norms_of_one() -> None:
     assert all(w.grad is not None and w.grad.isfinite().all() for w in model.weights().values())
 
 
-def test_the_plan_knows_the_chunk() -> None:
-    assert recurrent.DELTA_CHUNK == delta.DELTA_CHUNK
+def test_the_count_of_memory_has_the_same_chunk() -> None:
+    assert workspace.DELTA_CHUNK == delta.DELTA_CHUNK

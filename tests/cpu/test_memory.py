@@ -24,10 +24,10 @@ import pytest
 
 import ridgeline
 from ridgeline.cost import memory
-from ridgeline.cost import recurrent_memory as plan_recurrent
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
-from ridgeline.ops.reference import paged, primitives, s4
+from ridgeline.ops.host import recurrent as host_recurrent
+from ridgeline.ops.reference import paged, primitives, recurrent, s4
 from ridgeline.runtime import arena, generator, graphs, runner
 from ridgeline.sample import sampler
 from ridgeline.spec import (
@@ -46,6 +46,7 @@ from ridgeline.spec import (
     Strided,
     TokenMixer,
     to_json,
+    workspace,
 )
 from shares import daily
 
@@ -267,7 +268,10 @@ def test_the_plan_knows_the_bounds_that_others_keep() -> None:
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
-    assert plan_recurrent.S4_BLOCK == s4.S4_BLOCK
+    for backend in (host_recurrent, recurrent):
+        for name in ("SCAN_CHUNK", "SCAN_BLOCK", "SSD_CHUNK"):
+            assert getattr(workspace, name) == getattr(backend, name)
+    assert workspace.S4_BLOCK == s4.S4_BLOCK
 
 
 # ---- in the process that is measured ---------------------------------------------------------------------------------

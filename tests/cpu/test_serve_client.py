@@ -25,7 +25,7 @@ from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.http.sse import DONE, WIRE, EventStream
 from ridgeline.serve.service import Gate, Turn
 from ridgeline.settings import EngineOptions, resolve
-from ridgeline.spec.recurrent import Mamba
+from ridgeline.spec.mamba import Mamba
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
 POCKET = Path(ridgeline.__file__).parent / "models" / "pocket" / "config.json"

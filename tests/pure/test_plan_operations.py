@@ -12,7 +12,6 @@ from test_spec import specs
 
 from ridgeline.archs import spec_from_config
 from ridgeline.catalog.models import find_model
-from ridgeline.cost.attended import attended
 from ridgeline.cost.footprint import held_weights
 from ridgeline.cost.operations import Forward, Operation, Slice, operations, visited_experts
 from ridgeline.cost.precision import Precision
@@ -42,6 +41,21 @@ def dense(mixer: TokenMixer, width: int = 4096, inner: int = 16384) -> ModelSpec
 
 def heads(num_heads: int = 32, kv: int = 32, **more: object) -> Attention:
     return Attention(num_heads, kv, 128, 128**-0.5, **more)  # type: ignore[arg-type]
+
+
+def sees(attention: Attention, query: int, key: int) -> bool:
+    """Return whether a query sees a key that is not after it, by the definitions in the papers."""
+    distance, window = query - key, attention.window
+    if window is None:
+        return True
+    match attention.pattern:
+        case FirstTokens(count):
+            return distance < window or key < count
+        case Dilated(step):
+            return distance % step == 0 and distance < step * window
+        case Strided(stride):
+            return distance < window or distance % stride == 0
+    return distance < window
 
 
 def named(ops: tuple[Operation, ...], name: str) -> Operation:
@@ -115,11 +129,12 @@ def test_experts_are_read_as_often_as_they_are_visited() -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("context", [1, 4, 5, 6, 63, 100])
 def test_pairs_are_those_that_each_query_sees(attention: Attention, context: int) -> None:
-    """One query at a time, from what the mixer says of one token: its multiply-accumulates are 2 x heads x size."""
-    one = 2 * attention.num_heads * attention.head_dim
+    """The count is compared with one that tests every pair of a query and a key by itself."""
     for tokens in {1, context // 2 or 1, context}:
-        places = range(context - tokens + 1, context + 1)
-        assert attended(attention, tokens, context) == sum(attention.work(1, c) // one for c in places)
+        queries = range(context - tokens, context)
+        pairs = sum(sees(attention, i, j) for i in queries for j in range(i + 1))
+        assert attention.attended(tokens, context) == pairs
+        assert attention.work(tokens, context) == 2 * pairs * attention.num_heads * attention.head_dim
 
 
 @given(specs(), st.integers(1, 40), st.integers(0, 100), st.integers(1, 5))

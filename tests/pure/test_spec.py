@@ -399,12 +399,12 @@ def test_mixed_layers_add_up() -> None:
 
 
 def test_work() -> None:
-    """Multiply-accumulates of q @ k and of weights @ v, each tokens x context x heads x head_dim."""
+    """Multiply-accumulates of q @ k and of weights @ v, each pairs x heads x head_dim: a query sees no later key."""
     mixer = LLAMA_2_7B.layers[0].mixer
     assert mixer.work(1, 1) == 2 * 4096
-    assert mixer.work(7, 1000) == 2 * 7 * 1000 * 32 * 128
+    assert mixer.work(7, 1000) == 2 * sum(range(994, 1001)) * 32 * 128
     windowed = MISTRAL_7B.layers[0].mixer
-    assert windowed.work(3, 100) == 2 * 3 * 100 * 4096
+    assert windowed.work(3, 100) == 2 * (98 + 99 + 100) * 4096
     assert windowed.work(3, 100_000) == 2 * 3 * 4096 * 4096
 
 

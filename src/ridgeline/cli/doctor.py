@@ -143,7 +143,10 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     plain = Attention(8, 2, 64, 0.125, rope)
     latent = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, rms, rope=rope)
     mamba, mamba2 = Mamba(1024, 16, 4, 32), Mamba2(16, 64, 64, 1, 4, rms)
-    deltas = [("GatedDelta", GatedDelta(16, 8, 64, 64, 4, rms)), ("KimiDelta", KimiDelta(16, 64, 4, 64, rms))]
+    deltas: list[tuple[str, object]] = [
+        ("GatedDelta", GatedDelta(16, 8, 64, 64, 4, rms)),
+        ("KimiDelta", KimiDelta(16, 64, 4, 64, rms)),
+    ]
     cases: dict[str, list[tuple[str, object]]] = {
         "norm": [("RMSNorm", rms), ("LayerNorm", LayerNorm())],
         "rope": [("halves", rope), ("interleaved", Rope(64, interleaved=True))],

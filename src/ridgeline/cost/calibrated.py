@@ -20,7 +20,7 @@ from ridgeline.cost.memory import RECORDED_SEQS
 from ridgeline.cost.operations import Operation, Slice
 from ridgeline.cost.precision import WIDER_STORAGE
 from ridgeline.cost.roofline import StepTime, Timed, link_seconds
-from ridgeline.spec import LatentAttention, ModelSpec, MoE, RecurrentMixer
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.rates import Passes, Rates
 
@@ -40,12 +40,11 @@ class Facts:
 def facts_of(spec: ModelSpec) -> Facts:
     kinds: dict[str, tuple[int, int]] = {}
     for layer in spec.layers:
-        if isinstance(layer.mixer, RecurrentMixer):
-            name = type(layer.mixer).__name__
-            layers, numbers = kinds.get(name, (0, 0))
-            kinds[name] = layers + 1, numbers + layer.mixer.state().elements
-    moes = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)]
-    latents = sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers)
+        if layer.mixer and layer.mixer.is_recurrent:
+            layers, numbers = kinds.get(layer.mixer.kind, (0, 0))
+            kinds[layer.mixer.kind] = layers + 1, numbers + layer.mixer.state().elements
+    moes = [layer.mlp for layer in spec.layers if layer.mlp and layer.mlp.num_experts]
+    latents = sum(layer.mixer.keeps_latents for layer in spec.layers if layer.mixer)
     return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
-from ridgeline.cost.operations import state_shards
 from ridgeline.cost.precision import Precision
 from ridgeline.cost.shard import Scheme, device_weight_bytes
 from ridgeline.spec import ModelSpec, Weight
@@ -136,7 +135,7 @@ def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: in
         if layer.mixer and (state := layer.mixer.state()).elements:
             row = state.parts[-1][-1]
             size = precision.state_bytes(state.elements_at(context), row, snapshot=state.snapshot)
-            total += size / min(tp, state_shards(layer.mixer))
+            total += size / min(tp, layer.mixer.cut().state)
     return total
 
 
@@ -151,7 +150,7 @@ def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: 
             state = mixer.state()
             elements = state.elements * (1 if group.snapshot else page_tokens)
             size = precision.state_bytes(elements, state.parts[-1][-1], snapshot=group.snapshot)
-            slots.append(replace(slot, offset=offset, bytes=ceil(size / min(tp, state_shards(mixer)))))
+            slots.append(replace(slot, offset=offset, bytes=ceil(size / min(tp, mixer.cut().state))))
             offset += slots[-1].bytes
         found.append(replace(group, slots=tuple(slots), page_bytes=offset))
     return tuple(found)

@@ -18,19 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ridgeline.cost.attended import attended
 from ridgeline.cost.precision import FLOAT_BYTES, Precision
-from ridgeline.spec import (
-    AnyLayer,
-    Attention,
-    LatentAttention,
-    LightningAttention,
-    ModelSpec,
-    MoE,
-    SharedAttention,
-    Weight,
-)
-from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+from ridgeline.spec import AnyLayer, ChannelMixer, ModelSpec, TokenMixer, Weight
 
 Kind = Literal["weights", "state", "other"]  # what most of its bytes are
 # Matrices that read the same activations, by the names of their weights.
@@ -102,7 +91,7 @@ def operations(spec: ModelSpec, batch: Sequence[Slice], precision: Precision) ->
     return Forward(spec, precision).operations(batch)
 
 
-def visited_experts(moe: MoE, tokens: float) -> float:
+def visited_experts(moe: ChannelMixer, tokens: float) -> float:
     """Expected number of experts that at least one of so many tokens visits, each choice being as likely."""
     missed = 1 - moe.num_experts_per_tok / moe.num_experts
     return moe.num_experts * (1 - float(missed**tokens))
@@ -155,7 +144,7 @@ class _Matrix:
     stored: float
     split: str | None
     precision: Precision
-    moe: MoE | None = None
+    moe: ChannelMixer | None = None
     reduced: int = 0
     type: str = ""
 
@@ -182,20 +171,19 @@ class _Core:
     precision: Precision
 
     def at(self, tokens: int, batch: Sequence[Slice], layers: int) -> Operation:
+        state, passes = self.mixer.reads(), []
         flops = moved = kept = 0.0
-        passes = []
         for s in batch:
-            work, numbers = _work(self.mixer, s.tokens, s.context)
-            if group := query_group(self.mixer):
+            work, traffic = self.mixer.work(s.tokens, s.context), self.mixer.traffic(s.tokens, s.context)
+            if group := self.mixer.query_group:
                 rows = group * s.tokens
                 passes.append((s.count * work / rows, float(rows)))
             flops += 2.0 * s.count * work
-            moved += s.count * self.precision.activation_bytes(numbers)
-            kept += s.count * _state_traffic(self.mixer, s, self.precision)
-        name = "SharedAttention" if isinstance(self.mixer, SharedAttention) else type(self.mixer).__name__
+            moved += s.count * self.precision.activation_bytes(traffic.activations)
+            kept += s.count * self.precision.state_bytes(traffic.state, state.parts[-1][-1], snapshot=state.snapshot)
         return Operation(
-            name, "state", layers, flops, 0.0, kept, moved, self.precision.activations, "head",
-            state_shards=state_shards(self.mixer), passes=tuple(passes), stored=self.precision.state,
+            self.mixer.kind, "state", layers, flops, 0.0, kept, moved, self.precision.activations, "head",
+            state_shards=self.mixer.cut().state, passes=tuple(passes), stored=self.precision.state,
         )  # fmt: skip
 
 
@@ -220,18 +208,11 @@ def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]
         outs = list(_matrices(layer.mixer.weights(width), precision, None, width))
         last = [m for m in outs if m.split == "in" and m.rows == width]
         yield from (m for m in outs if m not in last)
-        yield _Core(_alike(layer.mixer), precision)
+        yield _Core(layer.mixer.cost_key(), precision)
         yield from last
     if layer.mlp:
         yield _Norm(width, precision)
         yield from _matrices(layer.mlp.weights(width), precision, layer.mlp, width)
-
-
-def _alike(mixer: TokenMixer) -> TokenMixer:
-    """The same work and state, without what tells layers apart that cost the same."""
-    if isinstance(mixer, LightningAttention):
-        return replace(mixer, slope_scale=1.0)
-    return replace(mixer, source=0) if isinstance(mixer, SharedAttention) else mixer
 
 
 def _matrices(
@@ -243,7 +224,7 @@ def _matrices(
         if weight.is_matrix:
             name = weight.name.removesuffix(".weight")
             found.setdefault(next((t for t in TOGETHER if name in t), (name,)), []).append(weight)
-    moe = mlp if isinstance(mlp, MoE) else None
+    moe = mlp if mlp and mlp.num_experts else None
     for group in found.values():
         one = _matrix(group, precision, moe)
         if one.split == "in":
@@ -251,7 +232,7 @@ def _matrices(
         yield one
 
 
-def _matrix(weights: Sequence[Weight], precision: Precision, moe: MoE | None = None) -> _Matrix:
+def _matrix(weights: Sequence[Weight], precision: Precision, moe: ChannelMixer | None = None) -> _Matrix:
     name = "+".join(w.name.removesuffix(".weight") for w in weights)
     if moe is None or not name.startswith("experts."):
         moe = None
@@ -264,63 +245,3 @@ def _matrix(weights: Sequence[Weight], precision: Precision, moe: MoE | None = N
     stored = sum(precision.weight_bytes(w) for w in weights)
     rows = sum(w.num_params // w.shape[-1] for w in weights)
     return _Matrix(name, count, columns, rows, stored, first.split, precision, moe, type=precision.stored_type(first))
-
-
-def _work(mixer: TokenMixer, tokens: int, context: int) -> tuple[int, int]:
-    """Multiply-accumulates of one sequence, and the numbers that go in and come out beside the state."""
-    if isinstance(mixer, SharedAttention):
-        mixer = mixer.attention
-    if isinstance(mixer, Attention):
-        inner = mixer.num_heads * mixer.head_dim
-        return 2 * attended(mixer, tokens, context) * inner, 2 * tokens * inner
-    if isinstance(mixer, LatentAttention):
-        return _latent_work(mixer, tokens, context)
-    results = sum(w.shape[-1] for w in mixer.weights(1) if w.name in ("o.weight", "out.weight"))
-    return mixer.work(tokens, context), 2 * tokens * results
-
-
-def _latent_work(mixer: LatentAttention, tokens: int, context: int) -> tuple[int, int]:
-    """In the form that the engine takes, absorbed or rebuilt; kv_b once for each of the tokens is counted elsewhere."""
-    heads, pairs = mixer.num_heads, attended_by_all(tokens, context)
-    if mixer.absorbs(tokens, context):
-        wide = mixer.row + mixer.kv_lora_rank
-        return pairs * heads * wide, tokens * heads * wide
-    key, up = mixer.qk_head_dim + mixer.v_head_dim, mixer.absorbed_work(1, 0)
-    rebuilt = 2 * context * heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)  # written, and read again
-    return pairs * heads * key + (context - tokens) * up, tokens * heads * key + rebuilt
-
-
-def attended_by_all(tokens: int, context: int) -> int:
-    """Pairs of a query and a key where every query sees all that is before it, and itself."""
-    return tokens * context - tokens * (tokens - 1) // 2
-
-
-def query_group(mixer: TokenMixer) -> int:
-    """Heads of queries that meet the same keys; 0 for what does not attend."""
-    if isinstance(mixer, Attention | SharedAttention):
-        return mixer.num_heads // mixer.num_kv_heads
-    return mixer.num_heads if isinstance(mixer, LatentAttention) else 0
-
-
-def state_shards(mixer: TokenMixer) -> int:
-    """Over how many devices a layer's state can be divided; more hold copies."""
-    if isinstance(mixer, Attention | SharedAttention):
-        return mixer.num_kv_heads
-    if isinstance(mixer, LatentAttention):
-        return 1
-    return int(getattr(mixer, "num_heads", 0) or getattr(mixer, "inner_size", 0) or mixer.state().parts[0][-1])
-
-
-def _state_traffic(mixer: TokenMixer, s: Slice, precision: Precision) -> int:
-    """Bytes of state that one sequence reads and writes in one layer. Rows that are written are the results of k and v,
-    and counted there.
-    """
-    state = mixer.attention.state() if isinstance(mixer, SharedAttention) else mixer.state()
-    row = state.parts[-1][-1]
-    if state.snapshot:
-        return precision.state_bytes(2 * state.elements, row, snapshot=True)
-    seen = state.elements_at(s.context - s.tokens) + state.elements * s.tokens  # before, and in the step itself
-    if isinstance(mixer, Attention | SharedAttention):
-        own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
-        seen = min(seen, state.elements * attended(own, s.tokens, s.context))
-    return precision.state_bytes(seen, row, snapshot=False)

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ridgeline.cost.operations import TOGETHER
-from ridgeline.spec import Attention, LatentAttention, ModelSpec, MoE, SharedAttention, Weight
+from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import TokenMixer
@@ -163,7 +163,7 @@ def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:
     columns = max([spec.hidden_size, inner, *(_columns(layer.mixer) for layer in spec.layers if layer.mixer)])
     tokens, choices = (
         min(run.tokens, BLOCK),
-        max((m.num_experts_per_tok for m in mlps if isinstance(m, MoE)), default=0),
+        max((m.num_experts_per_tok for m in mlps), default=0),
     )
     panels = 1 if format.bits == 4 else max(1, L2_BYTES // (spec.hidden_size * PANEL * number))
     slots = (
@@ -185,21 +185,7 @@ def step_bytes(spec: ModelSpec, run: Run, alive: int) -> int:
     """The stream, what is added to it and both anew; the arrays of the layer with most; logits."""
     mixers = {layer.mixer for layer in spec.layers if layer.mixer}
     several = run.sequences > 1
-    numbers = 4 * spec.hidden_size + max((_numbers(m, spec.hidden_size, several) for m in mixers), default=0)
+    numbers = 4 * spec.hidden_size + max(
+        (m.resident_numbers(spec.hidden_size, several=several) for m in mixers), default=0
+    )
     return FLOAT * (run.tokens * numbers + 2 * alive * spec.vocab_size)
-
-
-def _numbers(mixer: TokenMixer, width: int, several: bool) -> int:
-    """That a layer's mixer holds of a token at its end: what its matrices gave, and what was made of that. several:
-    sequences, whose tokens a recurrent layer puts side by side, and back.
-    """
-    if isinstance(mixer, SharedAttention):
-        mixer = mixer.attention
-    if isinstance(mixer, Attention):
-        return 2 * (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim
-    if isinstance(mixer, LatentAttention):
-        return mixer.num_heads * (mixer.qk_head_dim + 2 * mixer.v_head_dim) + 2 * mixer.row
-    given = sum(w.shape[0] for w in mixer.weights(width) if len(w.shape) == 2 and w.shape[0] != width)
-    inner = max(w.shape[-1] for w in mixer.weights(width) if len(w.shape) == 2 and w.shape[0] == width)
-    filtered = sum(w.shape[0] for w in mixer.weights(width) if w.name.endswith("conv.weight"))
-    return given + filtered + (4 if several else 2) * inner

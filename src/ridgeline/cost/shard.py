@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.cost.operations import Forward, Operation, Slice
 from ridgeline.errors import RequestError
-from ridgeline.spec import ModelSpec, MoE, Weight
+from ridgeline.spec import ModelSpec, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Scheme:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises RequestError where a model cannot be divided so, with the nearest number that can be."""
-        experts = [layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoE)]
-        heads = [n for layer in spec.layers if layer.mixer and (n := int(getattr(layer.mixer, "num_heads", 0)))]
+        experts = [layer.mlp.num_experts for layer in spec.layers if layer.mlp and layer.mlp.num_experts]
+        heads = [n for layer in spec.layers if layer.mixer and (n := layer.mixer.cut().heads)]
         for name, count, sizes, what in (
             ("tp", self.tp, heads, "heads"), ("ep", self.ep, experts, "experts"),
         ):  # fmt: skip
@@ -113,7 +113,7 @@ def _expert_parallel(
     """own: operations on a device's sequences. whole: on all of them, of which the experts are divided."""
     tokens = sum(s.count * s.tokens for s in batch)
     sent = forward.precision.activation_bytes(tokens * forward.spec.hidden_size)
-    chosen = max(layer.mlp.num_experts_per_tok for layer in forward.spec.layers if isinstance(layer.mlp, MoE))
+    chosen = max(layer.mlp.num_experts_per_tok for layer in forward.spec.layers if layer.mlp)
     others = (devices - 1) * (1 - (1 - 1 / devices) ** chosen)  # that a token is expected to visit, each once
     for op, of_all in zip(own, whole, strict=True):
         if not op.name.startswith("experts."):

@@ -11,7 +11,7 @@ from ridgeline.cost.precision import STORAGE, products_type, storage_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
 from ridgeline.plan.planner import Deployment, Speculation
-from ridgeline.spec import Attention, ModelSpec
+from ridgeline.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ Applied = tuple[Deployment, str]
 
 def _kv_heads(d: Deployment, value: str) -> Applied:
     count = _whole(value)
-    least = min((m.num_kv_heads for x in d.spec.layers if isinstance(m := x.mixer, Attention)), default=0)
+    least = min((m.num_kv_heads for m in d.spec.attentions(shared=False)), default=0)
     after = replace(d, spec=rewrite.with_kv_heads(d.spec, count))
     if count >= least:
         return after, "what grouped heads save"
@@ -179,7 +179,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
 
 def query_heads(spec: ModelSpec) -> int | None:
     """Heads of queries, if some layer groups them: as many keys and values is the figure before grouping."""
-    grouped = [m for x in spec.layers if isinstance(m := x.mixer, Attention) and m.num_heads > m.num_kv_heads]
+    grouped = [m for m in spec.attentions(shared=False) if m.query_group > 1]
     return max(m.num_heads for m in grouped) if grouped else None
 
 

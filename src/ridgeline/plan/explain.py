@@ -11,7 +11,7 @@ from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.planner import Load, Planner
 from ridgeline.plan.textbook import Textbook
 from ridgeline.plan.units import decimal_bytes, flops, number, seconds
-from ridgeline.spec import SharedAttention, State
+from ridgeline.spec import State
 from ridgeline.spec.hardware import HardwareSpec
 
 Line = tuple[str, str]
@@ -76,8 +76,8 @@ def _state(planner: Planner, load: Load) -> Iterator[Line]:
     d = planner.deployment
     kinds: dict[tuple[str, State], int] = {}
     for layer in d.spec.layers:
-        if layer.mixer and not isinstance(layer.mixer, SharedAttention):
-            key = (type(layer.mixer).__name__, layer.mixer.state())
+        if layer.mixer and layer.mixer.state().elements:
+            key = (layer.mixer.kind, layer.mixer.state())
             kinds[key] = kinds.get(key, 0) + 1
     for (name, state), count in kinds.items():
         kept = state.elements_at(load.context) // state.elements

@@ -19,7 +19,6 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ModelSpec,
-    MoE,
     RMSNorm,
     SharedAttention,
     TokenMixer,
@@ -39,9 +38,9 @@ def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
     """Attention over latents of so many numbers, and so many rotated ones (MLA, arXiv:2405.04434)."""
 
     def latents(own: Attention, _: int) -> LatentAttention:
-        turned = replace(own.rope, dim=rope, scaling=None) if own.rope else None
+        rotated = replace(own.rope, dim=rope, scaling=None) if own.rope else None
         return LatentAttention(
-            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=turned
+            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=rotated
         )  # fmt: skip
 
     return _each_attention(spec, latents)
@@ -50,8 +49,8 @@ def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
 def with_windows(spec: ModelSpec, window: int, local: int | None) -> ModelSpec:
     """Of each local + 1 layers with attention the first `local` see a window; None: all of them do (2503.19786)."""
 
-    def windowed(own: Attention, place: int) -> Attention:
-        if local is not None and place % (local + 1) == local:
+    def windowed(own: Attention, position: int) -> Attention:
+        if local is not None and position % (local + 1) == local:
             return own
         return replace(own, window=min(window, own.window or window))
 
@@ -63,21 +62,23 @@ def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
     owners: dict[Attention, tuple[int, int]] = {}  # the last owner, and how many layers it serves
     layers = list(spec.layers)
     for i, layer in enumerate(layers):
-        if isinstance(layer.mixer, Attention):
-            owner, served = owners.get(layer.mixer, (i, factor))
+        if (own := spec.attention(i)) and spec.state_layer(i) == i:
+            owner, served = owners.get(own, (i, factor))
             if served == factor:
-                owners[layer.mixer] = (i, 1)
+                owners[own] = (i, 1)
                 continue
-            owners[layer.mixer] = (owner, served + 1)
-            layers[i] = replace(layer, mixer=SharedAttention(owner, layer.mixer))
+            owners[own] = (owner, served + 1)
+            layers[i] = replace(layer, mixer=SharedAttention(owner, own))
     return _changed(spec, replace(spec, layers=tuple(layers)), "layers that could share keys and values")
 
 
 def with_recurrent(spec: ModelSpec, kind: Recurrent, many: int | None) -> ModelSpec:
     """Of each many + 1 layers with attention the first `many` are recurrent; None: all of them (arXiv:2403.19887)."""
 
-    def mixer(own: Attention, place: int) -> TokenMixer:
-        return own if many is not None and place % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
+    def mixer(own: Attention, position: int) -> TokenMixer:
+        return (
+            own if many is not None and position % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
+        )
 
     return _each_attention(spec, mixer)
 
@@ -111,7 +112,7 @@ def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
         mlp = layer.mlp
         if mlp:
             mlp = replace(mlp, intermediate_size=_rounded(mlp.intermediate_size, share))
-            if isinstance(mlp, MoE) and mlp.shared:
+            if mlp.shared:
                 shared = replace(mlp.shared, intermediate_size=_rounded(mlp.shared.intermediate_size, share))
                 mlp = replace(mlp, shared=shared)
             layers.append(replace(layer, mlp=mlp))
@@ -122,7 +123,7 @@ def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
 
 def _fewer_layers(spec: ModelSpec, share: float) -> ModelSpec:
     """From the middle: the first and the last layers change the stream most."""
-    if any(isinstance(layer.mixer, SharedAttention) for layer in spec.layers):
+    if any(spec.state_layer(i) != i for i in range(len(spec.layers))):
         raise RequestError("layers that share keys and values are not pruned here; prune mlp or heads")
     keep = max(1, round(len(spec.layers) * (1 - share)))
     first = -(-keep // 2)
@@ -142,7 +143,7 @@ def _rounded(size: int, share: float) -> int:
 
 
 def _each_attention(spec: ModelSpec, change: Callable[[Attention, int], TokenMixer]) -> ModelSpec:
-    """Every layer with softmax attention of heads, changed; `change` is told its place among these layers.
+    """Every layer with softmax attention of heads, changed; `change` is told its position among these layers.
 
     Raises RequestError where there is none, or where a layer refuses.
     """
@@ -155,19 +156,12 @@ def _each_attention(spec: ModelSpec, change: Callable[[Attention, int], TokenMix
 
 
 def _changed_layers(spec: ModelSpec, change: Callable[[Attention, int], TokenMixer]) -> list[AnyLayer]:
-    layers, place = list(spec.layers), 0
+    layers, position = list(spec.layers), 0
     for i, layer in enumerate(layers):
-        if isinstance(layer.mixer, SharedAttention):
-            changed = change(layer.mixer.attention, place)
-            if not isinstance(changed, Attention):
-                raise RequestError("its layers share keys and values; such layers do not become another kind of mixer")
-            layers[i] = replace(layer, mixer=replace(layer.mixer, attention=changed))
-        elif isinstance(layer.mixer, Attention):
-            layers[i] = replace(layer, mixer=change(layer.mixer, place))
-        else:
-            continue
-        place += 1
-    if not place:
+        if layer.mixer and (own := spec.attention(i)):
+            layers[i] = replace(layer, mixer=layer.mixer.replaced_by(change(own, position)))
+            position += 1
+    if not position:
         raise RequestError(f"{spec.family} has no layer with heads of keys and values")
     return layers
 

@@ -17,7 +17,6 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
-from ridgeline.spec import MoE
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 DEVICES = (1, 2, 4, 8)
@@ -113,7 +112,7 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
     if given.devices > given.replicas:
         yield given
         return
-    moe = any(isinstance(layer.mlp, MoE) for layer in deployment.spec.layers)
+    moe = any(layer.mlp and layer.mlp.num_experts for layer in deployment.spec.layers)
     for count in DEVICES:
         if count > 1 and deployment.hardware.link is None:
             return

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 from ridgeline.spec.latent import LatentAttention
-from ridgeline.spec.mixers import GatedMLP, MoE
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import PLAIN, Format, coded_bytes, packed_bytes
 from ridgeline.spec.weight import Weight
@@ -55,16 +54,9 @@ def _matrix(weight: Weight, format: Format, dtype: DType, packs: bool, is_paired
 
 
 def _paired(spec: ModelSpec) -> frozenset[str]:
-    """Matrices that are laid into one another: a gate, and what it is multiplied with."""
-    found = set()
-    for i, layer in enumerate(spec.layers):
-        mlp = layer.mlp
-        parts = {"": isinstance(mlp, GatedMLP)}
-        if isinstance(mlp, MoE):
-            parts = {"experts.": mlp.gated, "shared.": isinstance(mlp.shared, GatedMLP)}
-        gated = [part for part, is_gated in parts.items() if is_gated]
-        found |= {f"layers.{i}.mlp.{part}{name}.weight" for part in gated for name in ("gate", "up")}
-    return frozenset(found)
+    """Return the names of the matrices that kernels interleave: a gate, and the matrix that it is multiplied with."""
+    parts = ((i, part) for i, layer in enumerate(spec.layers) if layer.mlp for part in layer.mlp.gated_parts)
+    return frozenset(f"layers.{i}.mlp.{part}{name}.weight" for i, part in parts for name in ("gate", "up"))
 
 
 def _absorbed(spec: ModelSpec, dtype: DType) -> int:

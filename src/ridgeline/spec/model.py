@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.mixers import Attention, ChannelMixer, SharedAttention, TokenMixer
+from ridgeline.spec.attention import Attention, SharedAttention
+from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.regimes import Regimes, regimes_of
 from ridgeline.spec.rope import Rope
@@ -147,9 +148,23 @@ class ModelSpec:
             yield from linear("head", self.hidden_size, self.vocab_size)
 
     def state_layer(self, index: int) -> int:
-        """The layer whose state a layer reads: its own, unless it shares."""
+        """Return the index of the layer whose state layer `index` reads: its own, unless it shares another's."""
         mixer = self.layers[index].mixer
-        return mixer.source if isinstance(mixer, SharedAttention) else index
+        return mixer.state_layer(index) if mixer else index
+
+    def attention(self, index: int) -> Attention | None:
+        """Return the softmax attention of layer `index`, over its own or shared keys and values; None without it."""
+        mixer = self.layers[index].mixer
+        own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+        return own if isinstance(own, Attention) else None
+
+    def attentions(self, *, shared: bool) -> list[Attention]:
+        """Return the softmax attention of each layer that has one.
+
+        shared: whether layers that share the keys and values of another layer are included.
+        """
+        indices = [i for i in range(len(self.layers)) if shared or self.state_layer(i) == i]
+        return [own for i in indices if (own := self.attention(i))]
 
     def num_params(self) -> int:
         """Parameters; a tied head counts once."""

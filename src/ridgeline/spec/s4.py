@@ -1,18 +1,20 @@
-"""State spaces that do not choose: the same linear system at every token, a convolution when a prompt is read."""
+"""Define state spaces that do not depend on the input: S4 and S4D. A prompt is computed as a convolution."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
+from ridgeline.spec.workspace import S4_BLOCK, in_chunks
 
 
 @dataclass(frozen=True, slots=True)
-class S4:
+class S4(RecurrentBase):
     """A structured state space (arXiv:2111.00396): for each channel h' = A h + B u, y = C h + D u, A = diag - P P*.
 
     Bilinear with a step of exp(log_dt): h = (I - dt/2 A)^-1 ((I + dt/2 A) h + dt B u). The diagonal is -exp(A_log) +
@@ -26,7 +28,7 @@ class S4:
     activation: Activation = "gelu"
     bias: bool = True
 
-    rope: ClassVar[None] = None
+    initial_state_matrix: ClassVar[Literal["legs", "diagonal"]] = "legs"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -40,9 +42,15 @@ class S4:
     def work(self, tokens: int, context: int) -> int:
         return tokens * 10 * self.channels * self.state_size
 
+    def cut(self) -> Cut:
+        return Cut(0, self.channels)
+
+    def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
+        return _scan_numbers(self, 16 * self.state_size, tokens, padded, seqs)
+
 
 @dataclass(frozen=True, slots=True)
-class S4D:
+class S4D(RecurrentBase):
     """S4 with a diagonal A (arXiv:2206.11893): h' = A h + u, y = C h + D u for each channel; its B is part of C.
 
     By zero-order hold: h = exp(dt A) h + (exp(dt A) - 1) / A u. The rest is as in S4.
@@ -53,7 +61,7 @@ class S4D:
     activation: Activation = "gelu"
     bias: bool = True
 
-    rope: ClassVar[None] = None
+    initial_state_matrix: ClassVar[Literal["legs", "diagonal"]] = "diagonal"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -67,12 +75,17 @@ class S4D:
     def work(self, tokens: int, context: int) -> int:
         return tokens * 4 * self.channels * self.state_size
 
+    def cut(self) -> Cut:
+        return Cut(0, self.channels)
+
+    def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
+        return _scan_numbers(self, 0, tokens, padded, seqs)
+
 
 def _check(mixer: S4 | S4D) -> None:
-    if mixer.channels < 1:
-        raise ValueError(f"channels must be positive, not {mixer.channels}")
-    if mixer.state_size < 2 or mixer.state_size % 2:
-        raise ValueError(f"state_size must be even and at least 2, for conjugate pairs, not {mixer.state_size}")
+    size = mixer.state_size
+    require_positive(channels=mixer.channels)
+    require(size > 1 and size % 2 == 0, f"state_size must be even and at least 2, for conjugate pairs, not {size}")
     check_activation(mixer.activation)
 
 
@@ -89,3 +102,16 @@ def _weights(mixer: S4 | S4D, vectors: tuple[str, ...], width: int) -> Iterator[
 
 def _state(mixer: S4 | S4D) -> State:
     return State(((mixer.channels, 2, mixer.state_size // 2),), lookback=1, snapshot=True)
+
+
+def _scan_numbers(mixer: S4 | S4D, matrices: int, tokens: int, padded: int, seqs: int) -> int:
+    """Return the numbers besides the states: tokens, a step of one token in float64, and what only weights determine.
+
+    matrices: rows of state_size numbers for each channel: the step as a matrix, and its powers.
+    """
+    n, (blocked, blocks) = mixer.state_size, in_chunks(tokens, padded, seqs)
+    # Inputs, their transforms and the products, twice as long; outputs, and the projection to two numbers of each.
+    along = mixer.channels * (13 * blocked + 6 * tokens)
+    between = 4 * blocks * mixer.channels * n
+    step = 16 * seqs * mixer.channels * n
+    return max(along + between, step) + 2 * mixer.channels * n * (matrices + 8 * S4_BLOCK)

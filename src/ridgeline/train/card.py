@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ridgeline.spec import Attention, ModelSpec, MoE, SharedAttention
+from ridgeline.spec import ModelSpec
 from ridgeline.train.data.manifest import HELD_OUT, TRAIN, Manifest
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.optimizer import BETAS
@@ -131,13 +131,13 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
         yield "Parameters for each token", f"{spec.num_active_params():,}"
     yield "Layers", f"{len(spec.layers):,}"
     yield "Hidden size", f"{spec.hidden_size:,}"
-    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention | SharedAttention)]
+    mixers = spec.attentions(shared=True)
     heads = _distinct(f"{m.num_heads} / {m.num_kv_heads} of {m.head_dim}" for m in mixers)
     if heads:
         yield "Heads / key-value heads", heads
     widths = _distinct(
         f"{m.intermediate_size:,}"
-        + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if isinstance(m, MoE) else "")
+        + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if m.num_experts else "")
         for m in (layer.mlp for layer in spec.layers)
         if m
     )

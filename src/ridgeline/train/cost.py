@@ -54,7 +54,7 @@ def flops_per_token(spec: ModelSpec, context: int) -> float:
     if not spec.tie_word_embeddings:  # a tied table is multiplied once, as the head; another one is only looked up
         multiplied -= spec.vocab_size * spec.hidden_size
     multiplied -= spec.num_position_embeddings * spec.hidden_size
-    attention = sum(layer.mixer.work(context, (context + 1) // 2) for layer in spec.layers if layer.mixer) / context
+    attention = sum(layer.mixer.work(context, context) for layer in spec.layers if layer.mixer) / context
     return 6.0 * (multiplied + attention)
 
 

@@ -17,7 +17,7 @@ from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.reference.backend import torch_device
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import S4, S4D, ModelSpec, RMSNorm, SharedAttention, Weight
+from ridgeline.spec import ModelSpec, RMSNorm, Weight
 from ridgeline.train import state_space
 
 INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
@@ -103,7 +103,8 @@ class _TrainedModel(Model):
 def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Tensor:
     if weight.name.startswith("layers.") and ".mixer." in weight.name:
         mixer = spec.layers[int(weight.name.split(".")[1])].mixer
-        own = state_space.initial(mixer, weight, generator) if isinstance(mixer, S4 | S4D) else None
+        kind = mixer.initial_state_matrix if mixer else None
+        own = state_space.initial(kind, weight, generator) if kind else None
         if own is not None:
             return own
     if weight.is_matrix:
@@ -129,8 +130,7 @@ def _offset(name: str, spec: ModelSpec) -> float:
     _, index, part, *_ = (*name.split("."), "", "")
     if part != "mixer":
         return spec.norm.offset if isinstance(spec.norm, RMSNorm) else 0.0
-    mixer = spec.layers[int(index)].mixer
-    own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
+    own = spec.attention(int(index)) or spec.layers[int(index)].mixer
     assert own is not None  # it has a weight
     norms = [value for f in fields(own) if isinstance(value := getattr(own, f.name), RMSNorm)]
     return norms[0].offset if norms else 0.0

@@ -1,20 +1,22 @@
-"""How S4 and S4D begin: with a memory of the whole past (HiPPO) and steps of many lengths."""
+"""Initialize the weights of S4 and S4D: HiPPO matrices, which keep the whole past, and steps of many lengths."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ridgeline.spec import S4, S4D, Weight
+from ridgeline.spec import Weight
 
-STEPS = (1e-3, 1e-1)  # their logarithms even (arXiv:2111.00396, 4.4)
+STEPS = (1e-3, 1e-1)  # the logarithms of the steps are uniform between these (arXiv:2111.00396, 4.4)
 
 
-def initial(mixer: S4 | S4D, weight: Weight, generator: torch.Generator) -> Tensor | None:
-    """What a weight of a state space begins as: HiPPO-LegS for S4, S4D-Lin for S4D (arXiv:2206.11893, 4); None for the
-    projection.
+def initial(kind: Literal["legs", "diagonal"], weight: Weight, generator: torch.Generator) -> Tensor | None:
+    """Return the initial value of a weight of a state space; None for its output projection.
+
+    kind: "legs" is HiPPO-LegS, for S4; "diagonal" is S4D-Lin, for S4D (arXiv:2206.11893, 4).
     """
     name = weight.name.rpartition(".")[2]
     if name == "log_dt":
@@ -22,9 +24,10 @@ def initial(mixer: S4 | S4D, weight: Weight, generator: torch.Generator) -> Tens
         return low + (high - low) * torch.rand(weight.shape, generator=generator)
     if name in ("C", "D"):  # a complex number of variance 1 is two of 1/2
         return torch.randn(weight.shape, generator=generator) * (0.5**0.5 if name == "C" else 1.0)
-    found = _s4d_lin(mixer.state_size) if isinstance(mixer, S4D) else _legs(mixer.state_size)
-    if name not in found:
+    if name not in ("A_log", "A_imag", "P", "B"):
         return None
+    size = 2 * weight.shape[-1]  # of each conjugate pair, one number is kept
+    found = _s4d_lin(size) if kind == "diagonal" else _legs(size)
     return found[name].float().expand(weight.shape).clone()
 
 

@@ -53,10 +53,11 @@ def prune(
     basis, scale = _components(_second_moment(spec, kept, batch, table), small.hidden_size)
     found = {"embed.weight": kept["embed.weight"] @ basis}
     found["norm.weight"] = basis.T.square() @ kept["norm.weight"] * scale  # the nearest diagonal one
-    for i, (old, new) in enumerate(zip(spec.layers, small.layers, strict=False)):
+    for i, (_, new) in enumerate(zip(spec.layers, small.layers, strict=False)):
         layer = _Layer(f"layers.{i}", kept, basis, scale)
-        assert isinstance(old.mixer, Attention)
-        found |= layer.attention(old.mixer, options.kv_heads) | layer.mlp(getattr(new.mlp, "intermediate_size", 0))
+        own = spec.attention(i)
+        assert own is not None  # _of_layers has checked it
+        found |= layer.attention(own, options.kv_heads) | layer.mlp(getattr(new.mlp, "intermediate_size", 0))
     wanted = {w.name: tuple(w.shape) for w in small.weights()}
     if differ := dict(wanted.items() ^ {k: tuple(v.shape) for k, v in found.items()}.items()):
         name = min(differ)
@@ -74,12 +75,12 @@ def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict
         *(norm for layer in spec.layers for norm in (layer.pre_norm, getattr(layer, "post_norm", None))),
     ]
     plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
-    if not (plain and spec.tie_word_embeddings and all(isinstance(layer.mixer, Attention) for layer in spec.layers)):
+    attentions = spec.attentions(shared=False)
+    if not (plain and spec.tie_word_embeddings and len(attentions) == len(spec.layers)):
         raise DataError(f"a model of the family {spec.family} cannot be cut: it has other norms, mixers or two tables")
     _check("layers", options.layers, len(spec.layers))
-    for layer in spec.layers:
-        assert isinstance(layer.mixer, Attention)
-        _check("key-value heads", options.kv_heads, layer.mixer.num_kv_heads)
+    for own in attentions:
+        _check("key-value heads", options.kv_heads, own.num_kv_heads)
     found = {}
     for name, x in weights.items():
         if not name.startswith("layers."):

@@ -1,0 +1,241 @@
+"""Define channel mixers: MLPs, and mixtures of MLPs (MoE), one frozen dataclass for each kind.
+
+    weights(width)              names, shapes and split axes         -> loader, modules, inspect
+    active_params(width)        parameters that one token meets      -> inspect
+    workspace(tokens, width)    memory of its ops at their peak      -> engine settings, planner
+    num_experts, shared, ...    what routing needs; 0 without it     -> planner
+
+A boolean that changes the algorithm is a new type; a bias or a norm may be a field.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.mixer import require
+from ridgeline.spec.weight import Weight, linear
+from ridgeline.spec.workspace import FLOAT, INT
+
+
+class DenseMLP(ABC):
+    """Base class of channel mixers that compute every token with the same weights."""
+
+    __slots__ = ()
+
+    num_experts: ClassVar[int] = 0
+    num_experts_per_tok: ClassVar[int] = 0
+    shared: ClassVar[None] = None
+    gated_parts: ClassVar[tuple[str, ...]] = ()  # prefixes of a gate and an up matrix that kernels interleave
+
+    @abstractmethod
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield its parameters."""
+
+    def active_params(self, width: int) -> int:
+        """Return the number of parameters that one token is multiplied with: all of them."""
+        return sum(w.num_params for w in self.weights(width))
+
+    @abstractmethod
+    def workspace(self, tokens: int, width: int) -> int:
+        """Return an upper bound in bytes on the memory that its reference ops hold for a step of `tokens` tokens.
+
+        A narrow matrix gives its result twice: in blocks, and joined.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class MLP(DenseMLP):
+    """down(act(up(x))) (GPT-2, GPT-NeoX)."""
+
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("up", width, self.intermediate_size, bias=self.bias)
+        yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
+
+    def workspace(self, tokens: int, width: int) -> int:
+        inner = FLOAT * tokens * self.intermediate_size
+        return max(2 * inner, inner + 2 * FLOAT * tokens * width)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP(DenseMLP):
+    """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+    gated_parts: ClassVar[tuple[str, ...]] = ("",)
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("gate", width, self.intermediate_size, bias=self.bias)
+        yield from linear("up", width, self.intermediate_size, bias=self.bias)
+        yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
+
+    def workspace(self, tokens: int, width: int) -> int:
+        inner = FLOAT * tokens * self.intermediate_size
+        return max(4 * inner, inner + 2 * FLOAT * tokens * width)
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gate * sigmoid(alpha * gate) * (up + 1), gate clamped to at most `limit`, up to -limit..limit (GPT-OSS)."""
+
+    alpha: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        require(self.limit > 0, f"the limit of a clamped SwiGLU must be positive, not {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ungated:
+    """act(up): experts are down(act(up(x))), as MLP is (Nemotron 3)."""
+
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts in `count` equal groups of neighbors; a token chooses only from experts in the best `chosen` groups.
+
+    score: the score of a group is that of its best expert (DeepSeek-V2, arXiv:2405.04434, 2.2.2) or the sum of its two
+    best (DeepSeek-V3, 2412.19437). Of groups with equal scores, the lower one is chosen.
+    """
+
+    count: int
+    chosen: int
+    score: Literal["best", "best_two"]
+
+    def __post_init__(self) -> None:
+        require(0 < self.chosen <= self.count, f"{self.chosen} chosen groups of experts are not in 1..{self.count}")
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
+
+    Of experts with equal scores, the one with the lower index is chosen.
+
+    Args:
+        activation: Activation of the experts; Ungated: experts are down(act(up(x))).
+        normalize: Whether the scores of the chosen experts are made to sum to one.
+        router_bias, bias: Whether the router has a bias; whether all matrices of experts have one.
+        scores: Router scores are a softmax over all experts, or a sigmoid of each.
+        choice_bias: A number per expert is added to the scores that decide the choice, not to those that weigh the
+            results (arXiv:2408.15664).
+        groups: Limit the choice to groups of experts.
+        scale: Factor on the scores of the chosen experts, after normalization.
+        shared: An MLP that every token visits in addition (arXiv:2401.06066).
+        shared_gate: Multiply the result of `shared` by the sigmoid of a number computed from the token (Qwen2-MoE).
+        latent_size: Experts read and write vectors of this size; one matrix projects a token to it, another one back
+            (Nemotron 3 Super).
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    activation: Activation | ClampedSwiGLU | Ungated = "silu"
+    normalize: bool = True
+    router_bias: bool = False
+    bias: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+    shared: GatedMLP | MLP | None = None
+    shared_gate: bool = False
+    latent_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_mlp(self.intermediate_size, self.activation)
+        require(
+            0 < self.num_experts_per_tok <= self.num_experts,
+            f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
+        )
+        require(self.shared is not None or not self.shared_gate, "shared_gate needs a shared MLP to be the gate of")
+        if self.groups:
+            size, rest = divmod(self.num_experts, self.groups.count)
+            require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
+            room = size * self.groups.chosen
+            require(
+                self.num_experts_per_tok <= room,
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than the {room} experts of the chosen groups",
+            )
+            require(size > 1 or self.groups.score == "best", "groups of one expert have no two best")
+        latent = self.latent_size
+        require(latent is None or latent > 0, f"latent_size must be positive, not {latent}")
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have a gate matrix."""
+        return not isinstance(self.activation, Ungated)
+
+    @property
+    def gated_parts(self) -> tuple[str, ...]:
+        """Prefixes of a gate and an up matrix that kernels interleave."""
+        shared = self.shared.gated_parts if self.shared else ()
+        return (("experts.",) if self.gated else ()) + tuple(f"shared.{part}" for part in shared)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        experts, inner, outer = self.num_experts, self.intermediate_size, self.latent_size or width
+        parts = ("gate", "up") if self.gated else ("up",)
+        yield Weight("router.weight", (experts, width))
+        if self.router_bias:
+            yield Weight("router.bias", (experts,))
+        if self.choice_bias:
+            yield Weight("choice.bias", (experts,))
+        yield from (Weight(f"experts.{n}.weight", (experts, inner, outer), "out") for n in parts)
+        yield Weight("experts.down.weight", (experts, outer, inner), "in")
+        if self.bias:
+            yield from (Weight(f"experts.{n}.bias", (experts, inner), "out") for n in parts)
+            yield Weight("experts.down.bias", (experts, outer))
+        if self.latent_size:
+            yield from linear("latent_in", width, outer, split=None)
+            yield from linear("latent_out", outer, width, split=None)
+        if self.shared:
+            yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
+        if self.shared_gate:
+            yield Weight("shared_gate.weight", (1, width))
+
+    def active_params(self, width: int) -> int:
+        """Return the number of parameters that one token is multiplied with."""
+        weights = list(self.weights(width))
+        routed = sum(w.num_params for w in weights if w.name.startswith("experts."))
+        everyone = sum(w.num_params for w in weights) - routed
+        return everyone + routed // self.num_experts * self.num_experts_per_tok
+
+    def workspace(self, tokens: int, width: int) -> int:
+        """Return an upper bound in bytes on the memory of the reference ops: all tokens may choose the same expert."""
+        stream, inner = FLOAT * tokens * width, FLOAT * tokens * self.intermediate_size
+        chosen = self.num_experts_per_tok
+        routing = tokens * (28 * self.num_experts + 6 * INT * chosen)
+        parts = 5 if isinstance(self.activation, ClampedSwiGLU) else 4
+        read = FLOAT * tokens * self.latent_size if self.latent_size else stream  # by an expert, and written
+        # The results of every choice are held three times while they are put in order.
+        routed = routing + max((chosen + 1) * read + parts * inner, (3 * chosen + 1) * read)
+        if self.latent_size:
+            routed += stream + 2 * read
+        return max(routed, 2 * stream + self.shared.workspace(tokens, width)) if self.shared else routed
+
+
+def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU | Ungated) -> None:
+    require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
+    if isinstance(activation, str):
+        check_activation(activation)

@@ -1,0 +1,56 @@
+"""Define linear attention with the second-order Taylor expansion of softmax (BASED)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive
+from ridgeline.spec.state import State
+from ridgeline.spec.weight import Weight, linear
+from ridgeline.spec.workspace import SSD_CHUNK, in_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class TaylorAttention(RecurrentBase):
+    """Linear attention that is softmax attention to the second order of its scores: BASED (arXiv:2402.18668).
+
+    The weight of a key is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim). That is a product of features of q and
+    features of k, so the keys and values seen so far are one matrix.
+
+    feature_dim: size of a head's queries and keys. head_dim: size of its values.
+    """
+
+    num_heads: int
+    head_dim: int
+    feature_dim: int
+
+    def __post_init__(self) -> None:
+        require_positive(num_heads=self.num_heads, head_dim=self.head_dim, feature_dim=self.feature_dim)
+
+    @property
+    def num_features(self) -> int:
+        """Features of a query or a key: the terms of order 0, 1 and 2."""
+        return 1 + self.feature_dim + self.feature_dim**2
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from linear("q", width, self.num_heads * self.feature_dim)
+        yield from linear("k", width, self.num_heads * self.feature_dim)
+        yield from linear("v", width, self.num_heads * self.head_dim)
+        yield from linear("o", self.num_heads * self.head_dim, width, split="in")
+
+    def state(self) -> State:
+        # For each feature the sum of values and, in a last row, the sum of weights.
+        return State(((self.num_heads, self.head_dim + 1, self.num_features),), lookback=1, snapshot=True)
+
+    def work(self, tokens: int, context: int) -> int:
+        return tokens * 2 * self.num_heads * (self.head_dim + 1) * self.num_features
+
+    def cut(self) -> Cut:
+        return Cut(self.num_heads, self.num_heads)
+
+    def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
+        chunked, chunks = in_chunks(tokens, padded, seqs)
+        heads, values, features = self.num_heads, self.head_dim + 1, self.num_features
+        along = chunked * heads * (6 * values + 5 * features + 5 * SSD_CHUNK)
+        return 4 * tokens * heads * values + along + 4 * chunks * heads * values * features
