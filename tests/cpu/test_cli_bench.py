@@ -1,4 +1,4 @@
-"""`ridgeline bench`: what it reports, and the floors beside it against counts that were made another way."""
+"""`ridgeline bench`: its reports, and the roofline beside the measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -18,16 +17,16 @@ from calibrated import kept_with
 from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import main
 from ridgeline.cost.calibration import save
-from ridgeline.measure import Cost, Costs, Roof, Spread, measure_roof
+from ridgeline.cost.operations import Slice, operations
+from ridgeline.cost.precision import Precision
+from ridgeline.measure import Roof, Spread, measure_roof
 from ridgeline.ops import open_table
-from ridgeline.spec import ModelSpec, MoE
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 96,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
-MIXTURE = CONFIG | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 SMALL = ("--input-len", "20", "--output-len", "6")
 Done = CompletedProcess[str]
 Run = Callable[..., Done]
@@ -84,7 +83,14 @@ def test_latency_as_json(run: Run) -> None:
     assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # of each sequence, from its own first token on
     assert measured["predicted"] is None  # where nothing was calibrated
     assert measured["output_tokens_per_s"] == pytest.approx(3 * 6 / mean["latency_s"])
-    assert measured["floor_ttft_s"] + 5 * measured["floor_tpot_s"] == pytest.approx(measured["floor_latency_s"])
+    least = {name: measured[f"roofline_{name}"] for name in ("latency_s", "ttft_s", "tpot_s")}
+    assert least["ttft_s"] + 5 * least["tpot_s"] == pytest.approx(least["latency_s"])
+    # Operation by operation: the prompts in one step, then one token of each sequence in five more.
+    steps = [Slice(3, 20, 20), *(Slice(3, 1, 20 + i) for i in range(1, 6))]
+    spec, precision = spec_from_config(CONFIG), Precision("float32", "float32", "float32")
+    done = [op for s in steps for op in operations(spec, [s], precision)]
+    seconds = sum(op.layers * max(op.bytes / 1e9, op.flops / 1e10) for op in done)
+    assert least["latency_s"] == pytest.approx(seconds)
 
 
 def test_what_a_calibrated_machine_predicts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,13 +109,15 @@ def test_latency_as_text(run: Run) -> None:
     assert (found.returncode, found.stderr) == (0, "")
     assert "2 sequences at once, 20 tokens in and 6 out; 1 times" in found.stdout
     assert "reads 1.0 GB/s, computes 10 GFLOP/s (measured)" in found.stdout
-    assert all(name in found.stdout for name in ("whole batch", "first token of all", "each token after it", "floor"))
+    assert all(
+        name in found.stdout for name in ("whole batch", "first token of all", "each token after it", "roofline")
+    )
     assert max(map(len, found.stdout.splitlines()[1:])) <= 100
 
 
 def test_a_single_token_has_no_time_per_token(run: Run) -> None:
     measured = report(run("latency", "--output-len", 1, "--num-iters", 1, "--input-len", 4, "--json"))["measured"]
-    assert (measured["tpot_s"], measured["floor_tpot_s"]) == (None, None)
+    assert (measured["tpot_s"], measured["roofline_tpot_s"]) == (None, None)
     assert "each token" not in run("latency", "--output-len", 1, "--num-iters", 1, "--input-len", 4).stdout
 
 
@@ -123,6 +131,7 @@ def test_throughput_as_json(mode: tuple[str, ...], run: Run) -> None:
     assert measured["total_tokens_per_s"] == pytest.approx(312 / measured["elapsed_s"])
     assert ordered(measured["ttft_s"])
     assert ordered(measured["tpot_s"])
+    assert measured["roofline_s"] > 0
     if "off" in mode:
         assert (measured["pages"], value["engine"]) == (None, {})
         return
@@ -145,7 +154,7 @@ def test_throughput_of_a_data_set(run: Run, tmp_path: Path) -> None:
     assert measured["pages"]["hit_rate"] == pytest.approx(3 * 32 / 165)
     few = run(*args, "--num-prompts", 2).stdout
     assert f"2 requests of {tmp_path}/d.jsonl" in few
-    assert all(part in few for part in ("of the roof", "requests/s", "first token", "pages in use", "prefix cache"))
+    assert all(part in few for part in ("at the roofline", "requests/s", "first token", "pages in use", "prefix cache"))
     many = run(*args, "--num-prompts", 6)
     assert (many.returncode, "--num-prompts 6" in many.stderr, "holds 5" in many.stderr) == (2, True, True)
 
@@ -158,65 +167,7 @@ def test_what_does_not_fit_is_refused(run: Run, tmp_path: Path) -> None:
     assert "d.jsonl:2: token id 300" in found.stderr
 
 
-# ---- floors --------------------------------------------------------------------------------------------------------
-
-
-def counted(spec: ModelSpec, lengths: list[tuple[int, int]], matrix_bytes: int, state_bytes: int) -> Cost:
-    """One pass over sequences (tokens that are there, tokens to compute), token by token, weight by weight."""
-    tokens = sum(new for _, new in lengths)
-    read = flops = 0.0
-    for weight in spec.weights():
-        share = used = 1.0
-        if "experts" in weight.name:
-            mlp = next(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE))
-            used = mlp.num_experts_per_tok / mlp.num_experts
-            share = 1 - (1 - used) ** tokens
-        rows = len(lengths) if weight.name.startswith("head") else tokens
-        if weight.name == "embed.weight":
-            read += tokens * spec.hidden_size * matrix_bytes
-            if not spec.tie_word_embeddings:
-                continue
-            rows = len(lengths)
-        read += share * np.prod(weight.shape) * (matrix_bytes if len(weight.shape) > 1 else 4)
-        flops += 2 * used * np.prod(weight.shape) * rows
-    for layer in spec.layers:
-        a = layer.mixer
-        for there, new in lengths:
-            seen = [min(p + 1, a.window or p + 1) for p in range(there, there + new)]
-            flops += 4 * a.num_heads * a.head_dim * sum(seen)
-            if there:
-                read += 2 * a.num_kv_heads * a.head_dim * min(there, (a.window or there + 1) - 1) * state_bytes
-    return Cost(read, flops)
-
-
-@pytest.mark.parametrize("name", ["dense", "tied", "mixture", "window"])
-def test_floors_count_every_weight_and_every_token(name: str) -> None:
-    window = CONFIG | {"model_type": "mistral", "sliding_window": 10}
-    config = {"dense": CONFIG, "tied": CONFIG | {"tie_word_embeddings": True}, "mixture": MIXTURE, "window": window}[
-        name
-    ]
-    spec = spec_from_config(config)
-    costs = Costs(spec, matrix_bytes=2, longest=60)
-
-    def same(cost: Cost, expected: Cost) -> None:
-        assert asdict(cost) == pytest.approx(asdict(expected), rel=1e-9)
-
-    same(costs.prefill(3, 20), counted(spec, [(0, 20)] * 3, 2, 4))
-    same(costs.step(5, 33), counted(spec, [(33, 1)] * 5, 2, 4))
-    # Two requests, one of which finds 16 tokens: three passes at the least, for the longer answer.
-    state = counted(spec, [(30, 1)], 2, 4).bytes + counted(spec, [(31, 1)], 2, 4).bytes - 2 * costs.weights(1)
-    flops = (counted(spec, [(0, 30)], 2, 4) + counted(spec, [(30, 1)], 2, 4) + counted(spec, [(31, 1)], 2, 4)).flops
-    flops += counted(spec, [(0, 20)], 2, 4).flops - counted(spec, [(0, 16)], 2, 4).flops + 2 * 300 * 64
-    found = costs.all([(0, 30, 3), (16, 20, 1)], max_seqs=8)
-    same(found, Cost(3 * costs.weights((30 + 4 + 2) / 3) + state, flops))
-    narrow = costs.all([(0, 30, 3), (16, 20, 1)], max_seqs=1)  # one at a time: four passes
-    assert narrow.bytes - state == pytest.approx(4 * costs.weights(36 / 4))
-
-
-def test_the_roof_binds_by_what_is_scarcer() -> None:
-    assert Cost(10, 30).seconds(Roof(5, 10)) == 3
-    assert Cost(20, 30).seconds(Roof(5, 10)) == 4
-    assert asdict(Cost(1, 2) + Cost(3, 4)) == {"bytes": 4, "flops": 6}
+# ---- figures -------------------------------------------------------------------------------------------------------
 
 
 def test_a_spread_is_numpys() -> None:

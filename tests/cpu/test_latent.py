@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.measure.floor import Costs
+from ridgeline.cost.operations import Operation, Slice, operations
+from ridgeline.cost.precision import Precision
 from ridgeline.ops import api, open_table
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.reference import paged
@@ -247,15 +248,19 @@ LAYER = Layer(
 SPEC = ModelSpec("latent", 50, 24, 64, (LAYER,) * 2, NORM)
 
 
-def test_the_least_cost_of_a_pass() -> None:
+def test_the_work_of_a_step() -> None:
     """A prompt's tokens, which come together, cost what rebuilt keys cost; a token that comes alone, absorbed ones."""
-    costs, mixer = Costs(SPEC, matrix_bytes=4, longest=64), CASES[1]
+    mixer, precision = CASES[1], Precision("float32", "float32", "float32")
     heads, rebuilt, absorbed = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim, mixer.row + mixer.kv_lora_rank
     body = SPEC.num_active_params() - 2 * 50 * 24
     pairs = 40 * 41 // 2
-    assert costs.tokens(0, 40).flops == 2 * (40 * body + 2 * pairs * heads * rebuilt)
-    assert costs.decode(39, 40).flops == 2 * (body + 50 * 24 + 2 * 40 * heads * absorbed)
-    assert costs.decode(39, 40).bytes == 4 * 2 * 39 * mixer.row
+
+    def attention(step: Slice) -> Operation:
+        return next(op for op in operations(SPEC, [step], precision) if op.name == "LatentAttention")
+
+    assert attention(Slice(1, 40, 40)).flops == 2 * pairs * heads * rebuilt
+    assert attention(Slice(1, 1, 40)).flops == 2 * 40 * heads * absorbed
+    assert attention(Slice(1, 1, 40)).state_bytes == 4 * 40 * mixer.row
     assert flops_per_token(SPEC, 41) == 6 * (body + 50 * 24 + 2 * 21 * heads * rebuilt)
 
 

@@ -205,7 +205,8 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
 
 def begun(mixer: S4 | S4D) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = {w.name: state_space.initial(mixer, w, generator) for w in mixer.weights(mixer.channels)}
+    kind = mixer.initial_state_matrix
+    made = {w.name: state_space.initial(kind, w, generator) for w in mixer.weights(mixer.channels)}
     return {name: x for name, x in made.items() if x is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given, settings
@@ -135,6 +136,47 @@ def test_pairs_are_those_that_each_query_sees(attention: Attention, context: int
         pairs = sum(sees(attention, i, j) for i in queries for j in range(i + 1))
         assert attention.attended(tokens, context) == pairs
         assert attention.work(tokens, context) == 2 * pairs * attention.num_heads * attention.head_dim
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+VARIANTS = {
+    "dense": CONFIG, "tied": CONFIG | {"tie_word_embeddings": True},
+    "mixture": CONFIG | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "window": CONFIG | {"model_type": "mistral", "sliding_window": 10},
+}  # fmt: skip
+
+
+def counted(spec: ModelSpec, there: int, new: int, batch: int) -> tuple[float, float, float]:
+    """Count bytes of weights, bytes of state, and operations: weight by weight, query by query, in 16 bits."""
+    tokens, weights, flops = batch * new, 0.0, 0.0
+    for weight in spec.weights():
+        if weight.is_matrix:
+            name = weight.name
+            is_head = name.startswith("head") or (name == "embed.weight" and spec.tie_word_embeddings)
+            chosen = 2 / 8 if "experts" in name else 1.0
+            if name != "embed.weight" or is_head:
+                weights += 2 * prod(weight.shape) * (1 - (1 - chosen) ** tokens if chosen < 1 else 1)
+                flops += 2 * chosen * prod(weight.shape) * (batch if is_head else tokens)
+    state = 0.0
+    for a in (spec.attention(i) for i in range(len(spec.layers))):
+        assert a is not None
+        pairs = [(i, j) for i in range(there, there + new) for j in range(i + 1) if sees(a, i, j)]
+        flops += batch * 4 * a.num_heads * a.head_dim * len(pairs)
+        state += batch * 2 * 2 * a.num_kv_heads * a.head_dim * len({j for _, j in pairs})
+    return weights, state, flops
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("there", "new", "batch"), [(0, 20, 3), (33, 1, 5), (16, 4, 1)])
+def test_a_step_counts_every_weight_and_every_token(name: str, there: int, new: int, batch: int) -> None:
+    spec = spec_from_config(VARIANTS[name])
+    ops = operations(spec, [Slice(batch, new, there + new)], BF16)
+    found = [sum(o.layers * getattr(o, part) for o in ops) for part in ("weight_bytes", "state_bytes", "flops")]
+    assert found == pytest.approx(counted(spec, there, new, batch))
 
 
 @given(specs(), st.integers(1, 40), st.integers(0, 100), st.integers(1, 5))

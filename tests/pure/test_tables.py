@@ -185,13 +185,13 @@ def test_simulate_and_bench_serve(printed: Callable[..., list[Any]]) -> None:
 def test_bench() -> None:
     predicted = SimpleNamespace(elapsed_s=LONG, ttft_s=[LONG], tpot_s=[LONG], note="as measured on 2026-11-22")
     latency = SimpleNamespace(
-        latency_s=spread(), ttft_s=spread(), tpot_s=spread(), floor_latency_s=LONG, floor_ttft_s=LONG,
-        floor_tpot_s=LONG, output_tokens_per_s=LONG,
+        latency_s=spread(), ttft_s=spread(), tpot_s=spread(), roofline_latency_s=LONG, roofline_ttft_s=LONG,
+        roofline_tpot_s=LONG, output_tokens_per_s=LONG,
     )  # fmt: skip
     pages = SimpleNamespace(mean_running=LONG, mean_used_pages=LONG, peak_used_pages=123_456_789, num_pages=123_456_789,
                             swaps=12_345, waste=0.123, hit_rate=0.456, preemptions=123_456)  # fmt: skip
     through = SimpleNamespace(
-        elapsed_s=LONG, floor_s=12_345.6, requests_per_s=LONG, output_tokens_per_s=LONG, total_tokens_per_s=LONG,
+        elapsed_s=LONG, roofline_s=12_345.6, requests_per_s=LONG, output_tokens_per_s=LONG, total_tokens_per_s=LONG,
         ttft_s=spread(), tpot_s=spread(), pages=pages,
     )  # fmt: skip
     guess: Any = predicted

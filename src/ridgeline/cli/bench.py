@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ridgeline.cli.flags.prompts import Row
     from ridgeline.cli.show.tables import Table
     from ridgeline.llm import LLM
-    from ridgeline.measure import Costs, Latency, Roof, Spread, Throughput
+    from ridgeline.measure import Latency, Roof, Spread, Throughput
     from ridgeline.measure.predict import Predicted
     from ridgeline.runtime.generator import GenerationRequest
     from ridgeline.spec.dtype import DType
@@ -54,10 +54,9 @@ def latency(
     from ridgeline.measure.predict import Asked
 
     llm, roof = _prepare(given, skip_tokenizer_init=True)
-    costs = _costs(llm, input_len + output_len)
     with iterations_bar(num_iters_warmup + num_iters) as done:
         found = measure_latency(
-            llm, costs, roof, batch_size=batch_size, input_len=input_len, output_len=output_len,
+            llm, roof, batch_size=batch_size, input_len=input_len, output_len=output_len,
             warmup=num_iters_warmup, iters=num_iters, seed=seed, on_iteration=done,
         )  # fmt: skip
     what = f"{batch_size} sequences at once, {input_len} tokens in and {output_len} out; {num_iters} times"
@@ -96,8 +95,6 @@ def throughput(
     rows = _rows(dataset, num_prompts)
     llm, roof = _prepare(given, skip_tokenizer_init=rows is None)
     requests = _random_requests(llm, given) if rows is None else _requests(llm, rows, output_len)
-    limit = llm.max_model_len
-    costs = _costs(llm, max(min(limit, len(r.prompt_token_ids) + (r.params.max_tokens or limit)) for r in requests))
     outputs: list[RequestOutput] = []
     with prompts_bar(len(requests)) as done:
 
@@ -105,7 +102,7 @@ def throughput(
             outputs.append(out)
             done(sum(len(c.token_ids) for c in out.outputs))
 
-        found = measure_throughput(llm, costs, roof, requests, on_done=finished)
+        found = measure_throughput(llm, roof, requests, on_done=finished)
     predicted, note = expected(llm, asked_of(outputs))
     what = f"{len(requests):,} requests" + (
         f" of {dataset}" if dataset else f", {input_len} tokens in and {output_len} out"
@@ -127,13 +124,6 @@ def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LL
     if given["verbose"]:
         say_engine(llm, verbose=True)
     return llm, measure_roof(llm.loaded.table)
-
-
-def _costs(llm: LLM, longest: int) -> Costs:
-    from ridgeline.measure import Costs
-
-    matrix_bytes = llm.loaded.model.format.number_bytes(_dtype(llm))
-    return Costs(llm.loaded.spec, matrix_bytes=matrix_bytes, storage=llm.loaded.storage, longest=longest)
 
 
 def _dtype(llm: LLM) -> DType:
@@ -223,33 +213,33 @@ def _report(
 
 
 def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[Table | str]:
-    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "floor", "of roof", drop=("p90", "median"))
+    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "roofline", "share", drop=("p90", "median"))
     said: tuple[float | None, ...] = (None, None, None)
     if predicted:
         each = [x for x in predicted.tpot_s if x is not None]
         said = predicted.elapsed_s, max(predicted.ttft_s), sum(each) / len(each) if each else None
     rows: list[tuple[str, Spread | None, float | None]] = [
-        ("whole batch", found.latency_s, found.floor_latency_s),
-        ("first token of all", found.ttft_s, found.floor_ttft_s),
-        ("each token after it", found.tpot_s, found.floor_tpot_s),
+        ("whole batch", found.latency_s, found.roofline_latency_s),
+        ("first token of all", found.ttft_s, found.roofline_ttft_s),
+        ("each token after it", found.tpot_s, found.roofline_tpot_s),
     ]
-    for (name, spread, floor), guess in zip(rows, said, strict=True):
-        if spread is not None and floor is not None:
+    for (name, spread, least), guess in zip(rows, said, strict=True):
+        if spread is not None and least is not None:
             off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
-            times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
+            times.add_row(name, *_spread(spread), *off, _time(least), f"{least / spread.mean:.1%}")
     return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", note]
 
 
 def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str) -> list[Table | str]:
-    rates = _table("", "measured", "at the roof", "of the roof")
-    stretch = found.elapsed_s / found.floor_s
+    rates = _table("", "measured", "at the roofline", "share")
+    stretch = found.elapsed_s / found.roofline_s
     for name, rate in (
         ("requests/s", found.requests_per_s),
         ("tokens/s out", found.output_tokens_per_s),
         ("tokens/s in and out", found.total_tokens_per_s),
     ):
         rates.add_row(name, f"{rate:,.2f}", f"{rate * stretch:,.2f}", f"{1 / stretch:.1%}")
-    rates.add_row("in all", _time(found.elapsed_s), _time(found.floor_s), "")
+    rates.add_row("in all", _time(found.elapsed_s), _time(found.roofline_s), "")
     if predicted:
         off = f"{predicted.elapsed_s / found.elapsed_s - 1:+.0%}"
         rates.add_row("in all, predicted", _time(predicted.elapsed_s), "", off)

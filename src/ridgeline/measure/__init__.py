@@ -1,14 +1,11 @@
-"""Measures a model on a machine, beside the least that the machine's roofline allows."""
+"""Measure a model on a machine, and compare it with the machine's roofline. Predictions alone belong in plan/."""
 
-from ridgeline.measure.floor import Cost, Costs
 from ridgeline.measure.latency import Latency, measure_latency
 from ridgeline.measure.machine import Roof, measure_roof
 from ridgeline.measure.spread import Spread
 from ridgeline.measure.throughput import Throughput, measure_throughput
 
 __all__ = [
-    "Cost",
-    "Costs",
     "Latency",
     "Roof",
     "Spread",

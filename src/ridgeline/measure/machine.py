@@ -1,7 +1,7 @@
-"""The roof of a machine: how fast its memory can be read and how fast it multiplies, measured through its ops table.
+"""Measure the roof of a machine: how fast it reads memory and how fast it multiplies, through its ops table.
 
-The kernels are those that the model runs on, so a roof is what this software can have of the machine. It is the best of
-many tries: a machine that is busy with something else looks slower than it is, never faster.
+The kernels are those that the model runs on, so the roof is the peak that this software reaches on the machine. It is
+the best of many tries, because other programs make a machine look slower than it is, never faster.
 """
 
 from __future__ import annotations
@@ -14,25 +14,34 @@ import numpy as np
 
 from ridgeline.ops import OpsTable, api
 from ridgeline.quant import store
+from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.quant import PLAIN
 
-READ_BYTES = 1 << 29  # much more than caches hold
+READ_BYTES = 1 << 29  # much larger than any cache
 READ_WIDTH = 16_384
-SQUARES = (384, 2_048)  # a CPU is fastest at products that fit its caches, a GPU at large ones
-TRY_S, BUDGET_S = 0.02, 0.4  # one try lasts at least, and all tries of one kind together
+SQUARES = (384, 2_048)  # matrix sizes: a CPU is fastest at products that fit its caches, a GPU at large ones
+TRY_S, BUDGET_S = 0.02, 0.4  # least seconds of one try, and of all tries of one kind together
 FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """Bytes that can be read in a second, and float32 operations that can be done; a product and its sum are two."""
+    """Peak rates of a machine: bytes read per second, and float32 operations per second; a product and sum are two."""
 
     read_bytes_per_s: float
     flops_per_s: float
 
+    def hardware(self, *, memory_bytes: int, on_host: bool) -> HardwareSpec:
+        """Return the machine for cost/roofline.py. on_host: whether the device computes in the host's memory."""
+        said = "measured at the start"
+        return HardwareSpec(
+            "this machine", memory_bytes, self.read_bytes_per_s, {"float32": self.flops_per_s},
+            kind="cpu" if on_host else "gpu", sources={"bandwidth": said, "operations": said},
+        )  # fmt: skip
+
 
 def measure_roof(table: OpsTable) -> Roof:
-    """Takes about a second, and a quarter of the free memory, at most 512 MiB."""
+    """Measure the peak rates. Takes about a second, and a quarter of the free memory but at most 512 MiB."""
     free = table.memory.free_bytes()
     size = READ_BYTES if free is None else min(READ_BYTES, free // 4)
     rows = max(size // (FLOAT * READ_WIDTH), 1)
@@ -42,7 +51,7 @@ def measure_roof(table: OpsTable) -> Roof:
 
 
 def _calls_per_s(table: OpsTable, *, rows: int, out: int, width: int) -> float:
-    """How often a [rows, width] can be multiplied by an [out, width] matrix, at best."""
+    """Return how many products of [rows, width] and [out, width] matrices the device computes per second, at best."""
     memory, take = table.memory, table.primitive(api.TAKE)
     x, weight = (memory.put(np.ones((n, width), np.float32), "float32", "float32") for n in (rows, out))
     matrix = store(weight, None, table, PLAIN)
@@ -53,15 +62,15 @@ def _calls_per_s(table: OpsTable, *, rows: int, out: int, width: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
             y = matrix.apply(x)
-        memory.get(take(y, first))  # a device works behind the host's back until something is asked of it
+        memory.get(take(y, first))  # wait: a device computes asynchronously until a result is read
         return time.perf_counter() - start
 
     return _best(run)
 
 
 def _best(run: Callable[[int], float]) -> float:
-    """Calls per second of the best try. run: seconds that so many calls take."""
-    run(1)  # what is made ready at the first call is no part of a try
+    """Return the calls per second of the best try. run: returns the seconds that a number of calls take."""
+    run(1)  # the first call prepares weights and buffers, so it is not measured
     calls, begin, best = 1, time.perf_counter(), 0.0
     while time.perf_counter() - begin < BUDGET_S or not best:
         seconds = run(calls)

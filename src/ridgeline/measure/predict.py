@@ -1,13 +1,14 @@
-"""What the planner expects of a model that is loaded, with the settings of its engine, on this machine."""
+"""Predict the times and the memory of a loaded model with the settings of its engine, on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ridgeline.cost.calibration import REMEDY, this_machine
 from ridgeline.cost.operations import Slice
-from ridgeline.cost.precision import cpu_precision
+from ridgeline.cost.precision import Precision, cpu_precision
 from ridgeline.cost.process_memory import ProcessMemory, Run, process_memory
 from ridgeline.ops.driver import Driver
 from ridgeline.plan.planner import Deployment, Planner
@@ -18,18 +19,32 @@ from ridgeline.spec.hardware import HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: tokens of its prompt, those of them that were there already, and tokens of its answer."""
+    """A request: the tokens of its prompt and of its answer, and how many tokens of the prompt were in the cache."""
 
     prompt: int
     new: int
     cached: int = 0
 
 
+class Times(NamedTuple):
+    """Times of requests that all arrive at the start, in seconds.
+
+    elapsed_s: until the last request is finished. ttft_s: time to first token of each request, in order. tpot_s:
+    (time of the last token - time of the first) / (tokens - 1) of each request; None for an answer of one token.
+    """
+
+    elapsed_s: float
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of requests that are all there from the start. Seconds; ttft, tpot: of each request, in order, tpot None where an
-    answer has one token: (time of the last - time of the first) / (tokens - 1), whatever else ran in between.
-    roof_...: the same if each operation ran at the machine's peaks. step_s: of a decode, all at their mean context.
+    """Predicted times, as in `Times`, and memory of requests that all arrive at the start.
+
+    step_s: seconds of one decode step with all sequences at their mean context. roof_...: the same times if each
+    operation ran at the machine's peaks. memory_bytes: expected resident memory. note: how far the times can be
+    trusted.
     """
 
     elapsed_s: float
@@ -44,14 +59,18 @@ class Predicted:
 
 
 def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec) -> Planner:
-    """Of the model as it is stored, with the engine's settings."""
-    format = loaded.model.format
-    precision = cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
+    """Return a planner of the model as it is stored, with the engine's settings."""
     return Planner(
         Deployment(
-            loaded.spec, machine, precision, page_tokens=config.block_size, chunk=config.max_num_batched_tokens,
+            loaded.spec, machine, _precision(loaded, machine), page_tokens=config.block_size,
+            chunk=config.max_num_batched_tokens,
         )
     )  # fmt: skip
+
+
+def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:
+    format = loaded.model.format
+    return cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
 
 
 def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]:
@@ -75,69 +94,93 @@ def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]
 def predict(
     loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked], machine: HardwareSpec, note: str
 ) -> Predicted:
-    """Predict the times of requests, none of them empty, on a machine; note: how far its times can be trusted."""
+    """Predict the times of requests, at least one, on a machine. note: how far its times can be trusted."""
     planner = planner_of(loaded, config, machine)
-    roof = planner_of(loaded, config, replace(machine, rates=None))
-    found, least = _run(planner, config, requests), _run(roof, config, requests)
+    found = _engine_times(planner, config, requests)
+    roofline = roofline_times(loaded, config, requests, machine)
     count = min(len(requests), config.max_num_seqs)
     context = sum(r.prompt + r.new // 2 for r in requests) // len(requests)
     longest = max(requests, key=lambda r: r.prompt + r.new)
     return Predicted(
-        *found, planner.decode(count, max(context, 1)).seconds, *least,
+        *found, planner.decode(count, max(context, 1)).seconds, *roofline,
         memory_of(loaded, config, count, longest.prompt, longest.new).total, note,
     )  # fmt: skip
 
 
-Times = tuple[float, tuple[float, ...], tuple[float | None, ...]]
-
-
-def _run(planner: Planner, config: EngineConfig, requests: Sequence[Asked]) -> Times:
+def run_times(planner: Planner, requests: Sequence[Asked], *, max_num_seqs: int, max_num_batched_tokens: int) -> Times:
+    """Return the times of requests that all arrive at the start, with the steps that the scheduler plans."""
     now, first, last = 0.0, [0.0] * len(requests), [0.0] * len(requests)
-    for batch, given in run_steps(requests, config.max_num_seqs, config.max_num_batched_tokens):
+    for batch, sampled in run_steps(requests, max_num_seqs, max_num_batched_tokens):
         now += planner.step(batch).seconds
-        for i in given:
+        for i in sampled:
             first[i], last[i] = first[i] or now, now
     tpot = [(b - a) / (r.new - 1) if r.new > 1 else None for a, b, r in zip(first, last, requests, strict=True)]
-    return now, tuple(first), tuple(tpot)
+    return Times(now, tuple(first), tuple(tpot))
+
+
+def roofline_times(
+    loaded: LoadedModel, config: EngineConfig | None, requests: Sequence[Asked], machine: HardwareSpec
+) -> Times:
+    """Return the times of requests if each operation ran at the peaks of `machine` (cost/roofline.py).
+
+    config: settings of the engine. None: naive sampling; then all prompts are one step, and all sequences decode
+    together.
+    """
+    machine = replace(machine, rates=None)
+    if config is None:
+        planner = Planner(Deployment(loaded.spec, machine, _precision(loaded, machine)))
+        tokens = sum(r.prompt for r in requests)
+        return run_times(planner, requests, max_num_seqs=len(requests), max_num_batched_tokens=tokens)
+    return _engine_times(planner_of(loaded, config, machine), config, requests)
+
+
+def _engine_times(planner: Planner, config: EngineConfig, requests: Sequence[Asked]) -> Times:
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    return run_times(planner, requests, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def run_steps(requests: Sequence[Asked], most: int, budget: int) -> Iterator[tuple[tuple[Slice, ...], list[int]]]:
-    """The steps as the scheduler plans them while there are pages: first a token for each that decodes, then prompts in
-    their order. With each, which requests it gives a token. Decodes are taken at their mean context.
+    """Yield the batches that the scheduler plans while pages last, and which requests get a token from each of them.
 
-    most: sequences at once. budget: tokens of a step.
+    A step first has one token of each sequence that decodes, then prompts in their order. Decodes of a step count as if
+    all had their mean context.
+
+    Args:
+        most: Largest number of sequences at once.
+        budget: Largest number of tokens in a step.
     """
     done = [min(r.cached, r.prompt - 1) for r in requests]
     end = [r.prompt + r.new - 1 for r in requests]
-    going: list[int] = []
+    running: list[int] = []
     waiting = list(range(len(requests)))[::-1]
-    while going or waiting:
-        while waiting and len(going) < most:
-            going.append(waiting.pop())
-        decoding = [i for i in going if done[i] >= requests[i].prompt][:budget]
-        batch, given, left = [], list(decoding), budget - len(decoding)
+    while running or waiting:
+        while waiting and len(running) < most:
+            running.append(waiting.pop())
+        decoding = [i for i in running if done[i] >= requests[i].prompt][:budget]
+        batch, sampled, left = [], list(decoding), budget - len(decoding)
         if decoding:
             context = sum(done[i] for i in decoding) // len(decoding) + 1
             batch.append(Slice(len(decoding), 1, context))
         for i in decoding:
             done[i] += 1
-        for i in going:
+        for i in running:
             if left and i not in decoding and done[i] < requests[i].prompt:
                 chunk = min(left, requests[i].prompt - done[i])
                 done[i], left = done[i] + chunk, left - chunk
                 batch.append(Slice(1, chunk, done[i], int(done[i] == requests[i].prompt)))
-                given += [i] if done[i] == requests[i].prompt else []
-        going = [i for i in going if done[i] < end[i]]
-        yield tuple(batch), given
+                sampled += [i] if done[i] == requests[i].prompt else []
+        running = [i for i in running if done[i] < end[i]]
+        yield tuple(batch), sampled
 
 
 def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int) -> ProcessMemory:
-    """What is expected to be resident while so many such requests run; `config.workspace_bytes` is no less than its
-    step: it is what the settings allow at most.
+    """Predict the resident memory while `sequences` requests of this size run at once.
+
+    `config.workspace_bytes` is at least its `step`, because it is the bound for everything that the settings allow.
     """
     driver = loaded.table.driver
     run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1)
     found = process_memory(
         loaded.spec, loaded.weight_bytes, loaded.model.format, loaded.dtype, config.groups, config.num_pages, run
     )
-    return found if driver else found._replace(ends=0.0, scratch=0.0)  # those are the kernels'
+    return found if driver else found._replace(ends=0.0, scratch=0.0)  # only the kernels of device cpu have these

@@ -31,13 +31,7 @@ def deployment_of(llm: LLM) -> Deployment:
 def _measured(llm: LLM) -> HardwareSpec:
     assert llm.config is not None
     table = llm.loaded.table
-    roof = measure_roof(table)
-    said = "measured at the start"
-    return HardwareSpec(
-        "this machine", memory_bytes=llm.config.free_bytes, read_bytes_per_s=roof.read_bytes_per_s,
-        flops_per_s={"float32": roof.flops_per_s}, kind="cpu" if table.memory.on_host else "gpu",
-        sources={"bandwidth": said, "operations": said},
-    )  # fmt: skip
+    return measure_roof(table).hardware(memory_bytes=llm.config.free_bytes, on_host=table.memory.on_host)
 
 
 @dataclass(frozen=True, slots=True)
