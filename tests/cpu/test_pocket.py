@@ -18,7 +18,7 @@ from ridgeline.evals import Document, measure_acceptance, measure_perplexity
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.hub import BUILT_IN, MODEL_FILES, find_model
 from ridgeline.runtime.load import LoadOptions, load_model
-from ridgeline.serve.http.example import example_of
+from ridgeline.serve.api.example import example_of
 from ridgeline.spec import Attention
 from ridgeline.train.data.vocabulary import PLAIN_CHAT
 from ridgeline.train.pocket.recipe import Recipe

@@ -16,8 +16,9 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.serve.api import batch
 from ridgeline.serve.api.batch import Line, read_done
 from ridgeline.serve.api.types import CompletionBody
+from ridgeline.serve.gate import Gate
 from ridgeline.serve.options import ServeOptions
-from ridgeline.serve.service import Gate, Service
+from ridgeline.serve.service import Service
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.api.types import MAX_STOP, Body, CompletionBody, DetokenizeBody, EmbeddingBody
-from ridgeline.serve.http.parse import MAX_ELEMENTS, parse
+from ridgeline.serve.helpers.parse import MAX_ELEMENTS, parse
 from ridgeline.serve.options import ServeOptions
 
 LARGEST = ServeOptions(("m",)).max_body_bytes

@@ -21,9 +21,10 @@ from ridgeline.serve.api.types import StreamOptions
 from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown, pinned
 from ridgeline.serve.engine.messages import Abort, Beat, Chunks, Embed, Ready, Start, frame
 from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
+from ridgeline.serve.gate import Gate
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.http.sse import DONE, WIRE, EventStream
-from ridgeline.serve.service import Gate, Turn
+from ridgeline.serve.service import Turn
 from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec.mamba import Mamba
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
@@ -143,7 +144,7 @@ def test_what_ends_one_request_ends_all_and_frees_their_places() -> None:
 
 def test_idle_time_is_nobodys_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("ridgeline.serve.service.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ridgeline.serve.gate.time.perf_counter", lambda: clock[0])
     gate = Gate(2, 0)
     for _ in range(20):  # an answer takes a second, and then nobody comes for an hour
         gate.enter(2)

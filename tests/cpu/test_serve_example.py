@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ridgeline.load.hub import BUILT_IN
-from ridgeline.serve.http.example import curl_line, example_of
+from ridgeline.serve.api.example import curl_line, example_of
 from ridgeline.serve.service import Service
 from ridgeline.spec.request import SamplingParams
 

@@ -18,12 +18,12 @@ from ridgeline.cli.serve import serve_options
 from ridgeline.errors import RequestError
 from ridgeline.serve.api.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.api.marks import MarkScanner
+from ridgeline.serve.api.metrics import Page
 from ridgeline.serve.api.tools import calls_of
 from ridgeline.serve.engine.meters import Histogram
+from ridgeline.serve.gate import Gate
 from ridgeline.serve.http.errors import APIError
-from ridgeline.serve.http.prometheus import Page
 from ridgeline.serve.options import ServeOptions, read_keys
-from ridgeline.serve.service import Gate
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -174,16 +174,16 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     """Every metric of docs/grafana.json is in a page of metrics; so is what other servers' dashboards ask for."""
     from ridgeline.sched.page_times import PageTimes
     from ridgeline.sched.stats import GroupStats, Stats
+    from ridgeline.serve.api import metrics
     from ridgeline.serve.engine.messages import Report
     from ridgeline.serve.engine.meters import EngineMeters
-    from ridgeline.serve.http import prometheus
 
     stats = Stats(1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(9), page_times=PageTimes())
     page = Page({"model_name": "m"})
     report = Report(0, stats, EngineMeters())
-    prometheus._requests(page, report)
-    prometheus._engine(page, report)
-    source = Path(prometheus.__file__).read_text()
+    metrics._requests(page, report)
+    metrics._engine(page, report)
+    source = Path(metrics.__file__).read_text()
     text = Path(__file__).parents[2].joinpath("docs/grafana.json").read_text()
     asked = set(re.findall(r"(?:vllm|ridgeline):\w+|http_requests_total", text))
     assert len(asked) > 15

@@ -17,9 +17,9 @@ from ridgeline.load.lengths import least_tokens
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.request import Frontend, Rendered
 from ridgeline.serve.api import batch
+from ridgeline.serve.helpers.packed import pack, unpack
+from ridgeline.serve.helpers.parse import parse
 from ridgeline.serve.http.errors import as_api_error
-from ridgeline.serve.http.packed import pack, unpack
-from ridgeline.serve.http.parse import parse
 from ridgeline.spec.prompt import PromptOptions
 
 LETTERS = {chr(97 + i): i for i in range(26)}

@@ -210,7 +210,7 @@ def _say_ready(service: Service, url: str) -> None:
     """The plan, where the server is, and a line to try it with."""
     from ridgeline.cli.flags.settings import settings_tables
     from ridgeline.cli.show.report import say, say_tables
-    from ridgeline.serve.http.example import curl_line
+    from ridgeline.serve.api.example import curl_line
     from ridgeline.serve.options import LOOPBACK
 
     ready, options = service.ready, service.options

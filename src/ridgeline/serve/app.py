@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ridgeline import __version__
 from ridgeline.errors import RidgelineError
-from ridgeline.serve import routes
+from ridgeline.serve.api import routes
 from ridgeline.serve.api.described import JSON, errors
 from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.http.errors import APIError, as_api_error, invalid

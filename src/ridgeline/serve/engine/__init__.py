@@ -1,1 +1,1 @@
-"""The engine process and the pipe to it: messages, heartbeat, counters. No HTTP belongs here."""
+"""The engine's process, the messages between it and the HTTP process, and its counters. No HTTP belongs here."""

@@ -1,1 +1,1 @@
-"""HTTP below the endpoints: connections, limits, keys, bodies, events, metrics, the page. No endpoint is here."""
+"""HTTP below the endpoints: connections, timeouts, limits, keys, bodies, events, the page. No endpoint belongs here."""

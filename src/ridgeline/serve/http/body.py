@@ -12,13 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from ridgeline.errors import RequestError
-from ridgeline.serve.helpers import LARGE_BODY
+from ridgeline.serve.helpers.parse import parse
 from ridgeline.serve.http import unknown
 from ridgeline.serve.http.errors import APIError
-from ridgeline.serve.http.parse import parse
 from ridgeline.serve.service import Service
 
 SMALL_BODY = 1 << 16
+LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
 
 
 class _Request(Request):

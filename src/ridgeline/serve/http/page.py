@@ -7,13 +7,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ridgeline.serve.api.described import answers
-from ridgeline.serve.api.types_answers import LiveAnswer, PlanAnswer
-from ridgeline.serve.http.errors import APIError, dumps
-from ridgeline.serve.http.live import live, plan
+from ridgeline.serve.http.errors import APIError
 
 TYPES = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
@@ -61,15 +58,5 @@ def page_router() -> APIRouter:
         if name not in parts:
             raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")
         return part(name)
-
-    @router.get("/live", tags=["Server"], responses={**answers(LiveAnswer)})
-    async def get_live(request: Request) -> Response:
-        """Requests, pages, rates and latencies of this moment: what the page at / draws."""
-        return Response(dumps(await live(request.app.state.service)), media_type="application/json")
-
-    @router.get("/plan", tags=["Server"], responses={**answers(PlanAnswer)})
-    async def get_plan(request: Request) -> Response:
-        """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
-        return Response(dumps(plan(request.app.state.service)), media_type="application/json")
 
     return router

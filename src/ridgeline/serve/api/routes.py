@@ -16,6 +16,8 @@ from ridgeline.serve.api.chat import Chat
 from ridgeline.serve.api.completions import Completion
 from ridgeline.serve.api.described import answers, text
 from ridgeline.serve.api.embeddings import embeddings
+from ridgeline.serve.api.live import live, plan
+from ridgeline.serve.api.metrics import exposition
 from ridgeline.serve.api.token_texts import TokenTexts
 from ridgeline.serve.api.types import (
     MAX_IDS,
@@ -29,7 +31,6 @@ from ridgeline.serve.api.types import (
 from ridgeline.serve.api.types_responses import ResponseBody
 from ridgeline.serve.http.body import BodyRoute
 from ridgeline.serve.http.errors import APIError, dumps, dumps_object
-from ridgeline.serve.http.prometheus import exposition
 from ridgeline.serve.http.request_ids import named
 from ridgeline.serve.http.sse import Events, EventStream, while_connected
 from ridgeline.serve.service import Service, Turn
@@ -228,3 +229,15 @@ async def metrics(request: Request) -> Response:
     """Counters in Prometheus' format, with vLLM's names where it has one."""
     counters = await exposition(_service(request))
     return PlainTextResponse(counters, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/live", tags=["Server"], responses={**answers(t.LiveAnswer)})
+async def get_live(request: Request) -> Response:
+    """Requests, pages, rates and latencies of this moment: what the page at / draws."""
+    return _json(await live(_service(request)))
+
+
+@router.get("/plan", tags=["Server"], responses={**answers(t.PlanAnswer)})
+async def get_plan(request: Request) -> Response:
+    """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
+    return _json(plan(_service(request)))

@@ -16,11 +16,10 @@ from ridgeline.bounded import BoundedPool, Limits, Setup
 from ridgeline.errors import BoundExceeded, HelpersBusy
 from ridgeline.load.chat import RENDERING, render_job
 from ridgeline.runtime.request import TextToEncode
-from ridgeline.serve import jobs
+from ridgeline.serve.helpers import jobs
+from ridgeline.serve.helpers.packed import unpack
 from ridgeline.serve.http.errors import APIError
-from ridgeline.serve.http.packed import unpack
 
-LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
 LONG_TEXT = 1 << 16  # characters of a text that a helper tokenizes
 
 PARSING = Limits(10.0, 2 << 30)

@@ -11,8 +11,8 @@ from ridgeline.bounded import job
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.request import TextToEncode
-from ridgeline.serve.http.packed import pack
-from ridgeline.serve.http.parse import parse
+from ridgeline.serve.helpers.packed import pack
+from ridgeline.serve.helpers.parse import parse
 from ridgeline.spec.prompt import Side
 
 MAX_REST = 2 << 20  # bytes of a parsed body besides its long texts and lists of token ids

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ridgeline.measure.served import describe
+from ridgeline.serve.api.example import example_of
 from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.engine.meters import RECENT_SECONDS, RecentHistogram
-from ridgeline.serve.http.example import example_of
 from ridgeline.serve.service import Service
 
 ENGINE = ("steps", "busy_s", "alive_s", "step_bytes", "step_flops")
