@@ -196,7 +196,7 @@ def test_what_fails_is_counted_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "say what comes in"),
+        ([], "no workload is given"),
         (["--concurrency", "2", "--arrivals", "poisson:1"], "give one of them"),
         (["--concurrency", "2", "--model", "other"], "does not serve other; it serves fake"),
         (["--concurrency", "2", "--slo", "ttfb=1s"], "with ttft, tpot, e2e"),
@@ -212,7 +212,7 @@ def test_errors_say_what_to_do(args: list[str], said: str) -> None:
 
 
 @pytest.mark.slow
-def test_our_own_server_beside_what_is_predicted(tmp_path: Path) -> None:
+def test_our_own_server_beside_the_prediction(tmp_path: Path) -> None:
     """Every answer is whole, a trace's shared blocks are shared, and the simulator sees the same workload."""
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 40 * i, "input_length": 520, "output_length": 8, "hash_ids": [0, 1 + i]} for i in range(10)]

@@ -75,7 +75,7 @@ def test_what_failed_in_passing_is_asked_again(tmp_path: Path) -> None:
     assert read_done(out) == {"a": False, "b": True, "f": True} and list(tmp_path.iterdir()) == [out]
 
 
-def test_a_batch_waits_for_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_waits_for_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of many answers each, more than the queue has places for: none is told 429."""
     gate, service = Gate(2, 1), cast(Service, SimpleNamespace(options=ServeOptions(("m",))))
 
@@ -94,16 +94,16 @@ def test_a_batch_waits_for_places(monkeypatch: pytest.MonkeyPatch) -> None:
         return await asyncio.gather(*(batch._result(service, line) for line in wanted))
 
     monkeypatch.setattr(batch, "Completion", Slow)
-    monkeypatch.setattr(batch, "PLACE_SECONDS", 0.001)
+    monkeypatch.setattr(batch, "RETRY_SECONDS", 0.001)
     assert [r["response"]["status_code"] for r in asyncio.run(ask())] == [200, 200, 200, 200, 400]
 
 
-def test_what_is_no_batch(tmp_path: Path) -> None:
+def test_invalid_batches(tmp_path: Path) -> None:
     requests, out = tmp_path / "requests.jsonl", str(tmp_path / "out.jsonl")
     cases = [
         ("", "no requests"),
         ("{", "line 1"),
-        (json.dumps(line(1)) + "\n" + json.dumps(line(1)), "line 2: custom_id 'r1' is that of line 1"),
+        (json.dumps(line(1)) + "\n" + json.dumps(line(1)), "line 2: line 1 has the same custom_id 'r1'"),
         (json.dumps({**line(1), "url": "/x"}), "/x"),
         (json.dumps(line(1, stream=True)), "stream"),
     ]

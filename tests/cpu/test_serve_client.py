@@ -125,7 +125,7 @@ def test_places_are_free_when_the_engine_is_done() -> None:
     asyncio.run(run())
 
 
-def test_what_ends_one_request_ends_all_and_frees_their_places() -> None:
+def test_a_failed_request_ends_all_and_frees_their_slots() -> None:
     async def run() -> None:
         left: list[str] = []
         ended: list[int] = []

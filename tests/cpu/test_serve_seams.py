@@ -100,6 +100,6 @@ def test_a_batch_waits_until_its_structures_are_checked(monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr(batch, "_sent", sent)
-    monkeypatch.setattr(batch, "PLACE_SECONDS", 0.0)
+    monkeypatch.setattr(batch, "RETRY_SECONDS", 0.0)
     nothing: Any = None
     assert asyncio.run(batch._answer(nothing, nothing, [])) == {"id": "x"}

@@ -1,4 +1,4 @@
-"""`ridgeline serve` with the flags of vLLM: what stands in their place, what is said, and what is refused."""
+"""`ridgeline serve` accepts vLLM's flags: it replaces them, prints a note, or refuses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 def rewritten(*args: str) -> tuple[list[str], list[str]]:
-    """The arguments for the command, and what the user is told."""
+    """Return the rewritten arguments and the notes for the user."""
     line = Line(OPTIONS)
     return list(line.rewrite(line.with_config(args))), line.notes
 
@@ -45,9 +45,9 @@ def rewritten(*args: str) -> tuple[list[str], list[str]]:
     ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", 0),
     ("--served-model-name a m", "--served-model-name a m", 0),
     ("m --enable-log-requests -O3", "m --log-requests", 2),
-    ("m --unheard-of 3", "m --unheard-of 3", 0),  # click says so
+    ("m --unheard-of 3", "m --unheard-of 3", 0),  # click reports it
 ])  # fmt: skip
-def test_what_stands_in_the_place_of_flags(given: str, expected: str, told: int) -> None:
+def test_flags_are_replaced(given: str, expected: str, told: int) -> None:
     args, notes = rewritten(*given.split())
     assert args == expected.split()
     assert len(notes) == told and all(": " in note and "\n" not in note for note in notes)
@@ -63,7 +63,7 @@ def test_lists_of_origins() -> None:
     "--quantization awq", "--no-enable-prefix-caching", "--enable-lora", "--max-logprobs 50", "--cpu-offload-gb 4",
     "--download-dir /tmp", "--tensor-parallel-size", "--config", "--enforce-eager=false",
 ])  # fmt: skip
-def test_what_cannot_be_honored_is_one_line(given: str) -> None:
+def test_flags_that_cannot_be_honored_give_one_line(given: str) -> None:
     with pytest.raises(RequestError) as caught:
         rewritten("m", *given.split())
     message = str(caught.value)
@@ -95,12 +95,12 @@ def test_a_config_file(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("c.yaml", "prot: 9", "prot is no option of `ridgeline serve`; did you mean --port"), ("c.txt", "", "must end in"),
-    ("c.yaml", "port:", "port has no value"), ("c.yaml", "- port", "must hold options"),
-    ("c.yaml", "a: [", "is not valid YAML"),
-    ("c.toml", "a = [", r"c\.toml: "), ("c.json", "{", r"c\.json: "), ("c.yaml", "config: x", "config is no option"),
+    ("c.yaml", "prot: 9", "prot is not an option of `ridgeline serve`; did you mean --port"),
+    ("c.txt", "", "must end in"), ("c.yaml", "port:", "port has no value"), ("c.yaml", "- port", "must contain option"),
+    ("c.yaml", "a: [", "is not valid YAML"), ("c.toml", "a = [", r"c\.toml: "), ("c.json", "{", r"c\.json: "),
+    ("c.yaml", "config: x", "config is not an option"),
 ])  # fmt: skip
-def test_a_config_file_that_is_none(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_config_files(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(RequestError, match=message):
         rewritten("m", "--config", str(tmp_path / name))
@@ -129,7 +129,7 @@ def test_the_page_lists_every_flag() -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the command would start a server with."""
+    """The arguments with which the command would start a server."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(serve, "_serve", found.append)
     return found
@@ -142,7 +142,7 @@ def test_the_command_takes_the_model_in_three_ways(started: list[dict[str, Any]]
     models = [serve.which_model(given["model_argument"], given["model"]) for given in started]
     assert models == ["m"] * 5 + ["pocket"]
     assert all(given["served_model_name"] == ["a"] for given in started)
-    with pytest.raises(RequestError, match="the model is a and --model is b; give one of them"):
+    with pytest.raises(RequestError, match="MODEL is a and --model is b; give only one of them"):
         serve.which_model("a", "b")
     assert CliRunner().invoke(main.app, ["serve", "m", "--no-such-flag"]).exit_code == 2
 

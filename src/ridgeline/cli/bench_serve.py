@@ -1,4 +1,4 @@
-"""`ridgeline bench serve`: a workload against any OpenAI server, in real time, beside what is predicted of it."""
+"""`ridgeline bench serve`: measure an OpenAI server under load, and compare with the prediction of the simulator."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ridgeline.measure.load import Measured
     from ridgeline.sim import Report, Workload
 
-_SERVER, _WORK, _OUT, _PLAN = "Which server", "What comes in", "What comes out", "What is predicted"
-NUM_REQUESTS = 200  # without a trace
+_SERVER, _WORK, _OUT, _PLAN = "Server", "Workload", "Output", "Prediction"
+NUM_REQUESTS = 200  # if there is no trace
 KEYS = ("RIDGELINE_API_KEY", "OPENAI_API_KEY")
 LATENCIES = (("TTFT, the wait included", "ttft_s"), ("TPOT", "tpot_s"), ("between two tokens", "itl_s"),
              ("end to end", "e2e_s"))  # fmt: skip
@@ -30,50 +30,134 @@ def _option(panel: str, *names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-BaseUrl = Annotated[str, _option(_SERVER, "--base-url", help="With or without /v1.")]
-Model = Annotated[str | None, _option(_SERVER, "--model", "-m", help="Default: the first that it serves.")]
-ApiKey = Annotated[str | None, _option(_SERVER, "--api-key", help=f"Default: the environment's {' or '.join(KEYS)}.")]
+BaseUrl = Annotated[str, _option(_SERVER, "--base-url", help="URL of the server, with or without /v1.")]
+Model = Annotated[
+    str | None,
+    _option(_SERVER, "--model", "-m", help="Name of the model on the server. Default: the first name in /v1/models."),
+]
+ApiKey = Annotated[
+    str | None,
+    _option(
+        _SERVER, "--api-key", help=f"API key of the server. Default: the environment variable {' or '.join(KEYS)}."
+    ),
+]
 BackendName = Annotated[
     str,
-    _option(_SERVER, "--backend", help="openai: /v1/completions, token ids; openai-text: words instead; openai-chat."),
+    _option(
+        _SERVER,
+        "--backend",
+        help="Endpoint and form of prompts. openai: /v1/completions with token ids. openai-text: /v1/completions with "
+        "text. openai-chat: /v1/chat/completions.",
+    ),
 ]
-Endpoint = Annotated[str | None, _option(_SERVER, "--endpoint", help="Where, if not where the backend says.")]
-Timeout = Annotated[float, _option(_SERVER, "--timeout", help="Seconds without a byte: then it failed.")]
-ExtraBody = Annotated[str, _option(_SERVER, "--extra-body", help="JSON: more fields of every request.")]
-VocabSize = Annotated[int, _option(_SERVER, "--vocab-size", min=1, help="Prompts are random token ids below it.")]
-Trace = Annotated[str | None, _option(_WORK, "--trace", help="Azure CSV or Mooncake JSON lines.")]
+Endpoint = Annotated[
+    str | None, _option(_SERVER, "--endpoint", help="Path of the endpoint. Default: the path of the backend.")
+]
+Timeout = Annotated[
+    float, _option(_SERVER, "--timeout", help="Seconds without data from the server after which a request fails.")
+]
+ExtraBody = Annotated[
+    str, _option(_SERVER, "--extra-body", help="JSON object with fields that are added to every request.")
+]
+VocabSize = Annotated[
+    int, _option(_SERVER, "--vocab-size", min=1, help="Prompts are random token ids below this number.")
+]
+Trace = Annotated[
+    str | None,
+    _option(
+        _WORK, "--trace", help="File with recorded requests: Azure's CSV or Mooncake's JSON lines. Default: no trace."
+    ),
+]
 Arrivals = Annotated[
     str | None,
-    _option(_WORK, "--arrivals", help="Requests a second: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30"),
+    _option(
+        _WORK,
+        "--arrivals",
+        help="Arrival process and requests per second: poisson:8, gamma:8,cv=4 or onoff:8,on=10,off=30. Default: the "
+        "times of the trace.",
+    ),
 ]
 Concurrency = Annotated[
-    int | None, _option(_WORK, "--concurrency", min=1, help="Closed loop: so many clients; the same as closed:N.")
+    int | None,
+    _option(
+        _WORK,
+        "--concurrency",
+        min=1,
+        help="Number of clients that each send their next request when they have the answer to the last one (closed "
+        "loop). Default: an open loop with --arrivals or --trace.",
+    ),
 ]
 NumRequests = Annotated[
-    int | None, _option(_WORK, "--num-requests", min=1, help="Default: the trace's; without one 200.")
+    int | None,
+    _option(_WORK, "--num-requests", min=1, help="Number of requests. Default: all of the trace, or 200 without one."),
 ]
-Scale = Annotated[float, _option(_WORK, "--scale", help="So many times as fast as the trace.")]
-InputLen = Annotated[int, _option(_WORK, "--input-len", min=1, help="Mean, without a trace.")]
-OutputLen = Annotated[int, _option(_WORK, "--output-len", min=1, help="Mean, without a trace.")]
+Scale = Annotated[float, _option(_WORK, "--scale", help="Factor by which the trace is replayed faster.")]
+InputLen = Annotated[
+    int, _option(_WORK, "--input-len", min=1, help="Mean number of tokens of a prompt. Ignored with --trace.")
+]
+OutputLen = Annotated[
+    int, _option(_WORK, "--output-len", min=1, help="Mean number of tokens of an answer. Ignored with --trace.")
+]
 LengthCv = Annotated[
-    float, _option(_WORK, "--length-cv", min=0.0, help="Coefficient of variation of both; 0: all equal.")
+    float,
+    _option(
+        _WORK,
+        "--length-cv",
+        min=0.0,
+        help="Coefficient of variation of prompt and answer lengths. 0 makes all lengths equal.",
+    ),
 ]
-Truncate = Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")]
-Warmup = Annotated[int, _option(_WORK, "--warmup", min=0, help="Requests before it, one by one; not counted.")]
-Seed = Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and prompts.")]
-Slo = Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")]
-JsonOutput = Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")]
-Plot = Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")]
+Truncate = Annotated[
+    bool, _option(_WORK, "--truncate", help="Shorten requests of the trace that exceed the server's context length.")
+]
+Warmup = Annotated[
+    int,
+    _option(_WORK, "--warmup", min=0, help="Number of requests that are sent one by one before the measurement."),
+]
+Seed = Annotated[int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and prompts.")]
+Slo = Annotated[
+    str | None,
+    _option(
+        _OUT,
+        "--slo",
+        help="Latency limits that a request must meet to count for goodput, such as ttft=200ms,tpot=30ms,e2e=10s. "
+        "Default: no goodput.",
+    ),
+]
+JsonOutput = Annotated[bool, _option(_OUT, "--json", help="Print one JSON object instead of tables.")]
+Plot = Annotated[
+    str | None,
+    _option(_OUT, "--plot", help="File for a plot of the results, such as out.png or out.svg. Default: no plot."),
+]
 Predict = Annotated[
     str | None,
-    _option(_PLAN, "--predict", help="The model there. Default: what a Ridgeline server says."),
+    _option(
+        _PLAN,
+        "--predict",
+        help="Model that the simulator predicts for, as in `ridgeline plan`. Set it for servers other than Ridgeline. "
+        "Default: the model and settings that a Ridgeline server reports.",
+    ),
 ]
-Changes = Annotated[str, _option(_PLAN, "--changes", help="Of it: weights=int4,kv=fp8,tp=2, as for plan.")]
-Hardware = Annotated[str, _option(_PLAN, "--hardware", help="The machine there: h100, ...; local: this one.")]
-StepTimes = Annotated[str | None, _option(_PLAN, "--step-times", help="Those of a JSON file instead of the machine's.")]
-MaxNumSeqs = Annotated[int, _option(_PLAN, "--max-num-seqs", help="Sequences that run there at once.")]
-MaxNumBatchedTokens = Annotated[int, _option(_PLAN, "--max-num-batched-tokens", help="Of one step there.")]
-BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Tokens of a page there.")]
+Changes = Annotated[
+    str,
+    _option(
+        _PLAN, "--changes", help="Changes to the model of --predict, such as weights=int4,kv=fp8,tp=2. Default: none."
+    ),
+]
+Hardware = Annotated[
+    str, _option(_PLAN, "--hardware", help="Machine of --predict, such as h100. local is this machine.")
+]
+StepTimes = Annotated[
+    str | None,
+    _option(_PLAN, "--step-times", help="JSON file with measured step times. Default: the roofline of --hardware."),
+]
+MaxNumSeqs = Annotated[
+    int, _option(_PLAN, "--max-num-seqs", help="Largest number of sequences per step, for --predict.")
+]
+MaxNumBatchedTokens = Annotated[
+    int, _option(_PLAN, "--max-num-batched-tokens", help="Largest number of tokens per step, for --predict.")
+]
+BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Number of tokens per page, for --predict.")]
 
 
 def bench_serve(
@@ -86,8 +170,12 @@ def bench_serve(
     changes: Changes = "", hardware: Hardware = "h100", step_times: StepTimes = None, max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 512, block_size: BlockSize = 16,
 ) -> None:  # fmt: skip
-    """Send a workload to a server at its own pace: requests go out when they are due, whatever became of others."""
-    given = locals()  # every option, by its name
+    """Measure an OpenAI-compatible server under load.
+
+    Requests are sent when they are due, even if earlier ones are not answered yet.
+    The report shows measured latencies and rates beside those that the simulator predicts.
+    """
+    given = locals()  # every option, by name
     import asyncio
 
     from ridgeline.measure.load_picture import check_name, draw
@@ -115,14 +203,16 @@ def bench_serve(
 
 
 def columns(report: Report) -> dict[str, Any]:
-    """Those that a client can see."""
+    """Return the figures of a report that a client can measure."""
     names = ("requests", "prompt_tokens", "output_tokens", "duration_s", *dict(LATENCIES).values(), "slo")
     seen = {name: value for name, value in asdict(report).items() if name in names}
     return seen | {name: getattr(report, name) for name in dict(RATES).values()}
 
 
 async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured, Any]:
-    """described: what a server of ours says of itself."""
+    """Send the workload. Return the server, the workload, the measurement, and the server's answer to GET /plan, which
+    is None for a server other than Ridgeline.
+    """
     from ridgeline.cli.show.progress import prompts_bar
     from ridgeline.measure.backends import backend_of
     from ridgeline.measure.client import Client
@@ -150,24 +240,24 @@ def _extra(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as e:
-        raise RequestError(f"--extra-body is no JSON: {e}") from None
+        raise RequestError(f"--extra-body is not JSON: {e}") from None
     if not isinstance(found, dict):
         raise RequestError(f'--extra-body {text}: it must be an object, such as {{"top_k": 40}}')
     return found
 
 
 def _workload(given: dict[str, Any], limit: int | None) -> Workload:
-    """limit: tokens of the longest request, None where the server does not say."""
+    """Return the workload. limit: the server's context length in tokens, or None if it does not report one."""
     from ridgeline.cli.simulate import workload_of
     from ridgeline.errors import RequestError
 
     arrivals, clients = given["arrivals"], given["concurrency"]
     if clients is not None and arrivals is not None:
-        raise RequestError("--concurrency is a closed loop and --arrivals says another; give one of them")
+        raise RequestError("--concurrency and --arrivals both set the arrivals; give one of them")
     if given["truncate"] and limit is None:
-        raise RequestError("--truncate: the server does not say its longest context (max_model_len of /v1/models)")
+        raise RequestError("--truncate: the server does not report its context length (max_model_len in /v1/models)")
     if not given["trace"] and arrivals is None and clients is None:
-        raise RequestError("say what comes in: --trace FILE, --arrivals poisson:8 or --concurrency 32")
+        raise RequestError("no workload is given; add --trace FILE, --arrivals poisson:8 or --concurrency 32")
     count = given["num_requests"] or (None if given["trace"] else NUM_REQUESTS)
     asked = {"arrivals": arrivals or (clients and f"closed:{clients}"), "num_requests": count}
     return workload_of(given | asked | {"rate_scale": given["scale"]}, limit)
@@ -176,7 +266,7 @@ def _workload(given: dict[str, Any], limit: int | None) -> Workload:
 def _predict(
     given: dict[str, Any], described: Any, workload: Workload, limits: Any
 ) -> tuple[Report | None, str | None]:
-    """The same workload through the simulator, and whose step times; None where nothing is known of the model."""
+    """Simulate the workload. Return the report and the source of its step times; both are None without a model."""
     from ridgeline.cli.simulate import deployment_of, step_cost
     from ridgeline.measure.served import predict
     from ridgeline.sim import settings, simulate
@@ -220,8 +310,8 @@ def _print(title: str, found: Measured, predicted: Report | None, times: str | N
     ]
     if found.without_usage:
         lines.append(
-            f"{found.without_usage:,} answers came without usage: their tokens are those asked for where the reason to "
-            "stop is length, else events with text"
+            f"{found.without_usage:,} answers had no usage: their tokens are counted as max_tokens if finish_reason is "
+            "length, else as the number of events with text"
         )
     if times:
         lines.append(f"predicted: {times}")

@@ -1,4 +1,4 @@
-"""`ridgeline run-batch`: a file of requests in OpenAI's batch format."""
+"""`ridgeline run-batch`: answer a file of requests in OpenAI's batch format."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
-from ridgeline.cli.serve import (
-    ModelArgument,
-    ModelOption,
-    ReasoningParser,
-    ServedModelName,
-    ToolParser,
-    UnknownFieldsChoice,
-    serve_options,
-    which_model,
-)
+from ridgeline.cli.flags import server as s
+from ridgeline.cli.serve import serve_options, which_model
 
 if TYPE_CHECKING:
     from ridgeline.serve.service import Service
@@ -26,17 +18,28 @@ if TYPE_CHECKING:
 
 def run_batch(
     requests: Annotated[
-        Path, typer.Argument(help='A JSON line for each: {"custom_id", "method": "POST", "url", "body"}.')
+        Path,
+        typer.Argument(
+            help='File of requests, one JSON object per line: {"custom_id": ..., "method": "POST", "url": ..., '
+            '"body": ...}.'
+        ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A JSON line for each answer; run again, it goes on.")],
-    model_argument: ModelArgument = None,
-    model: ModelOption = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o",
+            help="File of results, one JSON object per line. If the file exists, requests that have an answer in it "
+            "are skipped.",
+        ),
+    ],
+    model_argument: s.ModelArgument = None,
+    model: s.ModelOption = None,
     verbose: o.Verbose = False,
-    served_model_name: ServedModelName = None,
-    chat_template: Annotated[str | None, typer.Option("--chat-template", help="A Jinja file.")] = None,
-    tool_call_parser: ToolParser = None,
-    reasoning_parser: ReasoningParser = None,
-    unknown_fields: UnknownFieldsChoice = "error",
+    served_model_name: s.ServedModelName = None,
+    chat_template: s.ChatTemplateFile = None,
+    tool_call_parser: s.ToolParser = None,
+    reasoning_parser: s.ReasoningParser = None,
+    unknown_fields: s.UnknownFieldsChoice = "error",
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
     revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
@@ -45,14 +48,17 @@ def run_batch(
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None, seed: o.Seed = 0,
 ) -> None:  # fmt: skip
-    """Answer a file of requests. Each answer is in the output as soon as it is there; a request that fails says why,
-    and the exit status is 1.
+    """Answer a file of requests in OpenAI's batch format.
+
+    Each answer is written to the output as soon as it is complete.
+    The exit status is 1 if a request failed; its line in the output says why.
+    Run the command again to continue after an interruption.
     """
     _run(locals())
 
 
 def _run(given: dict[str, Any]) -> None:
-    """given: every option of the command, by its name. Exits with 1 if a request failed."""
+    """Run the batch. given: the value of every option of the command, by name. Exits with 1 if a request failed."""
     import asyncio
 
     from ridgeline.cli.flags.loading import find
@@ -66,7 +72,7 @@ def _run(given: dict[str, Any]) -> None:
     left = [line for line in lines if line.id not in done]
     errors = [line.id for line in lines if done.get(line.id)]
     if len(left) < len(lines):
-        say(f"{len(lines) - len(left)} of {len(lines)} requests have an answer in {output} already")
+        say(f"{len(lines) - len(left)} of {len(lines)} requests already have an answer in {output}")
 
     def ready(service: Service) -> None:
         if given["verbose"]:
@@ -90,5 +96,5 @@ def _run(given: dict[str, Any]) -> None:
             answer(advance)
         say(f"{len(left)} requests answered: {output}")
     if errors:
-        say(f"{len(errors)} of {len(lines)} requests failed, the first {errors[0]!r:.60}: {output} says why")
+        say(f"{len(errors)} of {len(lines)} requests failed, first {errors[0]!r:.60}; the reasons are in {output}")
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The command line of `ridgeline serve` as vLLM writes it: its flags, its config files, its lists of values."""
+"""Accept vLLM's command line for `ridgeline serve`: its flags, config files and lists of values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MODEL = ("--model", "-m")
 
 
 class ServeCommand(TyperCommand):
-    """The command with vLLM's flags, which stand in no help: each is taken out of the arguments, or replaced."""
+    """The click command that also accepts vLLM's flags. `--help` does not list them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Called by click with what stands after `serve`."""
+        """Rewrite the arguments after `serve`, then parse them as click does."""
         from ridgeline.cli.show.report import say
 
         options = {
@@ -39,7 +39,7 @@ class ServeCommand(TyperCommand):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the command. takes_value: a value follows. repeats: it may be given several times."""
+    """An option of the command. takes_value: a value follows it. repeats: it may be given several times."""
 
     name: str
     takes_value: bool
@@ -48,15 +48,18 @@ class Option:
 
 @dataclass(slots=True)
 class Line:
-    """A command line that is rewritten. options: of the command, by each name. notes: what a user is to be told."""
+    """Rewrites a command line.
+
+    options: the command's options, by each of their names. notes: lines to print about flags of vLLM.
+    """
 
     options: Mapping[str, Option]
     notes: list[str] = field(default_factory=list)
 
     def with_config(self, args: Sequence[str]) -> list[str]:
-        """The arguments, with those of a file before them; what stands in the arguments goes before the file.
+        """Return the arguments with the options of the --config file before them. Arguments override the file.
 
-        Raises RequestError for a file that cannot be read, and for an option in it that is not known.
+        Raises RequestError for a file that cannot be read, and for an unknown option in it.
         """
         files, rest, given = [], [], set[str]()
         items = _Items(args)
@@ -78,7 +81,7 @@ class Line:
         return found + rest
 
     def rewrite(self, args: Sequence[str]) -> Iterator[str]:
-        """Return the arguments as options of the command. Raises RequestError for what cannot be honored."""
+        """Return the arguments as options of the command. Raises RequestError for a flag that cannot be honored."""
         items, has_model = _Items(args), False
         for arg in items:
             name, value = self._split(arg)
@@ -94,14 +97,15 @@ class Line:
                 values = [items.value_of(name, value)]
                 if option.repeats:
                     values = _listed(values[0])
-                    # vLLM's lists have no end of their own, so a model that follows could not be told from a value.
+                    # vLLM's lists have no end mark. A model after a list would look like one more value, so several
+                    # values are only read once the model is given.
                     while has_model and value is None and items and not items.peek().startswith("-"):
                         values.append(next(items))
                 for each in values:
                     yield from (name, each)
 
     def _split(self, arg: str) -> tuple[str | None, str | None]:
-        """An option's name, with dashes, and the value behind its equals sign; (None, None) for another argument."""
+        """Return an option's name with dashes and the value after `=`, or (None, None) for a positional argument."""
         if not arg.startswith("-") or arg in ("-", "--"):
             return None, None
         name, sign, value = arg.partition("=")
@@ -117,14 +121,14 @@ class Line:
         """Return the arguments that replace a flag of vLLM's."""
         shown = f"{name} {value}" if flag.takes_value else name
         if not flag.takes_value and value is not None and flag.says and not _is_accepted(flag, value):
-            raise RequestError(f"{name}={value}: the flag takes no value; leave it out where it is not wanted")
+            raise RequestError(f"{name}={value}: the flag takes no value; leave the flag out to disable it")
         if not flag.says or not _is_accepted(flag, value):
             raise RequestError(f"{shown}: {flag.refuses}")
         self.notes.append(f"{shown}: {flag.says}")
         return (*flag.becomes, str(int(float(value or 0) * flag.scale))) if flag.scale else flag.becomes
 
     def _from_file(self, file: str, given: set[str]) -> Iterator[str]:
-        """The options of a config file that are not given as arguments."""
+        """Return the options of a config file that are not given as arguments."""
         for key, value in _read(file).items():
             name = f"--{key.lstrip('-').replace('_', '-')}"
             off = f"--no-{name[2:]}"
@@ -133,14 +137,14 @@ class Line:
 
                 near = difflib.get_close_matches(name, [*self.options, *KNOWN], n=3, cutoff=0.0)
                 raise RequestError(
-                    f"{CONFIG} {file}: {key} is no option of `ridgeline serve`; did you mean {' or '.join(near)}?"
+                    f"{CONFIG} {file}: {key} is not an option of `ridgeline serve`; did you mean {' or '.join(near)}?"
                 )
             if name in given or off in given:
                 continue
             if isinstance(value, bool):
                 yield from (name,) if value else (off,) if off in self.options or off in KNOWN else ()
             elif value is None or value == []:
-                raise RequestError(f"{CONFIG} {file}: {key} has no value; give one, or leave the line out")
+                raise RequestError(f"{CONFIG} {file}: {key} has no value; add a value or remove the line")
             else:
                 for each in value if isinstance(value, list) else [value]:
                     yield f"{name}={json.dumps(each) if isinstance(each, dict | list) else each}"
@@ -148,7 +152,7 @@ class Line:
 
 @dataclass(slots=True)
 class _Items:
-    """Arguments, one after the other."""
+    """An iterator over arguments that can look ahead."""
 
     args: Sequence[str]
     at: int = 0
@@ -166,11 +170,14 @@ class _Items:
         return self.at < len(self.args)
 
     def peek(self) -> str:
-        """The next argument, which stays there."""
+        """Return the next argument without consuming it."""
         return self.args[self.at]
 
     def value_of(self, name: str, value: str | None) -> str:
-        """The value of an option: behind its equals sign, else the next argument. Raises RequestError without one."""
+        """Return an option's value: `value`, the text after `=`, if there is one, else the next argument.
+
+        Raises RequestError if there is no next argument.
+        """
         if value is None and not self:
             raise RequestError(f"{name} needs a value; write {name}=VALUE")
         return next(self) if value is None else value
@@ -188,7 +195,7 @@ def _is_accepted(flag: Flag, value: str | None) -> bool:
 
 
 def _listed(value: str) -> list[str]:
-    """The texts of a JSON list, as vLLM takes one for origins; else the value itself."""
+    """Return the strings of a JSON list, which vLLM accepts for --allowed-origins, or the value itself in a list."""
     try:
         found = json.loads(value) if value.startswith("[") else None
     except ValueError:
@@ -197,7 +204,7 @@ def _listed(value: str) -> list[str]:
 
 
 def _read(file: str) -> Mapping[str, Any]:
-    """A YAML, TOML or JSON file of options. Raises RequestError."""
+    """Read a YAML, TOML or JSON file of options. Raises RequestError."""
     path = Path(file).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -219,8 +226,8 @@ def _read(file: str) -> Mapping[str, Any]:
         raise
     except (ValueError, RecursionError) as e:
         raise RequestError(f"{CONFIG} {file}: {e}") from None
-    except Exception as e:  # yaml's errors have a base of their own, and yaml is imported only for such a file
+    except Exception as e:  # yaml's own errors: yaml is imported only for such a file
         raise RequestError(f"{CONFIG} {file} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise RequestError(f"{CONFIG} {file} must hold options with their values, as in `port: 8080`")
+        raise RequestError(f"{CONFIG} {file} must contain options with values, such as `port: 8080`")
     return found

@@ -1,4 +1,4 @@
-"""Reads an answer's text as it comes: what is thought, what is said, which tools are called."""
+"""Split an answer's text into reasoning, content and tool calls while it is generated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from ridgeline.serve.api.reasoning import ThinkParser
 from ridgeline.serve.api.tools import PARSERS, Call, ToolParser, calls_of
 
-# text: no tool is called. auto: calls in the model's own format. required: a list of calls, by schema. named: the whole
-# answer is the arguments of one function.
+# text: no tool calls. auto: tool calls in the model's own format. required: a list of tool calls that follows a JSON
+# schema. named: the whole answer is the arguments of one function.
 Mode = Literal["text", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What became certain: text, thoughts, and calls as they stand in a chat's delta."""
+    """A parsed part of an answer: content, reasoning, and tool calls in the form of a chat's delta."""
 
     content: str = ""
     reasoning: str = ""
@@ -26,17 +26,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read a request's answers. parser: of the model's own format of calls. function: the named one."""
+    """How to parse a request's answers.
+
+    parser: name of the tool parser for mode auto. function: name of the function for mode named. thinks: True if the
+    answer may contain reasoning. inside: True if the prompt ends inside the reasoning.
+    """
 
     mode: Mode = "text"
     parser: str | None = None
     function: str = ""
     thinks: bool = False
-    inside: bool = False  # the prompt ends in thoughts
+    inside: bool = False
 
 
 class AnswerReader:
-    """One answer. called: a call was found."""
+    """Parses one answer. called: True once a tool call was found."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -52,12 +56,12 @@ class AnswerReader:
         return self._count > 0
 
     def push(self, text: str) -> list[Piece]:
-        """Take a piece of text."""
+        """Add generated text; return the parts that are complete."""
         reasoning, content = self._think.push(text) if self._think else ("", text)
         return [p for p in (Piece(reasoning=reasoning), self._read(content)) if p != Piece()]
 
     def flush(self) -> list[Piece]:
-        """The rest, at the end of the answer."""
+        """Return the remaining parts at the end of the answer."""
         reasoning, content = self._think.flush() if self._think else ("", "")
         pieces = [Piece(reasoning=reasoning), self._read(content), self._finish()]
         return [p for p in pieces if p != Piece()]
@@ -102,7 +106,7 @@ class AnswerReader:
 
 
 def merge_calls(pieces: list[Piece]) -> list[dict[str, Any]]:
-    """The calls of a whole answer, put together from their pieces."""
+    """Return the tool calls of a whole answer, joined from their pieces."""
     found: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         for call in piece.calls:
@@ -116,7 +120,10 @@ def merge_calls(pieces: list[Piece]) -> list[dict[str, Any]]:
 
 
 def parsed_arguments(text: str) -> Any:
-    """Arguments of a call that a client sends back, as templates want them; text that is no JSON stays text."""
+    """Parse the arguments of a tool call that a client sends back, as chat templates expect objects.
+
+    A text that is not JSON is returned unchanged.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A file of requests, answered: OpenAI's batch format. What is in the results already is not asked again."""
+"""Answer a file of requests in OpenAI's batch format. Requests that already have a result are skipped."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/v1/responses": ResponseBody,
     "/v1/embeddings": EmbeddingBody,
 }  # fmt: skip
-TRIES = 3  # of a request that an engine took down with it
-PATIENCE_SECONDS = 60.0  # for an engine that is being started again
-PLACE_SECONDS = 0.05  # between two looks whether there are places
+TRIES = 3  # attempts for a request that is lost when the engine process ends
+PATIENCE_SECONDS = 60.0  # to wait for an engine that restarts
+RETRY_SECONDS = 0.05  # between two attempts while the queue is full
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of a batch. id: the client's own; answers are matched by it."""
+    """A request of a batch. id: its custom_id, which its result has too."""
 
     id: str
     url: str
@@ -47,21 +47,21 @@ class Line:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """All requests of a file. Raises RequestError, with the line's number, for what is none."""
+    """Read all requests of a file. Raises RequestError with the line's number for an invalid line."""
     lines: list[Line] = []
     known: dict[str, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise RequestError(f"{path}: {e}") from None
-    for number, given in enumerate(text.split("\n"), 1):  # JSON's texts may hold Unicode's other line ends
+    for number, given in enumerate(text.split("\n"), 1):  # JSON strings may contain Unicode's other line ends
         if given.strip():
             try:
                 line = _line(json.loads(given))
             except (ValueError, RecursionError) as e:
                 raise RequestError(f"{path}, line {number}: {e}") from None
             if line.id in known:
-                raise RequestError(f"{path}, line {number}: custom_id {line.id!r} is that of line {known[line.id]} too")
+                raise RequestError(f"{path}, line {number}: line {known[line.id]} has the same custom_id {line.id!r}")
             known[line.id] = number
             lines.append(line)
     if not lines:
@@ -71,29 +71,28 @@ def read_lines(path: Path) -> list[Line]:
 
 def _line(given: Any) -> Line:
     if not isinstance(given, dict) or not isinstance(given.get("custom_id"), str):
-        raise RequestError("a request is an object with custom_id, method, url and body; custom_id is missing")
+        raise RequestError("custom_id is missing; a request is an object with custom_id, method, url and body")
     if given.get("method", "POST") != "POST" or given.get("url") not in BODIES:
         raise RequestError(
-            f"{given.get('method')} {given.get('url')!r} is no request; known are POST {', '.join(BODIES)}"
+            f"{given.get('method')} {given.get('url')!r} is not supported; supported are POST {', '.join(BODIES)}"
         )
     if not isinstance(given.get("body"), dict):
-        raise RequestError("body is no object")
+        raise RequestError("body is not a JSON object")
     if given["body"].get("stream"):
-        raise RequestError("stream means nothing in a batch; leave it out")
+        raise RequestError("a batch cannot stream; leave stream out")
     return Line(given["custom_id"], given["url"], given["body"])
 
 
 def read_done(path: Path) -> dict[str, bool]:
-    """The ids that have an answer in a file of results, and whether it is an error.
+    """Return the ids that have a result in a file of results, and whether each result is an error.
 
-    What failed through no fault of the request (a full queue, an engine that went down) is to be asked again: those
-    lines are taken away, as is a last line that was cut off, by a power cut say. Raises RequestError for a file that
-    holds no results.
+    Lines with temporary errors (429, 5xx) and an incomplete last line are removed from the file, so that those
+    requests are answered again. Raises RequestError for a file without results of a batch.
     """
     if not path.exists():
         return {}
     if not path.is_file():
-        raise RequestError(f"{path} is not a file that a next run could go on with; choose another -o")
+        raise RequestError(f"{path} is not a regular file; choose another --output")
     data = path.read_bytes()
     lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
     done, kept = dict[str, bool](), list[bytes]()
@@ -101,11 +100,11 @@ def read_done(path: Path) -> dict[str, bool]:
         for line in filter(bytes.strip, lines):
             result = json.loads(line)
             name, status = str(result["custom_id"]), int(result["response"]["status_code"])
-            if not _passing(status):
+            if not _temporary(status):
                 done[name] = status != 200
                 kept.append(line)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise RequestError(f"{path} is there and holds no results of a batch; choose another -o") from None
+        raise RequestError(f"{path} exists but has no results of a batch; choose another --output") from None
     if (whole := b"".join(kept)) != data:
         try:
             write_whole(path, whole.decode())
@@ -114,8 +113,8 @@ def read_done(path: Path) -> dict[str, bool]:
     return done
 
 
-def _passing(status: int) -> bool:
-    """Is it no answer to the request, but the state of the server at that moment?"""
+def _temporary(status: int) -> bool:
+    """Return whether a status is due to the server's state at that moment and not to the request."""
     return status == 429 or status >= 500
 
 
@@ -129,9 +128,10 @@ async def run_batch(
     on_ready: Callable[[Service], None],
     on_done: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Answer requests, as many at once as the engine runs, and add each answer to a file as soon as it is there.
+    """Answer requests concurrently and append each result to `output` as soon as it is complete.
 
-    on_done: called with each line of the results. Raises RidgelineError for a model that cannot be loaded.
+    on_ready: called once the model is loaded. on_done: called with each result. Raises RidgelineError for a model that
+    cannot be loaded and for an output that cannot be written.
     """
     client = EngineClient(model, llm_options, lambda loading: None)
     service: Service | None = None
@@ -158,7 +158,7 @@ async def run_batch(
                     raise
                 while isinstance(failed, BaseExceptionGroup):
                     failed = failed.exceptions[0]
-                raise failed from None  # the output cannot be written, which ended all tasks
+                raise failed from None  # one task could not write to the output, which cancelled the others
     finally:
         if service is not None:
             await asyncio.to_thread(service.helpers.close)
@@ -166,7 +166,7 @@ async def run_batch(
 
 
 def _opened(output: Path) -> BinaryIO:
-    """The file of results, at its end. Raises RequestError."""
+    """Open the file of results for appending. Raises RequestError."""
     try:
         return output.open("ab", buffering=0)
     except OSError as e:
@@ -174,7 +174,7 @@ def _opened(output: Path) -> BinaryIO:
 
 
 def _append(file: BinaryIO, output: Path, line: bytes) -> None:
-    """Write a whole line or none of it. Raises RequestError where the disk is full."""
+    """Append a whole line or nothing. Raises RequestError if the disk is full."""
     end, data = os.fstat(file.fileno()).st_size, memoryview(line)
     try:
         while data:
@@ -182,11 +182,11 @@ def _append(file: BinaryIO, output: Path, line: bytes) -> None:
     except OSError as e:
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), end)
-        raise RequestError(f"cannot write to {output}: {e.strerror}; run again, it goes on") from None
+        raise RequestError(f"cannot write to {output}: {e.strerror}; run the command again to continue") from None
 
 
 async def _result(service: Service, line: Line) -> dict[str, Any]:
-    """The line of the results."""
+    """Answer a request; return its result."""
     ignored: list[str] = []
     try:
         status, body = 200, await _answer(service, line, ignored)
@@ -202,7 +202,7 @@ async def _result(service: Service, line: Line) -> dict[str, Any]:
 async def _answer(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
     for attempt in range(1, TRIES + 1):
         try:
-            return await _placed(service, line, ignored)
+            return await _queued(service, line, ignored)
         except EngineDown:
             if attempt == TRIES:
                 raise
@@ -210,21 +210,21 @@ async def _answer(service: Service, line: Line, ignored: list[str]) -> dict[str,
     raise APIError(503, "the engine is down")
 
 
-async def _placed(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
-    """The answer, as soon as there are places: all of them are this batch's, so some become free."""
+async def _queued(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
+    """Answer a request; try again while the queue is full. The queue has only this batch's requests, so it empties."""
     while True:
         try:
             return await _sent(service, line, ignored)
-        except HelpersBusy:  # other structures of this batch are being checked
+        except HelpersBusy:  # the helpers compile other structures of this batch
             pass
         except APIError as e:
             if e.status != 429:
                 raise
-        await asyncio.sleep(PLACE_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _sent(service: Service, line: Line, ignored: list[str]) -> dict[str, Any]:
-    """The answer. ignored: becomes the fields that are not known and were left out."""
+    """Answer a request. ignored: is set to the unknown fields that were left out."""
     body, ignored[:] = unknown.read(BODIES[line.url], line.body, service.options.unknown_fields)
     if isinstance(body, CompletionBody):
         return await Completion(service, body).answer()

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: answer a conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.serve.api.params import chat_params, prompt_options
 from ridgeline.serve.api.prompt import rendered
 from ridgeline.serve.api.reasoning import OPEN
 from ridgeline.serve.api.tally import Tally, head
-from ridgeline.serve.api.token_texts import TokenPlace, TokenTexts
+from ridgeline.serve.api.token_texts import TokenPosition, TokenTexts
 from ridgeline.serve.api.tools import SPECIAL_MARKS, required_schema
 from ridgeline.serve.api.types import ChatBody, NamedTool
 from ridgeline.serve.http.sse import Events
@@ -27,9 +27,9 @@ from ridgeline.spec.structure import StructuredOutputs
 
 
 class Chat:
-    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served.
+    """Answers one request. The constructor and `open` raise APIError or RequestError for an invalid request.
 
-    reading: how its answers are to be read; settled once it is open.
+    reading: how to parse the answers. It is final after `open`.
     """
 
     def __init__(self, service: Service, body: ChatBody) -> None:
@@ -48,9 +48,9 @@ class Chat:
         self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint, body.request_id)
 
     async def open(self, *, stream: bool) -> Turn:
-        """Send it to the engine."""
+        """Send the request to the engine."""
         body, reading = self._body, prompt_options(self._body)
-        reading.pop("add_special_tokens", None)  # the prompt has them already
+        reading.pop("add_special_tokens", None)  # the rendered prompt already has them
         return await self._service.open(
             self._prompts, 1, self._params,
             operation="chat", priority=body.priority, reading=reading, stream=stream,
@@ -59,14 +59,14 @@ class Chat:
     async def _prompts(self) -> list[Rendered]:
         body = self._body.model_copy(update={"tools": None}) if self._body.tool_choice == "none" else self._body
         text = await rendered(self._service, body)
-        # A structure holds from the first token on, so it does not go on with thoughts that the prompt has begun. It
-        # may have some of its own.
+        # Structured outputs apply from the first token, so such an answer cannot continue reasoning that the prompt
+        # began.
         if self.reading.thinks and self._params.structured_outputs is None:
             self.reading = replace(self.reading, inside=text.text.rstrip().endswith(OPEN))
         return [text]
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         turn = await self.open(stream=False)
         try:
             (output,), tally = await collect(turn)
@@ -104,15 +104,15 @@ class Chat:
             choice["token_ids"] = answer.token_ids
         return choice
 
-    def _logprobs(self, place: TokenPlace, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
-        return None if entries is None else logprobs.of_chat(place, entries)
+    def _logprobs(self, position: TokenPosition, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+        return None if entries is None else logprobs.of_chat(position, entries)
 
     def _reason(self, reason: str | None, called: bool) -> str | None:
         return "tool_calls" if reason == "stop" and called and self.reading.mode != "named" else reason
 
     def events(self, turn: Turn) -> Events:
-        """The answer as events. What ends it early is told in the last one."""
-        answers: dict[int, tuple[AnswerReader, TokenPlace]] = {}
+        """Return the answer as events. If the request fails, the last event has the error."""
+        answers: dict[int, tuple[AnswerReader, TokenPosition]] = {}
         prompt = turn.requests[0].prompt_token_ids
         head = {**self._head, "object": "chat.completion.chunk"}
         return ChoiceEvents(
@@ -121,9 +121,9 @@ class Chat:
         )  # fmt: skip
 
     def _deltas(
-        self, chunk: OutputChunk, answers: dict[int, tuple[AnswerReader, TokenPlace]], prompt: Sequence[int]
+        self, chunk: OutputChunk, answers: dict[int, tuple[AnswerReader, TokenPosition]], prompt: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """The choices of the events that a chunk becomes."""
+        """Return the choices of a chunk. Each becomes an event."""
         choices = []
 
         def add(delta: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Chat:
         if chunk.index not in answers:
             answers[chunk.index] = AnswerReader(self.reading), self._texts.after(prompt)
             add({"role": "assistant", "content": ""})
-        reader, place = answers[chunk.index]
+        reader, position = answers[chunk.index]
         pieces = reader.push(chunk.text)
         if chunk.finish_reason is not None:
             pieces += reader.flush()
@@ -142,7 +142,7 @@ class Chat:
                 add(delta)
         if chunk.logprobs or self._body.return_token_ids:
             last = choices[-1] if choices else add({})
-            last["logprobs"] = self._logprobs(place, chunk.logprobs or None)
+            last["logprobs"] = self._logprobs(position, chunk.logprobs or None)
             if self._body.return_token_ids:
                 last["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason is not None:
@@ -163,20 +163,23 @@ class Chat:
 
 
 def _reading(body: ChatBody) -> tuple[Reading, StructuredOutputs | None]:
-    """How the answers are to be read, and what they must follow because of it. Raises RequestError."""
+    """Return how to parse the answers, and the structure that they must follow because of tool_choice.
+
+    Raises RequestError for tools or a tool_choice that are invalid.
+    """
     choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
     names = [tool.name for tool in tools]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise RequestError(f"tools has two functions named {repeated[0]!r:.100}")
+        raise RequestError(f"tools has two functions named {repeated[0]!r:.100}; names must be unique")
     if isinstance(choice, NamedTool):
         if choice.function.name not in names:
-            raise RequestError(f"tool_choice names {choice.function.name!r:.100}, which is not among the tools")
+            raise RequestError(f"tool_choice names {choice.function.name!r:.100}, which is not in tools")
         wanted = tools[names.index(choice.function.name)]
         schema = json.dumps(wanted.parameters or {"type": "object"})
         return Reading("named", function=wanted.name), StructuredOutputs(json=schema)
     if choice == "required":
         if not tools:
-            raise RequestError("tool_choice is 'required', but there are no tools")
+            raise RequestError("tool_choice is 'required', but tools is empty")
         schema = json.dumps(required_schema(tools, body.parallel_tool_calls is not False))
         return Reading("required"), StructuredOutputs(json=schema)
     return Reading("auto" if tools and choice != "none" else "text"), None

@@ -1,4 +1,4 @@
-"""Events that hold choices: those of completions and of chats."""
+"""Stream completions and chats: write chunks as events with choices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ridgeline.spec.request import OutputChunk
 
 
 class ChoiceEvents:
-    """sse.Events of one answer. head: the fields that all begin with. usage: what a tally tells. deltas: the choices
-    that a prompt's chunk becomes, by the prompt's place; each is an event.
+    """Writes the events of one request (sse.Events).
+
+    head: the fields that every event begins with. usage: makes the usage object of a tally. deltas: makes the choices
+    of a chunk, given the index of its prompt; each choice becomes an event.
     """
 
     def __init__(
@@ -23,20 +25,20 @@ class ChoiceEvents:
         usage: Callable[[Tally], dict[str, Any]], deltas: Callable[[int, OutputChunk], Sequence[Mapping[str, Any]]],
     ) -> None:  # fmt: skip
         self._envelope, self._tally, self._usage, self._deltas = Envelope(head), tally, usage, deltas
-        # include_usage false wins: no event has any usage then.
+        # include_usage: false overrides continuous_usage_stats.
         self._always = bool(options and options.continuous_usage_stats and options.include_usage is not False)
         self._in_the_end = bool(options and options.include_usage)
 
     def begin(self) -> bytes:
-        """As sse.Events says, and so below."""
+        """Write nothing: the first chunk is the first event."""
         return b""
 
     def tell(self, batch: Batch) -> bytes:
         data = b""
-        for place, chunk in batch:
+        for prompt_index, chunk in batch:
             self._tally.take(chunk)
             usage = self._usage(self._tally) if self._always else None
-            for choice in self._deltas(place, chunk):
+            for choice in self._deltas(prompt_index, chunk):
                 data += self._envelope.event([choice], usage)
         return data
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: continue prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.serve.api import logprobs
 from ridgeline.serve.api.choices import ChoiceEvents
 from ridgeline.serve.api.params import completion_params, prompt_options
 from ridgeline.serve.api.tally import Tally, head
-from ridgeline.serve.api.token_texts import TokenPlace, TokenTexts
+from ridgeline.serve.api.token_texts import TokenPosition, TokenTexts
 from ridgeline.serve.api.types import CompletionBody
 from ridgeline.serve.http.sse import Events
 from ridgeline.serve.service import Service, Turn, as_prompts
@@ -18,7 +18,7 @@ from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
 
 
 class Completion:
-    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served."""
+    """Answers one request. The constructor and `open` raise APIError or RequestError for an invalid request."""
 
     def __init__(self, service: Service, body: CompletionBody) -> None:
         service.check_model(body.model)
@@ -30,10 +30,10 @@ class Completion:
         )  # fmt: skip
         self._prompts = as_prompts(body.prompt)
         self._head = head("text_completion", "cmpl", service.name, service.fingerprint, body.request_id)
-        self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
+        self._silent = bool(body.echo) and body.max_tokens == 0  # the answer is the prompt alone
 
     async def open(self, *, stream: bool) -> Turn:
-        """Send it to the engine."""
+        """Send the request to the engine."""
         body = self._body
         return await self._service.open(
             self._fitting, len(self._prompts), self._params,
@@ -41,14 +41,14 @@ class Completion:
         )  # fmt: skip
 
     async def _fitting(self) -> list[Prompt]:
-        """The prompts. Raises RequestError for ids that are too many, before each is looked at."""
+        """Return the prompts. Raises RequestError for a list of ids that is too long, before its ids are checked."""
         for prompt in self._prompts:
             if isinstance(prompt, list) and self._body.truncate_prompt_tokens is None:
                 self._service.frontend.check_length(prompt, self._params)
         return self._prompts
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         turn = await self.open(stream=False)
         try:
             outputs, tally = await collect(turn)
@@ -58,22 +58,24 @@ class Completion:
 
     def _whole(self, outputs: list[RequestOutput], tally: Tally) -> dict[str, Any]:
         choices = [
-            self._choice(place, output, answer) for place, output in enumerate(outputs) for answer in output.outputs
+            self._choice(prompt_index, output, answer)
+            for prompt_index, output in enumerate(outputs)
+            for answer in output.outputs
         ]
         return {**self._head, "choices": choices, "usage": self._usage(tally)}
 
     def _usage(self, tally: Tally) -> dict[str, Any]:
-        if self._silent:  # the token that an engine gives at least
+        if self._silent:  # the engine always generates at least one token
             tally.completion = 0
         return tally.usage()
 
-    def _choice(self, place: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         text, entries = answer.text, list(answer.logprobs or ())
         echoed = self._echo(output.prompt, output.prompt_token_ids) if self._body.echo else ""
         if self._silent:
             text, entries = "", []
         choice: dict[str, Any] = {
-            "index": place * self._params.n + answer.index,
+            "index": prompt_index * self._params.n + answer.index,
             "text": echoed + text,
             "logprobs": None,
             "finish_reason": "length" if self._silent else answer.finish_reason,
@@ -96,22 +98,22 @@ class Completion:
         return self._service.tokenizer.decode(ids)
 
     def events(self, turn: Turn) -> Events:
-        """The answer as events. What ends it early is told in the last one."""
-        places: dict[int, TokenPlace] = {}
+        """Return the answer as events. If the request fails, the last event has the error."""
+        positions: dict[int, TokenPosition] = {}
 
-        def deltas(place: int, chunk: OutputChunk) -> list[dict[str, Any]]:
-            choice = self._delta(turn.requests[place], place, chunk, places)
+        def deltas(prompt_index: int, chunk: OutputChunk) -> list[dict[str, Any]]:
+            choice = self._delta(turn.requests[prompt_index], prompt_index, chunk, positions)
             return [] if choice is None else [choice]
 
         return ChoiceEvents(self._head, self._body.stream_options, Tally(turn.requests), self._usage, deltas)
 
     def _delta(
-        self, prompt: GenerationRequest, place: int, chunk: OutputChunk, places: dict[int, TokenPlace]
+        self, prompt: GenerationRequest, prompt_index: int, chunk: OutputChunk, positions: dict[int, TokenPosition]
     ) -> dict[str, Any] | None:
-        index, body = place * self._params.n + chunk.index, self._body
+        index, body = prompt_index * self._params.n + chunk.index, self._body
         text = "" if self._silent else chunk.text
-        if index not in places:
-            places[index] = self._texts.after(prompt.prompt_token_ids)
+        if index not in positions:
+            positions[index] = self._texts.after(prompt.prompt_token_ids)
             if body.echo:
                 text = self._echo(prompt.prompt, list(prompt.prompt_token_ids)) + text
         entries = None if self._silent else chunk.logprobs
@@ -124,18 +126,18 @@ class Completion:
         }  # fmt: skip
         if body.logprobs is not None and entries:
             over = chunk.finish_reason is not None
-            choice["logprobs"] = logprobs.of_completion(places[index], entries, 0, over)
+            choice["logprobs"] = logprobs.of_completion(positions[index], entries, 0, over)
         if body.return_token_ids:
             choice["token_ids"] = [] if self._silent else list(chunk.token_ids)
         return choice
 
 
 async def collect(turn: Turn) -> tuple[list[RequestOutput], Tally]:
-    """All results, in the order of the prompts. Raises APIError for an answer that failed."""
+    """Wait for all results and return them in the order of the prompts. Raises APIError for an answer that failed."""
     tally, found = Tally(turn.requests), dict[int, RequestOutput]()
     while batch := await turn.batch():
-        for place, chunk in batch:
+        for prompt_index, chunk in batch:
             tally.take(chunk, whole=True)
             if chunk.output is not None:
-                found[place] = chunk.output
-    return [found[place] for place in range(len(turn.requests))], tally
+                found[prompt_index] = chunk.output
+    return [found[prompt_index] for prompt_index in range(len(turn.requests))], tally

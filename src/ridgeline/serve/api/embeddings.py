@@ -15,11 +15,11 @@ from ridgeline.serve.service import Service, as_prompts, read_as
 
 
 async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
-    """The whole answer. Raises RequestError, APIError, EngineDown."""
+    """Return the answer. Raises RequestError, APIError, EngineDown."""
     service.check_model(body.model)
     size = service.ready.spec.hidden_size
     if body.dimensions is not None and body.dimensions != size:
-        raise RequestError(f"dimensions is {body.dimensions}; this model's vectors have {size} and cannot be cut")
+        raise RequestError(f"dimensions is {body.dimensions}; this model's vectors always have {size}")
     prompts = as_prompts(body.input)
     service.gate.enter(len(prompts))
     try:
@@ -37,7 +37,10 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
 
 
 async def _checked(service: Service, prompts: Sequence[Prompt], reading: Mapping[str, Any]) -> list[list[int]]:
-    """Token ids, no more than the context has; where there are too many, before each is looked at."""
+    """Return the token ids of the prompts. Raises RequestError if a prompt exceeds the context length.
+
+    The length of a list of ids is checked before its ids, so that a long list costs little.
+    """
     for prompt in prompts:
         if isinstance(prompt, list) and "truncate_prompt_tokens" not in reading:
             _fits(service, len(prompt))
@@ -50,10 +53,11 @@ async def _checked(service: Service, prompts: Sequence[Prompt], reading: Mapping
 def _fits(service: Service, tokens: int) -> None:
     if tokens > service.max_model_len:
         raise RequestError(
-            f"an input has {tokens} tokens, the context is {service.max_model_len}: nothing is cut; shorten it"
+            f"an input has {tokens} tokens, but the context length is {service.max_model_len}; shorten it or set "
+            "truncate_prompt_tokens"
         )
 
 
 def _encoded(vector: Sequence[float], form: str | None) -> Sequence[float] | str:
-    """float32, little end first, in base64, as OpenAI's clients ask for."""
+    """Return the vector, or with "base64" its little-endian float32 numbers, as OpenAI's clients request."""
     return base64.b64encode(array("f", vector).tobytes()).decode("ascii") if form == "base64" else vector

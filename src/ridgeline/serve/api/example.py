@@ -1,4 +1,4 @@
-"""A first request that works well on the served model: in `serve`'s curl line, and on the page."""
+"""Make a first request that works well with the served model, for the curl command of `serve` and for the page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ridgeline.serve.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, and the sampling parameters that suit it, under the API's names."""
+    """A prompt, and sampling parameters that suit it, under the API's names."""
 
     prompt: str
     parameters: Mapping[str, float]
 
 
-# pocket has read Python's library only, and soon repeats itself: this prompt shows what it knows (docs/pocket.md).
+# pocket was trained on Python's standard library only and repeats itself without a penalty (docs/pocket.md).
 _POCKET = Example(
     "def __init__(self, path):", MappingProxyType({"temperature": 0, "repetition_penalty": 1.2, "max_tokens": 64})
 )
@@ -31,14 +31,17 @@ _GREETING = "Hello"
 
 
 def example_of(tokenizer: Path | None) -> Example | None:
-    """A prompt for the model whose tokenizer is in this folder; None for a model that takes token ids only."""
+    """Return a prompt for the model whose tokenizer is in this folder, or None for a model without a tokenizer."""
     if tokenizer is None:
         return None
     return _POCKET if tokenizer in (BUILT_IN["pocket"], BUILT_IN["pocket-draft"]) else _BASE
 
 
 def curl_line(service: Service, url: str) -> str:
-    """A shell command that tries the server at this URL: a chat if the template knows roles, else a completion."""
+    """Return a shell command that tries the server at this URL.
+
+    It is a chat if the chat template reads the messages' roles, else a completion.
+    """
     path, body = _request(service)
     key = " -H 'Authorization: Bearer KEY'" if service.options.key_hashes else ""
     return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -1,4 +1,7 @@
-"""GET /live and /plan: what the page draws. Times are seconds, counters begin with the engine's process."""
+"""GET /live and GET /plan: the figures that the page shows.
+
+Times are in seconds. Counters start at 0 with each engine process.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from ridgeline.serve.engine.meters import RECENT_SECONDS, RecentHistogram
 from ridgeline.serve.service import Service
 
 ENGINE = ("steps", "busy_s", "alive_s", "step_bytes", "step_flops")
-PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
+PATIENCE_SECONDS = 2.0  # to wait for an engine that is in a long step
 
 
 async def live(service: Service) -> dict[str, Any]:
-    """The server at this moment; without the engine's part while there is no engine."""
+    """Return the state of the server at this moment. The engine's part is left out while there is no engine."""
     client, example = service.client, example_of(service.ready.tokenizer)
     found: dict[str, Any] = {
         "model": service.name,
@@ -39,7 +42,7 @@ async def live(service: Service) -> dict[str, Any]:
 
 
 def plan(service: Service) -> dict[str, Any]:
-    """What is known before anything runs."""
+    """Return the model, the machine and the engine's settings."""
     names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     return describe(service.ready.deployment, {name: getattr(service.ready.config, name) for name in names})
 

@@ -1,16 +1,16 @@
-"""Marks in a stream of text, wherever the pieces are cut."""
+"""Find a marker such as </think> in a stream of text, even if it is split over several pieces."""
 
 from __future__ import annotations
 
 
 class MarkScanner:
-    """Looks for one mark. What may be its beginning is held back until that is known."""
+    """Searches for one marker. Text that may be the beginning of the marker is held back."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._held = mark, ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is certain to come before the mark, and, once it is found, the text after it."""
+        """Add text. Return the text before the marker, and the text after it once the marker is found, else None."""
         text = self._held + text
         before, found, after = text.partition(self._mark)
         if found:
@@ -23,6 +23,6 @@ class MarkScanner:
         return text[: len(text) - size], None
 
     def flush(self) -> str:
-        """What was held back; call it at the end of the text."""
+        """Return the text that was held back. Call this at the end of the text."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,7 @@
-"""GET /metrics: Prometheus' text format, with the names that vLLM's and llama.cpp's dashboards expect, and our own."""
+"""GET /metrics: write the server's metrics in Prometheus' text format.
+
+Metrics have vLLM's or llama.cpp's names where those projects have the same metric, so that their dashboards work.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
 from ridgeline.serve.service import Service
 
-PATIENCE_SECONDS = 2.0  # for an engine that is in a long step
+PATIENCE_SECONDS = 2.0  # to wait for an engine that is in a long step
 
 
 class Page:
-    """Lines, as they are collected. labels: of every sample."""
+    """Collects the lines of the answer. labels: labels that every sample has."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels, self._lines = dict(labels), list[str]()
 
     def value(self, kind: str, name: str, text: str, value: float, **labels: str) -> None:
-        """A counter or a gauge without further samples."""
+        """Add a counter or a gauge with one sample. text: its HELP text."""
         self.values(kind, name, text, [(labels, value)])
 
     def values(self, kind: str, name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> None:
-        """A counter or a gauge."""
+        """Add a counter or a gauge with several samples, each with its labels."""
         self._head(kind, name, text)
         self._lines += [f"{name}{self._braces(labels)} {value:.17g}" for labels, value in samples]
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> None:
-        """A histogram."""
+        """Add a histogram."""
         self._head("histogram", name, text)
         total = 0
         for bound, n in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
@@ -39,7 +42,7 @@ class Page:
         self._lines += [f"{name}_sum{self._braces({})} {histogram.sum:.17g}", f"{name}_count{self._braces({})} {total}"]
 
     def text(self) -> str:
-        """All of it."""
+        """Return all lines."""
         return "\n".join([*self._lines, ""])
 
     def _head(self, kind: str, name: str, text: str) -> None:
@@ -55,7 +58,7 @@ def _escaped(value: str) -> str:
 
 
 async def exposition(service: Service) -> str:
-    """The page. While there is no engine, it has what the HTTP process knows."""
+    """Return all metrics as text. Without an engine, only those of the HTTP process."""
     page = Page({"model_name": service.name, "engine": "0"})
     report: Report | None
     try:
@@ -72,42 +75,50 @@ async def exposition(service: Service) -> str:
 
 def _server(page: Page, service: Service) -> None:
     client, gate = service.client, service.gate
-    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer.", client.up)
-    page.value("gauge", "ridgeline:engine_silent_seconds", "Since the engine's last sign of life.",
+    page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer, else 0.", client.up)
+    page.value("gauge", "ridgeline:engine_silent_seconds", "Time since the last message of the engine, in seconds.",
                client.watch.silent_s)  # fmt: skip
-    page.value("counter", "ridgeline:engine_restarts_total", "Engine processes started again.", client.restarts)
-    page.value("gauge", "ridgeline:answers_open", "Answers running or waiting.", gate.open)
-    page.value("gauge", "ridgeline:answers_capacity", "Answers that may run or wait.", gate.capacity)
-    page.value("counter", "ridgeline:requests_refused_total", "Refused: the queue was full.", gate.refused)
+    page.value("counter", "ridgeline:engine_restarts_total", "Number of restarts of the engine process.",
+               client.restarts)  # fmt: skip
+    page.value("gauge", "ridgeline:answers_open", "Number of sequences that run or wait.", gate.open)
+    page.value("gauge", "ridgeline:answers_capacity", "Largest number of sequences that may run or wait.",
+               gate.capacity)  # fmt: skip
+    page.value("counter", "ridgeline:requests_refused_total",
+               "Number of requests refused with 429 because the queue was full.", gate.refused)  # fmt: skip
     _connections(page, service.connections)
     roof = service.ledger.roof()
-    page.value("gauge", "ridgeline:roof_bytes_per_second", "That memory gives at most.", roof["bytes_per_s"])
-    page.value("gauge", "ridgeline:roof_flops_per_second", "Operations at most.", roof["flops_per_s"])
-    page.histogram("ridgeline:delivery_seconds", "Of a stream's chunks, from commit to socket.", service.delivery)
+    page.value("gauge", "ridgeline:roof_bytes_per_second", "Peak memory bandwidth, in bytes per second.",
+               roof["bytes_per_s"])  # fmt: skip
+    page.value("gauge", "ridgeline:roof_flops_per_second", "Peak compute, in floating-point operations per second.",
+               roof["flops_per_s"])  # fmt: skip
+    page.histogram("ridgeline:delivery_seconds",
+                   "Time from the end of a step to the write of its tokens to the socket, in seconds.",
+                   service.delivery)  # fmt: skip
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
-    page.values("counter", "http_requests_total", "Requests by path and status.", samples)
+    page.values("counter", "http_requests_total", "Number of HTTP requests, by path and status.", samples)
 
 
 def _connections(page: Page, connections: Connections) -> None:
-    page.value("gauge", "ridgeline:connections_open", "Connections that are open.", len(connections))
-    page.value("gauge", "ridgeline:connections_capacity", "Connections that may be open.", connections.limit)
-    page.value("counter", "ridgeline:connections_total", "Connections that were accepted.", connections.accepted)
-    page.value("counter", "ridgeline:connections_refused_total", "Connections closed at once: all were in use.",
-               connections.refused)  # fmt: skip
-    page.values("counter", "ridgeline:connections_ended_total", "Connections that the server ended, by reason.",
+    page.value("gauge", "ridgeline:connections_open", "Number of open connections.", len(connections))
+    page.value("gauge", "ridgeline:connections_capacity", "Largest number of open connections.", connections.limit)
+    page.value("counter", "ridgeline:connections_total", "Number of accepted connections.", connections.accepted)
+    page.value("counter", "ridgeline:connections_refused_total",
+               "Number of connections closed at once because all slots were in use.", connections.refused)  # fmt: skip
+    page.values("counter", "ridgeline:connections_ended_total", "Number of connections ended by the server, by reason.",
                 [({"reason": reason}, float(connections.ended[reason])) for reason in REASONS])  # fmt: skip
-    page.value("counter", "ridgeline:accept_errors_total", "Errors of the system while a connection was accepted.",
+    page.value("counter", "ridgeline:accept_errors_total", "Number of system errors while accepting a connection.",
                connections.accept_errors)  # fmt: skip
 
 
 def _requests(page: Page, report: Report) -> None:
     m = report.meters
-    page.value("counter", "vllm:prompt_tokens_total", "Prompt tokens of requests that ended.", m.prompt_tokens)
-    page.value("counter", "vllm:generation_tokens_total", "Tokens generated.", m.generation_tokens)
+    page.value("counter", "vllm:prompt_tokens_total", "Number of prompt tokens of finished requests.", m.prompt_tokens)
+    page.value("counter", "vllm:generation_tokens_total", "Number of generated tokens.", m.generation_tokens)
     sources = [("local_compute", m.prompt_tokens - m.cached_tokens), ("local_cache_hit", m.cached_tokens)]
-    page.values("counter", "vllm:prompt_tokens_by_source_total", "Prompt tokens: computed, found in the cache.",
+    page.values("counter", "vllm:prompt_tokens_by_source_total",
+                "Number of prompt tokens of finished requests, computed or from the prefix cache.",
                 [({"source": source}, n) for source, n in sources])  # fmt: skip
-    page.values("counter", "vllm:request_success_total", "Answers that ended, by reason.",
+    page.values("counter", "vllm:request_success_total", "Number of finished sequences, by finish reason.",
                 [({"finished_reason": reason}, n) for reason, n in sorted(m.finished.items())])  # fmt: skip
     for name, text, histogram in _histograms(report):
         page.histogram(name, text, histogram)
@@ -115,58 +126,74 @@ def _requests(page: Page, report: Report) -> None:
 
 def _histograms(report: Report) -> Iterator[tuple[str, str, Histogram]]:
     m = report.meters
-    yield "vllm:time_to_first_token_seconds", "From arrival to the first token.", m.ttft
-    yield "vllm:inter_token_latency_seconds", "Between two tokens of an answer.", m.inter_token
-    yield "vllm:request_time_per_output_token_seconds", "Mean of a request, after its first token.", m.per_token
-    yield "vllm:e2e_request_latency_seconds", "From arrival to the last token.", m.e2e
-    yield "vllm:request_queue_time_seconds", "From arrival to the first step.", m.queue
-    yield "vllm:request_inference_time_seconds", "From the first step to the last token.", m.inference
-    yield "vllm:request_prefill_time_seconds", "From the first step to the first token.", m.prefill
-    yield "vllm:request_decode_time_seconds", "From the first token to the last.", m.decode
-    yield "vllm:request_prompt_tokens", "Of a request.", m.request_prompt_tokens
-    yield "vllm:request_generation_tokens", "Of a request.", m.request_generation_tokens
-    yield "vllm:request_num_preemptions", "Times that a request's answers had to make room.", m.request_preemptions
+    yield "vllm:time_to_first_token_seconds", "Time from arrival to first token, in seconds.", m.ttft
+    yield "vllm:inter_token_latency_seconds", "Time between two tokens of a sequence, in seconds.", m.inter_token
+    yield (
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time per output token of a request after its first token, in seconds.", m.per_token,
+    )  # fmt: skip
+    yield "vllm:e2e_request_latency_seconds", "Time from arrival to last token, in seconds.", m.e2e
+    yield "vllm:request_queue_time_seconds", "Time from arrival to first step, in seconds.", m.queue
+    yield "vllm:request_inference_time_seconds", "Time from first step to last token, in seconds.", m.inference
+    yield "vllm:request_prefill_time_seconds", "Time from first step to first token, in seconds.", m.prefill
+    yield "vllm:request_decode_time_seconds", "Time from first token to last token, in seconds.", m.decode
+    yield "vllm:request_prompt_tokens", "Number of prompt tokens of a request.", m.request_prompt_tokens
+    yield "vllm:request_generation_tokens", "Number of generated tokens of a request.", m.request_generation_tokens
+    yield "vllm:request_num_preemptions", "Number of preemptions of a request.", m.request_preemptions
     if report.stats is not None and (times := report.stats.page_times) is not None:
-        yield "vllm:kv_block_lifetime_seconds", "Of a page in the prefix index, until it was lost.", times.lifetime
-        yield "vllm:kv_block_idle_before_evict_seconds", "Of the same page, since nobody held it.", times.idle
-        yield "vllm:kv_block_reuse_gap_seconds", "Between two uses of a page.", times.reuse_gap
-    yield "vllm:iteration_tokens_total", "New tokens of a step.", m.step_tokens
-    yield "ridgeline:step_seconds", "Of a step of the engine, measured.", m.step_s
+        yield (
+            "vllm:kv_block_lifetime_seconds", "Time from caching to eviction of a page, in seconds.", times.lifetime,
+        )  # fmt: skip
+        yield (
+            "vllm:kv_block_idle_before_evict_seconds",
+            "Time from the last use to the eviction of a page, in seconds.", times.idle,
+        )  # fmt: skip
+        yield "vllm:kv_block_reuse_gap_seconds", "Time between two uses of a page, in seconds.", times.reuse_gap
+    yield "vllm:iteration_tokens_total", "Number of generated tokens per step.", m.step_tokens
+    yield "ridgeline:step_seconds", "Time of a step, in seconds.", m.step_s
 
 
 def _engine(page: Page, report: Report) -> None:
     m, stats = report.meters, report.stats
-    page.value("counter", "ridgeline:steps_total", "Steps of the engine.", m.steps)
-    page.value("counter", "ridgeline:steps_failed_total", "Steps that failed.", m.failed_steps)
+    page.value("counter", "ridgeline:steps_total", "Number of steps of the engine.", m.steps)
+    page.value("counter", "ridgeline:steps_failed_total", "Number of steps that failed.", m.failed_steps)
     page.values("counter", "ridgeline:page_checks_total",
-                "Checks of the books of pages, made once the engine has been idle for a second.",
+                "Number of checks of the page tables, made once the engine has been idle for a second, by result.",
                 [({"found": found}, float(m.page_checks[found])) for found in ("agreed", "wrong")])  # fmt: skip
-    page.value("counter", "ridgeline:engine_busy_seconds_total", "Time in steps.", m.busy_s)
-    page.value("counter", "ridgeline:engine_alive_seconds_total", "Time since the engine's process began.", m.alive_s)
-    page.value("counter", "ridgeline:step_bytes_total", "Bytes that steps moved, by the cost model.", m.step_bytes)
-    page.value("counter", "ridgeline:step_flops_total", "Operations of steps, by the cost model.", m.step_flops)
+    page.value("counter", "ridgeline:engine_busy_seconds_total", "Time that the engine spent in steps, in seconds.",
+               m.busy_s)  # fmt: skip
+    page.value("counter", "ridgeline:engine_alive_seconds_total", "Age of the engine process, in seconds.", m.alive_s)
+    page.value("counter", "ridgeline:step_bytes_total", "Bytes moved by all steps, counted by the cost model.",
+               m.step_bytes)  # fmt: skip
+    page.value("counter", "ridgeline:step_flops_total",
+               "Floating-point operations of all steps, counted by the cost model.", m.step_flops)  # fmt: skip
     page.value("counter", "ridgeline:predicted_step_seconds_total",
-               "Time that steps should take; 0 where the machine is not calibrated.",
+               "Predicted time of all steps, in seconds; 0 if the machine is not calibrated.",
                m.predicted_s)  # fmt: skip
-    page.value("gauge", "ridgeline:roof_fraction", "Time of all steps at the roof, of their measured time.",
+    page.value("gauge", "ridgeline:roof_fraction",
+               "Least time of all steps by the roofline, divided by their measured time, 0 to 1.",
                m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip
-    page.value("counter", "llamacpp:n_decode_total", "Steps that computed.", m.forwards)
-    page.value("gauge", "llamacpp:n_busy_slots_per_decode", "Sequences in a step that computed, on average.",
+    page.value("counter", "llamacpp:n_decode_total", "Number of forward passes.", m.forwards)
+    page.value("gauge", "llamacpp:n_busy_slots_per_decode", "Mean number of sequences per forward pass.",
                m.sequences / m.forwards if m.forwards else 0.0)  # fmt: skip
     if stats is None:
         return
     pages, used = sum(g.num_pages for g in stats.groups), sum(g.used_pages for g in stats.groups)
-    page.value("gauge", "vllm:num_requests_running", "Sequences that run.", stats.running)
-    page.value("gauge", "vllm:num_requests_waiting", "Sequences that wait.", stats.waiting)
-    page.value("gauge", "vllm:kv_cache_usage_perc", "Of all pages, 0 to 1.", used / pages if pages else 0.0)
-    page.value("counter", "vllm:prefix_cache_queries_total", "Tokens looked up.", stats.queried_tokens)
-    page.value("counter", "vllm:prefix_cache_hits_total", "Tokens found.", stats.hit_tokens)
-    page.value("counter", "vllm:num_preemptions_total", "Sequences that had to make room.",
+    page.value("gauge", "vllm:num_requests_running", "Number of running sequences.", stats.running)
+    page.value("gauge", "vllm:num_requests_waiting", "Number of waiting sequences.", stats.waiting)
+    page.value("gauge", "vllm:kv_cache_usage_perc", "Share of pages in use, 0 to 1.", used / pages if pages else 0.0)
+    page.value("counter", "vllm:prefix_cache_queries_total", "Number of prompt tokens looked up in the prefix cache.",
+               stats.queried_tokens)  # fmt: skip
+    page.value("counter", "vllm:prefix_cache_hits_total", "Number of prompt tokens found in the prefix cache.",
+               stats.hit_tokens)  # fmt: skip
+    page.value("counter", "vllm:num_preemptions_total", "Number of preemptions of sequences.",
                stats.preempted_recompute + stats.preempted_swap)  # fmt: skip
-    page.values("gauge", "ridgeline:pages_used", "Pages held by sequences.",
+    page.values("gauge", "ridgeline:pages_used", "Number of pages that sequences use, by group of layers.",
                 [({"group": g.name}, float(g.used_pages)) for g in stats.groups])  # fmt: skip
-    page.values("gauge", "ridgeline:pages", "Pages.", [({"group": g.name}, float(g.num_pages)) for g in stats.groups])
-    page.value("counter", "llamacpp:prompt_tokens_total", "Prompt tokens computed.", m.prompt_tokens - m.cached_tokens)
-    page.value("counter", "llamacpp:tokens_predicted_total", "Tokens generated.", m.generation_tokens)
-    page.value("gauge", "llamacpp:requests_processing", "Sequences that run.", stats.running)
-    page.value("gauge", "llamacpp:requests_deferred", "Sequences that wait.", stats.waiting)
+    page.values("gauge", "ridgeline:pages", "Number of pages, by group of layers.",
+                [({"group": g.name}, float(g.num_pages)) for g in stats.groups])  # fmt: skip
+    page.value("counter", "llamacpp:prompt_tokens_total", "Number of computed prompt tokens of finished requests.",
+               m.prompt_tokens - m.cached_tokens)  # fmt: skip
+    page.value("counter", "llamacpp:tokens_predicted_total", "Number of generated tokens.", m.generation_tokens)
+    page.value("gauge", "llamacpp:requests_processing", "Number of running sequences.", stats.running)
+    page.value("gauge", "llamacpp:requests_deferred", "Number of waiting sequences.", stats.waiting)

@@ -1,4 +1,4 @@
-"""From a chat's messages to what the model's template is given, and to its ids."""
+"""Render a chat's messages with a chat template."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.service import Service
 
 _FIELDS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_RESERVED = frozenset({"self", "template"})  # Python's and the tokenizer's own names, which templates cannot have
+_RESERVED = frozenset({"self", "template"})  # names that Jinja and the tokenizer use themselves
 
 
 async def rendered(service: Service, body: TemplateBody) -> Rendered:
-    """The text of a conversation in the model's format, or in that of the request's own template.
+    """Return the text of a conversation, rendered with the model's chat template or with the request's own one.
 
     Raises RequestError, TokenizerError, APIError.
     """
     own = body.chat_template
     if own is not None and not service.options.trust_request_chat_template:
         raise APIError(
-            400, "chat_template is only taken where the server was started with --trust-request-chat-template",
+            400, "chat_template is not allowed; start the server with --trust-request-chat-template to allow it",
             param="chat_template", code="untrusted_chat_template",
         )  # fmt: skip
     if body.continue_final_message and body.add_generation_prompt:
-        raise RequestError("continue_final_message goes on with the last message, add_generation_prompt begins one: "
-                           "give one of them")  # fmt: skip
+        raise RequestError("continue_final_message continues the last message, add_generation_prompt begins a new one; "
+                           "set only one of them")  # fmt: skip
     mark = uuid.uuid4().hex if body.continue_final_message else None
 
     def here() -> str | tuple[str, str, Mapping[str, Any]]:
@@ -40,7 +40,7 @@ async def rendered(service: Service, body: TemplateBody) -> Rendered:
         variables = {**tokenizer.special_tokens, **arguments}
         messages = _messages(body.messages)
         data = chat_data(messages if mark is None else marked(messages, mark), **variables)
-        if own is not None:  # a stranger's program, which is not even compiled here
+        if own is not None:  # untrusted code: it is not even compiled in this process
             return own, "of the request", data
         template = tokenizer.template_for(None, arguments["tools"] is not None)
         try:
@@ -56,29 +56,30 @@ async def rendered(service: Service, body: TemplateBody) -> Rendered:
 
 
 def marked(messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
-    """The messages with a mark at the end of the last one's content. Raises RequestError where that is no text."""
+    """Return the messages with a marker after the last one's content. Raises RequestError if that is not a text."""
     if not messages or not isinstance(messages[-1].get("content"), str):
-        raise RequestError("continue_final_message needs a last message with content that is a text")
-    # The space after the mark is gone where the template strips its contents.
+        raise RequestError("continue_final_message needs a last message with a text as its content")
+    # If the space after the marker is gone in the rendered text, the template strips contents.
     return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}]
 
 
 def until(text: str, mark: str, content: str) -> str:
-    """A rendered conversation up to the mark, as transformers' continue_final_message: without what the template
-    writes after the last message. content: the last message's. Raises RequestError where there is no such place.
+    """Return a rendered conversation up to the marker, as transformers' continue_final_message does.
+
+    content: the last message's content. Raises RequestError if the template does not write the content unchanged.
     """
     if mark not in text or content.strip() not in text:
-        raise RequestError("continue_final_message: the chat template does not write the last message as it is")
-    place = text.rindex(mark)
-    return text[:place] if text[place + len(mark) :].startswith(" ") else text[:place].rstrip()
+        raise RequestError("continue_final_message is not possible: the chat template changes the last message")
+    index = text.rindex(mark)
+    return text[:index] if text[index + len(mark) :].startswith(" ") else text[:index].rstrip()
 
 
 def _arguments(body: TemplateBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if wrong := sorted(_RESERVED & set(variables)):
-        raise RequestError(f"chat_template_kwargs has {wrong[0]!r}, a name that no template can read; leave it out")
+        raise RequestError(f"chat_template_kwargs has the reserved name {wrong[0]!r}; leave it out")
     if wrong := sorted(_FIELDS & set(variables)):
-        raise RequestError(f"chat_template_kwargs has {wrong[0]!r}; give it as a field of its own")
+        raise RequestError(f"chat_template_kwargs has {wrong[0]!r}; send it as a field of the request")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None
@@ -91,28 +92,28 @@ def _arguments(body: TemplateBody) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    return [_message(message.model_dump(), place) for place, message in enumerate(messages)]
+    return [_message(message.model_dump(), index) for index, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """Parts of text as one text; arguments of calls as objects."""
+def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """Join the text parts of a message's content, and parse the arguments of its tool calls."""
     if isinstance(message.get("content"), list):
-        message["content"] = "\n".join(_text(part, place) for part in message["content"])
+        message["content"] = "\n".join(_text(part, index) for part in message["content"])
     calls = message.get("tool_calls")
     if calls is None:
         return message
     if not isinstance(calls, list):
-        raise RequestError(f"messages[{place}].tool_calls is no list")
+        raise RequestError(f"messages[{index}].tool_calls is not a list")
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"messages[{place}].tool_calls has a call without a function's name")
+            raise RequestError(f"messages[{index}].tool_calls has a call without a function name")
         if isinstance(function.get("arguments"), str):
             function["arguments"] = parsed_arguments(function["arguments"])
     return message
 
 
-def _text(part: dict[str, Any], place: int) -> str:
+def _text(part: dict[str, Any], index: int) -> str:
     if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-        raise RequestError(f"messages[{place}] has a part of type {part.get('type')!r:.40}; only text can be read")
+        raise RequestError(f"messages[{index}] has a part of type {part.get('type')!r:.40}; only text is supported")
     return str(part["text"])

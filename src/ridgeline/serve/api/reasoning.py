@@ -1,4 +1,4 @@
-"""What a model thinks, apart from what it says: <think> ... </think>, as Qwen 3, DeepSeek-R1 and others write it."""
+"""Separate reasoning from content: <think> ... </think>, as Qwen 3, DeepSeek-R1 and others write it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ PARSERS = ("think",)
 
 
 def suggested(template: str | None) -> str | None:
-    """The parser for a model with this chat template."""
+    """Return the name of the parser for a model with this chat template, or None."""
     return "think" if template is not None and CLOSE in template else None
 
 
 class ThinkParser:
-    """Splits one answer. inside: the prompt has opened the mark already, as some templates do."""
+    """Splits one answer into reasoning and content. inside: True if the prompt ends with <think>, as some templates
+    write it.
+    """
 
     def __init__(self, inside: bool) -> None:
         self._inside = inside
-        self._begun = inside  # once something was said, a mark is text
+        self._begun = inside  # after the first content, <think> is text
         self._scanner = MarkScanner(CLOSE if inside else OPEN)
-        self._trim = inside  # line ends after a mark are no part of what follows
+        self._trim = inside  # drop line ends after a marker
 
     def push(self, text: str) -> tuple[str, str]:
-        """(reasoning, content) that became certain."""
+        """Add text; return the complete parts as (reasoning, content)."""
         if self._begun and not self._inside:
             return "", self._trimmed(text)
         before, after = self._scanner.push(text)
@@ -43,7 +45,7 @@ class ThinkParser:
         return "", before
 
     def flush(self) -> tuple[str, str]:
-        """What was held back; call it at the end of the answer."""
+        """Return the text that was held back, as (reasoning, content). Call this at the end of the answer."""
         held = self._scanner.flush()
         return (held, "") if self._inside else ("", held)
 

@@ -1,4 +1,7 @@
-"""POST /v1/responses: a chat in OpenAI's newer clothes. Nothing is stored: a client sends the whole conversation."""
+"""POST /v1/responses: a chat in the format of OpenAI's Responses API.
+
+Nothing is stored, so a client sends the whole conversation with each request.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from ridgeline.serve.service import Service, Turn
 
 
 class Response:
-    """One request. Raises APIError and RequestError as soon as it is clear that it cannot be served."""
+    """Answers one request. The constructor and `open` raise APIError or RequestError for an invalid request."""
 
     def __init__(self, service: Service, body: ResponseBody) -> None:
         self._body = body
@@ -42,11 +45,11 @@ class Response:
         }  # fmt: skip
 
     async def open(self, *, stream: bool) -> Turn:
-        """Send it to the engine."""
+        """Send the request to the engine."""
         return await self._chat.open(stream=stream)
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         turn = await self.open(stream=False)
         try:
             (output,), tally = await collect(turn)
@@ -70,13 +73,15 @@ class Response:
         }
 
     def events(self, turn: Turn) -> Events:
-        """The answer as named events, numbered."""
+        """Return the answer as OpenAI's named, numbered events."""
         begun = {**self._frame, "status": "in_progress", "output": [], "usage": None}
         return _Events(begun, AnswerReader(self._chat.reading), Tally(turn.requests), self._over)
 
 
 class _Events:
-    """Of one answer. begun: the response as it stands at first. over: as it stands in the end."""
+    """Writes the events of one answer (sse.Events). begun: the response at the start. over: makes the response at the
+    end.
+    """
 
     def __init__(
         self, begun: Mapping[str, Any], reader: AnswerReader, tally: Tally,
@@ -87,7 +92,7 @@ class _Events:
         self._reason: str | None = None
 
     def begin(self) -> bytes:
-        """As sse.Events says, and so below."""
+        """Return the events before the first chunk."""
         names = ("response.created", "response.in_progress")
         return b"".join(self._told(name, response=self._begun) for name in names)
 
@@ -117,13 +122,15 @@ class _Events:
 
 
 def as_chat(body: ResponseBody) -> ChatBody:
-    """The same request as a chat's. Raises RequestError for what needs a store, APIError for what no chat can hold."""
+    """Convert the request to a chat's. Raises RequestError for fields that need a store, and APIError for values that a
+    chat does not accept.
+    """
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: this server stores nothing; send the whole conversation")
     check_stream(body.stream, body.stream_options)
     if body.truncation == "auto":
-        raise RequestError("truncation 'auto' is not supported: nothing is ever cut; shorten the input")
+        raise RequestError("truncation 'auto' is not supported; shorten the input or set truncate_prompt_tokens")
     if body.include or body.top_logprobs:
         raise RequestError("include and top_logprobs are not supported here; /v1/chat/completions has logprobs")
     given = body.text.format if body.text else None
@@ -155,13 +162,13 @@ def _chat_fields(body: ResponseBody, form: dict[str, Any] | None) -> dict[str, A
 
 
 def _messages(body: ResponseBody) -> list[dict[str, Any]]:
-    """Items of a conversation as a chat's messages. Raises RequestError."""
+    """Convert the items of a conversation to a chat's messages. Raises RequestError for an unknown type of item."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
-    for place, item in enumerate(body.input):
+    for index, item in enumerate(body.input):
         kind = item.get("type", "message")
         if kind == "message" and isinstance(item.get("role"), str):
             role = "system" if item["role"] == "developer" else item["role"]
@@ -174,7 +181,10 @@ def _messages(body: ResponseBody) -> list[dict[str, Any]]:
             content = item.get("output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         elif kind != "reasoning":
-            raise RequestError(f"input[{place}] is of type {kind!r:.40}, which this server does not know")
+            raise RequestError(
+                f"input[{index}] has type {kind!r:.40}; supported are message, function_call, function_call_output and "
+                "reasoning"
+            )
     return messages
 
 

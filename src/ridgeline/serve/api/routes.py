@@ -1,4 +1,4 @@
-"""The endpoints: each checks a body, and hands it to what answers it."""
+"""Define the endpoints. Each parses its body and passes it to the code that answers it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from ridgeline.serve.http.request_ids import named
 from ridgeline.serve.http.sse import Events, EventStream, while_connected
 from ridgeline.serve.service import Service, Turn
 
-MAX_TEXT = 1 << 22  # characters of an answer of /detokenize
+MAX_TEXT = 1 << 22  # characters in an answer of /detokenize
 STREAM = (
-    "With `stream`: events `data: {...}`, each a part of the answer: `choices` with a text or a delta; the last one is "
-    "`data: [DONE]`."
+    "With `stream`, the answer is a sequence of events `data: {...}`. Each has a part of the answer in `choices`, as a "
+    "text or a delta. The last event is `data: [DONE]`."
 )
-NAMED_STREAM = "With `stream`: OpenAI's events `response.*`, the last one with the whole response."
+NAMED_STREAM = "With `stream`, the answer is OpenAI's events `response.*`. The last event has the whole response."
 
 router = APIRouter(route_class=BodyRoute)
 
 
 class Answering(Protocol):
-    """A request that can be answered whole or piece by piece."""
+    """A request that can be answered in one response or as a stream."""
 
     async def open(self, *, stream: bool) -> Turn: ...
 
@@ -69,7 +69,7 @@ def _raw(data: bytes) -> Response:
 
 
 async def respond(request: Request, work: Answering, stream: bool) -> Response:
-    """Answer, as long as the client is there."""
+    """Answer in one response or as a stream. Stop if the client disconnects."""
     if not stream:
         whole = await while_connected(request, work.answer())
         return whole if isinstance(whole, Response) else _json(whole)
@@ -79,25 +79,25 @@ async def respond(request: Request, work: Answering, stream: bool) -> Response:
 
 @router.post("/v1/completions", tags=["OpenAI"], responses={**answers(t.CompletionAnswer, stream=STREAM)})
 async def completions(body: CompletionBody, request: Request) -> Response:
-    """Continue prompts: texts or token ids, one or many."""
+    """Continue one or several prompts, given as texts or token ids."""
     return await respond(request, Completion(_service(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"], responses={**answers(t.ChatAnswer, stream=STREAM)})
 async def chat_completions(body: ChatBody, request: Request) -> Response:
-    """Answer a conversation through the model's chat template."""
+    """Answer a conversation, formatted with the model's chat template."""
     return await respond(request, Chat(_service(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/responses", tags=["OpenAI"], responses={**answers(t.ResponseAnswer, stream=NAMED_STREAM)})
 async def post_responses(body: ResponseBody, request: Request) -> Response:
-    """The same as a chat, in items; nothing is stored."""
+    """Answer a conversation in the format of OpenAI's Responses API. Nothing is stored."""
     return await respond(request, responses.Response(_service(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/chat/completions/render", tags=["Tokens"], responses={**answers(t.RenderAnswer)})
 async def render(body: RenderBody, request: Request) -> Response:
-    """What the model would read of a conversation: text and token ids."""
+    """Format a conversation with the chat template; return the text and its token ids."""
     service = _service(request)
     service.check_model(body.model)
     text = await prompt.rendered(service, body)
@@ -109,7 +109,7 @@ async def render(body: RenderBody, request: Request) -> Response:
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses={**answers(t.EmbeddingAnswer)})
 async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
-    """Vectors of length 1: the mean of a text's hidden states, or the last one."""
+    """Return a vector of length 1 for each input: the mean of its hidden states, or the last hidden state."""
     return await while_connected(request, _embeddings(_service(request), body))
 
 
@@ -118,19 +118,19 @@ async def _embeddings(service: Service, body: EmbeddingBody) -> Response:
 
 
 def _check_count(ids: Sequence[int]) -> None:
-    """Raise APIError for more token ids than an answer may have."""
+    """Raise APIError if there are more token ids than an answer may have."""
     if len(ids) > MAX_IDS:
-        raise APIError(400, f"the text has {len(ids)} tokens; this endpoint tells {MAX_IDS} at most: send less at once")
+        raise APIError(400, f"the text has {len(ids)} tokens; this endpoint returns {MAX_IDS} at most: shorten it")
 
 
 @router.post("/tokenize", tags=["Tokens"], responses={**answers(t.TokenizeAnswer)})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Token ids of a prompt or of a conversation."""
+    """Return the token ids of a prompt or of a conversation."""
     service = _service(request)
     service.check_model(body.model)
     tokenizer = service.frontend.tokenizer()
     if (body.prompt is None) == (not body.messages):
-        raise APIError(400, "give either a prompt or messages")
+        raise APIError(400, "give either prompt or messages, not both")
     if body.prompt is not None:
         ids = await service.tokenize(TextToEncode(body.prompt, False, body.add_special_tokens is not False))
     else:
@@ -148,7 +148,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
 @router.post("/detokenize", tags=["Tokens"], responses={**answers(t.DetokenizeAnswer)})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-    """The text of token ids."""
+    """Return the text of token ids."""
     service = _service(request)
     service.check_model(body.model)
     tokenizer, skip = service.frontend.tokenizer(), bool(body.skip_special_tokens)
@@ -161,7 +161,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
             size += len(pieces[-1])
             if size > MAX_TEXT:
                 raise APIError(
-                    400, f"the text of these tokens exceeds {MAX_TEXT} characters; send fewer tokens at once"
+                    400, f"the text of these tokens has more than {MAX_TEXT} characters; send fewer tokens at once"
                 )
         return _json({"prompt": "".join([*pieces, stream.flush()])})
 
@@ -170,14 +170,14 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 
 @router.get("/v1/models", tags=["OpenAI"], responses={**answers(t.ModelsAnswer)})
 async def models(request: Request) -> Response:
-    """The model, under all its names."""
+    """List the served names of the model."""
     service = _service(request)
     return _json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={**answers(t.ModelAnswer)})
 async def model(name: str, request: Request) -> Response:
-    """One of its names."""
+    """Describe the model under one of its served names."""
     service = _service(request)
     service.check_model(name)
     return _json(_model(service, name))
@@ -192,15 +192,16 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["Server"], responses={**answers(t.HealthAnswer)})
 async def health(request: Request) -> Response:
-    """200 while there is an engine that can answer. Otherwise 503: `http` is ok, since this is an answer; `engine` is
-    "silent" (it gives no sign of life) or "restarting".
+    """Answer 200 while the engine can answer requests, else 503.
+
+    `engine` is its state: "ready", "silent" (no heartbeat) or "restarting". `http` is always "ok".
     """
     client = _service(request).client
     facts = {"http": "ok", "engine": client.health, "restarts": client.restarts}
     if client.up:
         return _json({"status": "ok", **facts})
-    silent = f"gives no sign of life (for {client.watch.silent_s:.1f} s)"
-    text = f"the HTTP process runs; the engine {silent if client.health == 'silent' else f'is {client.health}'}"
+    silent = f"has sent no heartbeat for {client.watch.silent_s:.1f} s"
+    text = f"the HTTP process runs, but the engine {silent if client.health == 'silent' else f'is {client.health}'}"
     error = APIError(503, text, code="engine_down", retry_after=2)
     return Response(
         dumps({"status": "unavailable", **facts, **error.body()}), 503, error.headers(), media_type="application/json"
@@ -209,7 +210,9 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", tags=["Server"], responses={**answers(t.HealthAnswer)})
 async def ready(request: Request) -> Response:
-    """200 while new requests are welcome: not while the server drains, nor while the queue is full."""
+    """Answer 200 while new requests are accepted, else 503: the server is stopping, the queue is full, or the engine
+    cannot answer.
+    """
     service = _service(request)
     if service.draining:
         raise APIError(503, "the server is stopping", code="draining", retry_after=30)
@@ -220,24 +223,24 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", tags=["Server"], responses={**answers(t.VersionAnswer)})
 async def version() -> Response:
-    """The program's version."""
+    """Return the version of Ridgeline."""
     return _json({"version": __version__})
 
 
 @router.get("/metrics", tags=["Server"], response_class=PlainTextResponse, responses={**text()})
 async def metrics(request: Request) -> Response:
-    """Counters in Prometheus' format, with vLLM's names where it has one."""
+    """Return metrics in Prometheus' format, with vLLM's names where vLLM has the same metric."""
     counters = await exposition(_service(request))
     return PlainTextResponse(counters, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/live", tags=["Server"], responses={**answers(t.LiveAnswer)})
 async def get_live(request: Request) -> Response:
-    """Requests, pages, rates and latencies of this moment: what the page at / draws."""
+    """Return the requests, pages, rates and latencies of this moment, which the page at / shows."""
     return _json(await live(_service(request)))
 
 
 @router.get("/plan", tags=["Server"], responses={**answers(t.PlanAnswer)})
 async def get_plan(request: Request) -> Response:
-    """Model, machine and settings, as the planner and the simulator take them: `bench serve` predicts from it."""
+    """Return the model, machine and settings from which `ridgeline bench serve` predicts."""
     return _json(plan(_service(request)))

@@ -1,4 +1,4 @@
-"""What a request used, counted as its chunks come; and the parts that all answers have."""
+"""Count the tokens of a request for its usage, and make the fields that all answers begin with."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ridgeline.spec.request import OutputChunk
 
 
 class Tally:
-    """Tokens of a request's prompts and answers."""
+    """Counts the tokens of a request's prompts and answers."""
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         self.prompt = sum(len(r.prompt_token_ids) for r in requests)
         self.completion = self.cached = 0
 
     def take(self, chunk: OutputChunk, *, whole: bool = False) -> None:
-        """Count a chunk; with `whole`, a result that comes without chunks before it.
+        """Count a chunk. whole: True if the answer is not streamed, so that the last chunk has all tokens.
 
         Raises APIError for an answer that failed.
         """
@@ -37,7 +37,7 @@ class Tally:
             self.completion += len(chunk.token_ids)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """Return OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -47,7 +47,7 @@ class Tally:
 
 
 def head(kind: str, prefix: str, model: str, fingerprint: str, request_id: str | None) -> dict[str, Any]:
-    """The fields that every answer begins with. request_id: the client's own, if it has one."""
+    """Return the fields that every answer begins with. request_id: the client's id of the request, if it sent one."""
     return {
         "id": f"{prefix}-{request_id or uuid.uuid4().hex}",
         "object": kind,

@@ -1,8 +1,8 @@
-"""The text and the bytes of single tokens, each as it stands in its place in a text.
+"""Return the text and bytes of single tokens, given the tokens before them.
 
 A SentencePiece decoder removes the space before the first word, and a character may span several tokens, so the text of
-a token depends on what stands before it. The texts of an answer's tokens joined are the answer's text: a token that
-ends inside a character has the text "", and the token that completes the character has the whole of it.
+a token depends on the tokens before it. The joined texts of an answer's tokens are the answer's text: a token that ends
+inside a character has the text "", and the token that completes the character has the whole character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from ridgeline.load.tokenizer import Tokenizer
 
 
 class Piece(NamedTuple):
-    """What one token adds. text: its name where the token is no part of the text. added: characters of the text."""
+    """The text and bytes that one token adds.
+
+    text: the token's name if the token is not part of the text. added: number of characters added to the text.
+    """
 
     text: str
     bytes: Sequence[int]
@@ -23,28 +26,28 @@ class Piece(NamedTuple):
 
 
 class TokenTexts:
-    """The pieces of one tokenizer's tokens for one request, each decoded once.
+    """Decodes the tokens of one request, each once.
 
-    tokenizer: None where the model has none. skip_special_tokens: whether special tokens are no part of the text.
-    as_ids: name tokens "token_id:N" instead of by their text, as vLLM's return_tokens_as_token_ids.
+    tokenizer: None if the model has none. skip_special_tokens: leave special tokens out of the text. as_ids: name
+    tokens "token_id:N" instead of by their text, as vLLM's return_tokens_as_token_ids.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool = True, as_ids: bool = False) -> None:
         self._tokenizer, self._skip, self._as_ids = tokenizer, skip_special_tokens, as_ids
-        self._settled: dict[int, Piece] = {}  # those whose piece depends on the token alone
+        self._settled: dict[int, Piece] = {}  # pieces that depend on the token alone
 
-    def after(self, prompt: Sequence[int]) -> TokenPlace:
-        """The place behind `prompt`; the start of a text for an empty one."""
+    def after(self, prompt: Sequence[int]) -> TokenPosition:
+        """Return the position after `prompt`. An empty prompt gives the start of a text."""
         stream = None if self._tokenizer is None else self._tokenizer.detokenizer(self._skip, prompt)
-        return TokenPlace(self, stream)
+        return TokenPosition(self, stream)
 
     def all_of(self, ids: Sequence[int]) -> list[str]:
-        """The texts of all tokens of a text."""
-        place = self.after(())
-        return [place.push(token, last=number == len(ids)).text for number, token in enumerate(ids, 1)]
+        """Return the texts of all tokens of a text."""
+        position = self.after(())
+        return [position.push(token, last=number == len(ids)).text for number, token in enumerate(ids, 1)]
 
     def piece(self, token: int, stream: Detokenizer | None) -> Piece:
-        """What a token adds where `stream` stands."""
+        """Return what a token adds at the position of `stream`."""
         if self._tokenizer is None or stream is None:
             return Piece(named(token), (), 0)
         if not stream.settled:
@@ -54,7 +57,7 @@ class TokenTexts:
         return found
 
     def longer(self, piece: Piece, rest: str) -> Piece:
-        """The same piece with more text after it."""
+        """Return the piece with more text after it."""
         return Piece(piece.text if self._as_ids else piece.text + rest, piece.bytes, piece.added + len(rest))
 
     def _made(self, token: int, stream: Detokenizer, tokenizer: Tokenizer) -> Piece:
@@ -65,21 +68,21 @@ class TokenTexts:
         return Piece(named(token) if self._as_ids else text, tuple(data), added)
 
 
-class TokenPlace:
-    """A place in a text that moves on token by token. offset: characters of the text so far."""
+class TokenPosition:
+    """A position in a text that advances token by token. offset: number of characters so far."""
 
     def __init__(self, texts: TokenTexts, stream: Detokenizer | None) -> None:
         self._texts, self._stream = texts, stream
         self.offset = 0
 
     def peek(self, token: int) -> Piece:
-        """What a token would add here."""
+        """Return what a token would add here, without advancing."""
         return self._texts.piece(token, self._stream)
 
     def push(self, token: int, *, last: bool = False) -> Piece:
-        """What a token adds here; the place is behind it then.
+        """Return what a token adds here, and advance past it.
 
-        last: nothing follows, so the token has the text of a character that it leaves unfinished too.
+        last: no token follows, so the text of an incomplete character is added too.
         """
         piece = self.peek(token)
         if self._stream is not None:
@@ -91,5 +94,5 @@ class TokenPlace:
 
 
 def named(token: int) -> str:
-    """A token by its id, in vLLM's words."""
+    """Return vLLM's name of a token by its id."""
     return f"token_id:{token}"

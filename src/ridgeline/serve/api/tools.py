@@ -1,6 +1,6 @@
-"""Calls of tools in a model's text: the formats of Hermes and Qwen, Llama 3, Mistral.
+"""Parse tool calls in a model's text, in the formats of Hermes and Qwen, Llama 3, and Mistral.
 
-A call is told when it is complete. What looks like a call and is none is text, unchanged: nothing is swallowed.
+A call is returned once it is complete. Text that looks like a call but is not valid is returned unchanged as text.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ LLAMA = "<|python_tag|>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function's name, and its arguments as JSON."""
+    """A tool call: the function's name, and its arguments as JSON."""
 
     name: str
     arguments: str
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
 
-Found = tuple[str, list[Call]]  # text and calls that became certain
+Found = tuple[str, list[Call]]  # text, and complete calls
 
 
 class ToolParser(Protocol):
-    """Reads one answer, piece by piece."""
+    """Parses one answer piece by piece."""
 
     def push(self, text: str) -> Found: ...
 
     def flush(self) -> Found:
-        """The rest, at the end of the answer."""
+        """Return the rest at the end of the answer."""
         ...
 
 
 class HermesParser:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number, after any text."""
+    """Parses <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times, after any text."""
 
     def __init__(self) -> None:
         self._scanner, self._inside, self._buffer = MarkScanner(HERMES_OPEN), False, ""
@@ -54,7 +54,7 @@ class HermesParser:
             if self._inside:
                 self._buffer += before
             else:
-                content += before if before.strip() or not self._called else ""  # line ends between calls
+                content += before if before.strip() or not self._called else ""  # drop line ends between calls
             if after is None:
                 break
             if self._inside:
@@ -71,12 +71,12 @@ class HermesParser:
         rest = self._buffer + self._scanner.flush()
         if not self._inside:
             return rest, []
-        found = calls_of(rest)  # models leave the last mark out
+        found = calls_of(rest)  # models may leave out the last </tool_call>
         return ("" if found else HERMES_OPEN + rest), found
 
 
 class MistralParser:
-    """[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...} for each call."""
+    """Parses [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...} for each call."""
 
     def __init__(self) -> None:
         self._scanner, self._inside, self._buffer = MarkScanner(MISTRAL), False, ""
@@ -101,8 +101,8 @@ class MistralParser:
 
 
 class LlamaParser:
-    """{"name": ..., "parameters": {...}} as the whole answer, or several with semicolons between, perhaps after
-    <|python_tag|>.
+    """Parses an answer that is {"name": ..., "parameters": {...}}, or several of these separated by semicolons, with or
+    without <|python_tag|> before them.
     """
 
     def __init__(self) -> None:
@@ -125,18 +125,21 @@ class LlamaParser:
 
 
 PARSERS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser, "mistral": MistralParser}
-# Formats whose marks are special tokens, which text leaves out unless it is asked not to.
+# Formats whose markers are special tokens, which only appear in the text with skip_special_tokens=False.
 SPECIAL_MARKS = frozenset({"llama3_json", "mistral"})
 _SIGNS = {HERMES_OPEN: "hermes", MISTRAL: "mistral", LLAMA: "llama3_json"}
 
 
 def suggested(template: str | None) -> str | None:
-    """The parser for a model with this chat template."""
+    """Return the name of the parser for a model with this chat template, or None."""
     return next((name for sign, name in _SIGNS.items() if template is not None and sign in template), None)
 
 
 def calls_of(text: str) -> list[Call]:
-    """The calls in JSON: an object, a list of objects, or several with line ends or semicolons between; else none."""
+    """Parse calls in JSON: one object, a list of objects, or objects separated by line ends or semicolons.
+
+    Any other text has no calls.
+    """
     decoder, calls, at = json.JSONDecoder(), list[Call](), 0
     text = text.strip()
     try:
@@ -160,7 +163,7 @@ def _call(item: Any) -> Call:
 
 
 def _named(text: str) -> list[Call]:
-    """name[ARGS]{...}"""
+    """Parse name[ARGS]{...}."""
     name, _, arguments = text.partition(MISTRAL_ARGUMENTS) if MISTRAL_ARGUMENTS in text else text.partition("{")
     if MISTRAL_ARGUMENTS not in text:
         arguments = "{" + arguments
@@ -168,7 +171,7 @@ def _named(text: str) -> list[Call]:
 
 
 def required_schema(tools: Sequence[Any], parallel: bool) -> dict[str, Any]:
-    """A JSON schema of a list of calls, at least one, at most one unless parallel."""
+    """Return a JSON schema for a list of at least one call. parallel: allow more than one."""
     one = [
         {
             "type": "object",

@@ -1,4 +1,7 @@
-"""What the endpoints answer, as /openapi.json describes it. Answers are written without these: a test compares them."""
+"""Types of the endpoints' answers, for /openapi.json.
+
+The endpoints do not build their answers from these types, which would be slow. A test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
-    """Base of all answers and their parts: there are no other fields."""
+    """Base of all answers and their parts. Answers have no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
 class Fault(Answer):
-    """What went wrong. param: the field. code: for programs."""
+    """An error. message: for people. code: for programs. param: the request's field that caused the error."""
 
     message: str
     type: str
@@ -23,7 +26,7 @@ class Fault(Answer):
 
 
 class ErrorAnswer(Answer):
-    """Every error, in the shape of OpenAI's."""
+    """An error in OpenAI's format."""
 
     error: Fault
 
@@ -32,13 +35,13 @@ class ErrorAnswer(Answer):
 
 
 class CachedTokens(Answer):
-    """cached_tokens: of the prompt, found in the prefix cache."""
+    """cached_tokens: number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(Answer):
-    """Tokens of a request."""
+    """Numbers of tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -52,12 +55,14 @@ class PromptLogprob(Answer):
     logprob: float
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for the first token
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one dict per prompt token, by token id; null for the first
 
 
 class CompletionLogprobs(Answer):
-    """Of each token: where its text begins in the text of the choice, its log probability, its text, and the likeliest
-    tokens by their texts.
+    """Log probabilities of a completion's tokens.
+
+    text_offset: position in the choice's text where the token's text begins, in characters. tokens: texts of the
+    tokens. top_logprobs: log probabilities of the likeliest tokens, by text.
     """
 
     text_offset: list[int]
@@ -67,7 +72,7 @@ class CompletionLogprobs(Answer):
 
 
 class TopLogprob(Answer):
-    """A token that might have come."""
+    """A candidate token and its log probability."""
 
     token: str
     logprob: float
@@ -75,13 +80,13 @@ class TopLogprob(Answer):
 
 
 class TokenLogprob(TopLogprob):
-    """A token that came."""
+    """A token of the answer and its log probability. top_logprobs: the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Answer):
-    """Of the tokens of a message."""
+    """Log probabilities of a message's tokens."""
 
     content: list[TokenLogprob]
     refusal: None
@@ -94,7 +99,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Choice(Answer):
-    """token_ids: only where return_token_ids asks for them. stop_reason: the stop text or the stop token."""
+    """An answer. stop_reason: the stop string or stop token that ended it. token_ids: present with return_token_ids."""
 
     index: int
     finish_reason: FinishReason | None
@@ -103,7 +108,7 @@ class Choice(Answer):
 
 
 class CompletionChoice(Choice):
-    """One continuation."""
+    """A continuation of a prompt."""
 
     text: str
     logprobs: CompletionLogprobs | None
@@ -112,7 +117,7 @@ class CompletionChoice(Choice):
 
 
 class Head(Answer):
-    """What all answers begin with. system_fingerprint: the same one and the same request give the same text."""
+    """Fields of all answers. system_fingerprint: equal requests with a seed give equal texts while it is the same."""
 
     id: str
     created: int
@@ -121,7 +126,7 @@ class Head(Answer):
 
 
 class CompletionAnswer(Head):
-    """Of /v1/completions."""
+    """The answer of /v1/completions."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -129,14 +134,14 @@ class CompletionAnswer(Head):
 
 
 class CalledFunction(Answer):
-    """arguments: JSON, as text."""
+    """The function of a tool call. arguments: JSON as a string."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Answer):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -154,14 +159,14 @@ class AssistantMessage(Answer):
 
 
 class ChatChoice(Choice):
-    """One message."""
+    """A message of the assistant."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
 class ChatAnswer(Head):
-    """Of /v1/chat/completions."""
+    """The answer of /v1/chat/completions."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -174,7 +179,7 @@ class ChatAnswer(Head):
 
 
 class OutputText(Answer):
-    """A text of a message."""
+    """A text part of a message."""
 
     type: Literal["output_text"]
     text: str
@@ -183,7 +188,7 @@ class OutputText(Answer):
 
 
 class ReasoningText(Answer):
-    """A thought."""
+    """A text part of the reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
@@ -200,7 +205,7 @@ class MessageItem(Answer):
 
 
 class ReasoningItem(Answer):
-    """Thoughts."""
+    """The reasoning of the model."""
 
     id: str
     type: Literal["reasoning"]
@@ -210,7 +215,7 @@ class ReasoningItem(Answer):
 
 
 class FunctionCallItem(Answer):
-    """A call of a function."""
+    """A function call."""
 
     id: str
     type: Literal["function_call"]
@@ -221,13 +226,13 @@ class FunctionCallItem(Answer):
 
 
 class ReasoningTokens(Answer):
-    """reasoning_tokens: always 0."""
+    """reasoning_tokens: always 0, since reasoning tokens are not counted separately."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Answer):
-    """Tokens of a request."""
+    """Numbers of tokens of a request."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
@@ -237,13 +242,13 @@ class ResponseUsage(Answer):
 
 
 class IncompleteDetails(Answer):
-    """Why an answer is not complete."""
+    """The reason why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseAnswer(Answer):
-    """Of /v1/responses."""
+    """The answer of /v1/responses."""
 
     id: str
     object: Literal["response"]
@@ -272,7 +277,7 @@ class ResponseAnswer(Answer):
 
 
 class Embedding(Answer):
-    """A vector of length 1; in base64 its float32 numbers, little end first."""
+    """A vector of length 1: a list of numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -280,14 +285,14 @@ class Embedding(Answer):
 
 
 class EmbeddingUsage(Answer):
-    """Tokens of a request."""
+    """Numbers of tokens of a request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingAnswer(Answer):
-    """Of /v1/embeddings."""
+    """The answer of /v1/embeddings."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -296,7 +301,7 @@ class EmbeddingAnswer(Answer):
 
 
 class TokenizeAnswer(Answer):
-    """Of /tokenize. token_strs: only where return_token_strs asks for them."""
+    """The answer of /tokenize. token_strs: texts of the tokens, with return_token_strs."""
 
     tokens: list[int]
     count: int
@@ -305,13 +310,13 @@ class TokenizeAnswer(Answer):
 
 
 class DetokenizeAnswer(Answer):
-    """Of /detokenize."""
+    """The answer of /detokenize."""
 
     prompt: str
 
 
 class RenderAnswer(Answer):
-    """Of /v1/chat/completions/render."""
+    """The answer of /v1/chat/completions/render. count: number of tokens."""
 
     prompt: str
     prompt_token_ids: list[int]
@@ -323,7 +328,7 @@ class RenderAnswer(Answer):
 
 
 class ModelAnswer(Answer):
-    """A name of the model. root: its first one."""
+    """A served name of the model. root: its first name."""
 
     id: str
     object: Literal["model"]
@@ -334,14 +339,14 @@ class ModelAnswer(Answer):
 
 
 class ModelsAnswer(Answer):
-    """All names of the model."""
+    """All served names of the model."""
 
     object: Literal["list"]
     data: list[ModelAnswer]
 
 
 class HealthAnswer(BaseModel):
-    """restarts: of the engine's process."""
+    """The state of the server. engine: the state of the engine. restarts: number of restarts of the engine process."""
 
     status: Literal["ok"]
     engine: str
@@ -349,13 +354,15 @@ class HealthAnswer(BaseModel):
 
 
 class VersionAnswer(Answer):
-    """The program's version."""
+    """The version of Ridgeline."""
 
     version: str
 
 
 class LiveAnswer(BaseModel):
-    """Times are seconds; the counters begin with the engine's process. Without an engine most fields are absent."""
+    """The server at this moment. Times are in seconds. Counters start at 0 with each engine process. Most fields are
+    absent while there is no engine.
+    """
 
     model: str
     device: str
@@ -375,7 +382,7 @@ class LiveAnswer(BaseModel):
 
 
 class PlanAnswer(BaseModel):
-    """Model, machine, precision and settings, as `ridgeline bench serve` predicts from them."""
+    """The model, machine, precision and settings from which `ridgeline bench serve` predicts."""
 
     model: dict[str, Any]
     machine: dict[str, Any]

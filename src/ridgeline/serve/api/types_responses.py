@@ -1,4 +1,4 @@
-"""What clients of /v1/responses send. What this server cannot do is an error, said by name."""
+"""Fields of requests to /v1/responses. A field that the server cannot honor is an error that names the field."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ridgeline.serve.api.types import (
 
 
 class ResponseTool(Function):
-    """A function, without the wrapping that chats have."""
+    """A function that the model may call. Unlike in a chat, its fields are not nested under `function`."""
 
     type: Literal["function"] = "function"
 
 
 class ResponseToolChoice(Body):
-    """The one function to call."""
+    """The function that the model must call."""
 
     type: Literal["function"] = "function"
     name: str
 
 
 class TextFormat(Body):
-    """What the text is like."""
+    """The format of the text: free text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -51,27 +51,27 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """The format of the text."""
+    """Options of the text. verbosity is ignored."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class Reasoning(Body):
-    """effort is handed to the template."""
+    """Options of the reasoning. effort: passed to the chat template. summary is ignored."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class StreamOptions(Body):
-    """include_obfuscation: OpenAI pads events to hide their lengths; these are not padded."""
+    """Options of a stream. include_obfuscation: only false, since events are not padded to hide their lengths."""
 
     include_obfuscation: Literal[False] | None = None
 
 
 class ResponseBody(Ignored, Guided, Truncated):
-    """POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
     model: str | None = None
     input: str | Items[dict[str, Any]]
