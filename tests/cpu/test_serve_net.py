@@ -87,9 +87,9 @@ def test_an_engine_that_is_stopped_is_not_ready_and_then_replaced(open_server: S
     os.kill(pid, signal.SIGSTOP)
     sock = server.stream("/v1/completions", LONG)  # it waits for an engine that never answers
     until(lambda: server.ask("GET", "/health")[1]["restarts"] == 1)
-    assert b"no sign of life" in sock.recv(1 << 16)
+    assert b"no heartbeat" in sock.recv(1 << 16)
     until(lambda: server.ask("GET", "/health")[0] == 200)
-    assert server.engine_pid() != pid and "no sign of life for 4 s (--timeout-engine)" in server.said()
+    assert server.engine_pid() != pid and "no heartbeat for 4 s (--timeout-engine)" in server.said()
     assert server.post("/v1/completions", prompt="x", max_tokens=1)[0] == 200
 
 

@@ -1,8 +1,8 @@
-"""The pipe between the HTTP process and the engine's process: how it is made, and how both ends are had.
+"""Connect the HTTP process and the engine process.
 
-Where a process can inherit open files, the pipe is a pair of sockets, one of which the engine's process inherits.
-Elsewhere (Windows) that process connects to a port on the loopback address, and shows a secret that it read from its
-standard input: messages are pickled, so nobody else may connect.
+Where a process can inherit open files, the pipe is a pair of sockets, one of which the engine process inherits.
+Elsewhere (Windows) the engine process connects to a port on the loopback address, and proves with a secret from its
+standard input that it is the right process: messages are pickled, so no other process may connect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-CONNECT_SECONDS = 60.0  # for the new process to import Python's modules and connect
+CONNECT_SECONDS = 60.0  # for the new process to import its modules and connect
 POLL_SECONDS = 0.5
 SECRET_BYTES = 32
 LOOPBACK = "127.0.0.1"
@@ -26,15 +26,15 @@ CAN_INHERIT = os.name == "posix"
 def start_process(
     command: Sequence[str], env: Mapping[str, str] | None = None, *, inherit: bool = CAN_INHERIT
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `command` with one more argument, which `connect` takes there; return it and our end of the pipe.
+    """Start `command` with one more argument, which it passes to `connect`. Return the process and our end of the pipe.
 
-    env: its environment, None for ours. Raises OSError.
+    env: environment of the process; None inherits ours. Raises OSError.
     """
     return _inheriting(command, env) if inherit else _connecting(command, env)
 
 
 def connect(argument: str) -> socket.socket:
-    """Return the end of the pipe of a process that `start_process` started with this argument. Raises OSError."""
+    """Return the end of the pipe in a process that `start_process` started with this argument. Raises OSError."""
     kind, number = argument.split(":")
     if kind == "port":
         secret = sys.stdin.buffer.read(SECRET_BYTES)
@@ -43,7 +43,7 @@ def connect(argument: str) -> socket.socket:
         pipe.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pipe.sendall(secret)
         return pipe
-    # The lowest number that is free: select, which waits for this file, takes numbers below 1024 only.
+    # dup returns the lowest free file number: select only accepts numbers below 1024.
     pipe = socket.socket(fileno=os.dup(int(number)))
     os.close(int(number))
     return pipe
@@ -78,7 +78,7 @@ def _connecting(command: Sequence[str], env: Mapping[str, str] | None) -> tuple[
 
 
 def _accepted(listener: socket.socket, process: subprocess.Popen[bytes], secret: bytes) -> socket.socket:
-    """Return the first connection that shows the secret. Raises OSError where none does in time."""
+    """Return the first connection that sends the secret. Raises OSError if none does in time."""
     listener.settimeout(POLL_SECONDS)
     end = time.monotonic() + CONNECT_SECONDS
     while time.monotonic() < end:
@@ -88,7 +88,7 @@ def _accepted(listener: socket.socket, process: subprocess.Popen[bytes], secret:
             pipe, _ = listener.accept()
         except TimeoutError:
             continue
-        if hmac.compare_digest(_shown(pipe), secret):
+        if hmac.compare_digest(_received_secret(pipe), secret):
             pipe.settimeout(None)
             pipe.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return pipe
@@ -96,8 +96,8 @@ def _accepted(listener: socket.socket, process: subprocess.Popen[bytes], secret:
     raise ConnectionError(f"it did not connect within {CONNECT_SECONDS:.0f} s")
 
 
-def _shown(pipe: socket.socket) -> bytes:
-    """Return what a new connection sends first; a stranger who says nothing holds up the process for a moment only."""
+def _received_secret(pipe: socket.socket) -> bytes:
+    """Return the first bytes of a new connection, or b"" if it does not send enough in time."""
     pipe.settimeout(POLL_SECONDS)
     shown = b""
     try:

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the pipe: starts the engine's process, keeps it alive, and hands its chunks to requests."""
+"""The HTTP process's end of the pipe: start and restart the engine process, and deliver its chunks to requests."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from ridgeline.spec.request import OutputChunk
 
 State = Literal["starting", "ready", "restarting", "closed"]
 MAX_BACKOFF_SECONDS = 30.0
-END_SECONDS = 10.0  # for a process to end once it is killed; a dead driver can hold it for good
-STEADY_SECONDS = 60.0  # an engine that lived so long is started again at once
+END_SECONDS = 10.0  # for a killed process to end; a hanging device driver can keep it alive forever
+STEADY_SECONDS = 60.0  # an engine that ran for this long is restarted without a pause
 
-Batch = list[tuple[int, OutputChunk]]  # which of the requests, and what came of it
+Batch = list[tuple[int, OutputChunk]]  # index of the prompt in its request, and the chunk
 
 log = logging.getLogger(__name__)
 
 
-def _nobody() -> None:
-    """Listens to no answers."""
+def _ignore() -> None:
+    """Ignore the news of new chunks."""
 
 
 class EngineDown(Exception):
-    """The engine's process ended, or a step failed: the request is lost through no fault of its own."""
+    """The engine process ended or a step failed. The request is lost, but not because of an error in it."""
 
 
 class StartFailed(RidgelineError):
@@ -63,29 +63,31 @@ class StartFailed(RidgelineError):
 
 
 class Answers:
-    """What comes of some requests that were sent together, in the order in which it comes."""
+    """Receives the chunks of the prompts of one request, in the order in which the engine sends them."""
 
     def __init__(
         self, ids: Sequence[int], end: Callable[[Sequence[int]], None], over: Callable[[], None] = lambda: None
     ) -> None:
-        """end: called with requests that nobody wants any more. over: called once, when the engine is done with all."""
+        """ids: the engine's id of each prompt. end: called with the ids that are to be aborted. over: called once, when
+        the engine has finished all of them.
+        """
         self._over: Callable[[], None] | None = over
-        self._places = {number: place for place, number in enumerate(ids)}  # those that are open
+        self._open = {number: index for index, number in enumerate(ids)}  # unfinished ids -> index of the prompt
         self._end = end
         self._items: Batch = []
         self._committed = 0.0
-        self.committed = 0.0  # when the engine had the first chunk of the last batch
+        self.committed = 0.0  # when the engine produced the first chunk of the last batch (time.perf_counter)
         self._error: Exception | None = None
-        self._news: Callable[[], None] = _nobody
+        self._news: Callable[[], None] = _ignore
 
     def listen(self, news: Callable[[], None]) -> None:
-        """From now on `news` is called after each message of the engine that has something for these."""
+        """Call `news` after each message of the engine that has chunks for this request."""
         self._news = news
 
     @property
     def waiting(self) -> bool:
-        """Is there nothing to take yet?"""
-        return not self._items and self._error is None and bool(self._places)
+        """Return whether there is nothing to take yet."""
+        return not self._items and self._error is None and bool(self._open)
 
     async def come(self) -> None:
         """Wait until there is something to take."""
@@ -97,15 +99,14 @@ class Answers:
                 await come.wait()
 
     def check(self) -> None:
-        """Raises what `take` would raise."""
+        """Raise the exception that `take` would raise, if any."""
         if not self._items and self._error is not None:
             raise self._error
 
     def take(self) -> Batch:
-        """All that has come since the last call, unless `waiting` at least one: which of the requests, and a chunk; []
-        once all is over.
+        """Return all chunks that arrived since the last call. Unless `waiting`, an empty list means the end.
 
-        Raises RequestError, or EngineDown: the other requests are ended then.
+        Raises RequestError or EngineDown if a prompt failed. Its siblings are ended too.
         """
         self.check()
         items, self._items = self._items, []
@@ -113,8 +114,8 @@ class Answers:
         return items
 
     def close(self) -> None:
-        """End what is open."""
-        open_ids, self._places = list(self._places), {}
+        """Abort the unfinished prompts."""
+        open_ids, self._open = list(self._open), {}
         self._end(open_ids)
         self._leave()
 
@@ -124,31 +125,31 @@ class Answers:
             over()
 
     def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
-        """One more chunk. Is it that request's last?"""
-        place = self._places.get(number)
-        if place is None:
+        """Add a chunk. Return whether it is the last one of its prompt."""
+        index = self._open.get(number)
+        if index is None:
             return True
         self._committed = self._committed if self._items else committed
-        self._items.append((place, chunk))
+        self._items.append((index, chunk))
         if chunk.output is not None:
-            del self._places[number]
-            if not self._places:  # a reader who has not read it all holds up nobody who waits for a place
+            del self._open[number]
+            if not self._open:  # the slots are free even if the client has not read everything yet
                 self._leave()
         return chunk.output is not None
 
     def tell(self) -> None:
-        """Whoever listens learns that something came."""
+        """Tell the listener that there is something to take."""
         self._news()
 
     def fail(self, error: Exception) -> None:
-        """What ended a request ends them all."""
+        """End all prompts of the request with an error."""
         self._error = error
         self.close()
         self.tell()
 
 
 class EngineClient:
-    """One engine process at a time. All methods belong to one event loop."""
+    """Owns the engine process and restarts it when it ends. All methods must run in one event loop."""
 
     def __init__(
         self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None],
@@ -166,7 +167,7 @@ class EngineClient:
         self.restarts = 0
 
     async def start(self) -> Ready:
-        """Start the process and wait until the model stands. Raises StartFailed."""
+        """Start the process and wait until the model is loaded. Raises StartFailed."""
         reader, ready = await self._spawn()
         self._start_message = pinned(self._start_message, ready.config)
         self.state = "ready"
@@ -175,24 +176,24 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process."""
+        """The process id of the engine process."""
         return self._process.pid if self._process else None
 
     @property
     def health(self) -> State | Literal["silent"]:
-        """The state; "silent" where the engine should be ready and gives no sign of life."""
+        """The state, or "silent" if the engine should be ready but sends no heartbeat."""
         return "silent" if self.state == "ready" and self.watch.silent else self.state
 
     @property
     def up(self) -> bool:
-        """Can the engine answer?"""
+        """Return whether the engine can answer."""
         return self.health == "ready"
 
     def submit(
         self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
     ) -> Answers:
-        """Send requests. over: called once, when the engine is done with all. Raises EngineDown while there is no
-        engine.
+        """Send requests. arrived: when they arrived (time.perf_counter). over: called once, when the engine has
+        finished all of them. Raises EngineDown while there is no engine.
         """
         ids = [next(self._ids) for _ in requests]
         answers = Answers(ids, self._end, over)
@@ -202,21 +203,21 @@ class EngineClient:
         return answers
 
     async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> Sequence[Sequence[float]]:
-        """A vector for each prompt. Raises RequestError, EngineDown."""
+        """Return a vector for each prompt. Raises RequestError, EngineDown."""
         reply: Embedded = await self._ask(lambda number: Embed(number, prompts, pooling))
         return reply.vectors
 
     async def report(self) -> Report:
-        """What the engine is doing, between two of its steps. Raises EngineDown."""
+        """Return the engine's state and counters, taken between two steps. Raises EngineDown."""
         reply: Report = await self._ask(Ask)
         return reply
 
     def end_all(self, why: str) -> None:
-        """End every request that is open: each is answered with an error."""
+        """End every open request with the error `why`."""
         self._fail_all(why)
 
     async def close(self) -> None:
-        """End the process, and every request that is open. May be called again."""
+        """End the process and every open request. May be called again."""
         self.state = "closed"
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -227,20 +228,20 @@ class EngineClient:
     # ---- the process ------------------------------------------------------------------------------------------
 
     async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
-        """A new process, with its model. Raises StartFailed."""
+        """Start a process and wait until its model is loaded. Raises StartFailed."""
         try:
             reader, self._writer = await asyncio.open_connection(
                 sock=await asyncio.to_thread(self._popen), limit=1 << 24
             )
         except OSError as e:
-            raise StartFailed(f"the engine's process could not be started: {e}{await self._reap()}") from None
+            raise StartFailed(f"the engine process could not be started: {e}{await self._reap()}") from None
         self._send(self._start_message)
         try:
             message = await self.watch.over(self._load(reader), loading=True)
         except EngineSilent as e:
-            raise StartFailed(f"the engine's process {e} while it loaded the model{await self._reap()}") from None
+            raise StartFailed(f"the engine process {e} while it loaded the model{await self._reap()}") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise StartFailed(f"the engine's process ended while it loaded the model{await self._reap()}") from None
+            raise StartFailed(f"the engine process ended while it loaded the model{await self._reap()}") from None
         except BaseException:
             await self._reap()
             raise
@@ -256,12 +257,12 @@ class EngineClient:
         return message
 
     def _popen(self) -> socket.socket:
-        """Start the process; our end of its pipe. Raises OSError."""
+        """Start the process; return our end of its pipe. Raises OSError."""
         self._process, pipe = start_process([sys.executable, "-m", "ridgeline.serve.engine.worker"])
         return pipe
 
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
-        """Listen; where the process ends, start another one."""
+        """Read messages; start a new process when the process ends or hangs."""
         backoff = 0.0
         while True:
             started = time.perf_counter()
@@ -272,13 +273,13 @@ class EngineClient:
                 silent, patience_s = f", since it {e},", 0.0
             self.state = "restarting"
             why = silent + await self._reap(patience_s)
-            log.error("the engine's process ended%s; it is started again", why)
-            self._fail_all(f"the engine's process ended{why} and is being started again; try again")
+            log.error("the engine process ended%s; it is restarting", why)
+            self._fail_all(f"the engine process ended{why} and is restarting; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
             reader = await self._restart(backoff if self.restarts else 0.0)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take messages until no more come, or one that cannot be taken."""
+        """Handle messages until the pipe ends or a message cannot be handled."""
         try:
             while True:
                 message = await _read(reader)
@@ -286,8 +287,8 @@ class EngineClient:
                 self._take(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             return
-        except Exception:  # a fault of ours, or a process that wrote nonsense: a new one is better than none
-            log.exception("a message of the engine could not be taken")
+        except Exception:  # a bug here or in the engine: a new process is better than none
+            log.exception("a message of the engine could not be handled")
 
     async def _restart(self, backoff: float) -> asyncio.StreamReader:
         while True:
@@ -295,8 +296,8 @@ class EngineClient:
             self.restarts += 1
             try:
                 reader, _ = await self._spawn()
-            except Exception as e:  # whatever it is: a supervisor that ends leaves a server that never answers again
-                log.error("the engine could not be started again: %s", e, exc_info=not isinstance(e, StartFailed))
+            except Exception as e:  # without this loop, the server could never answer again
+                log.error("the engine could not be restarted: %s", e, exc_info=not isinstance(e, StartFailed))
                 backoff = max(1.0, backoff * 2)
                 continue
             self.state = "ready"
@@ -304,7 +305,7 @@ class EngineClient:
             return reader
 
     async def _reap(self, patience_s: float = 1.0) -> str:
-        """End the process if it still runs after `patience_s`; how it ended."""
+        """Kill the process if it still runs after `patience_s`; return how it ended, to be appended to a message."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -318,7 +319,7 @@ class EngineClient:
             try:
                 status = await asyncio.to_thread(process.wait, END_SECONDS)
             except subprocess.TimeoutExpired:
-                return f"; the system has not ended process {process.pid} yet"
+                return f"; process {process.pid} was killed but has not ended yet"
         return f" by signal {-status}" if status < 0 else f" with status {status}"
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ class EngineClient:
             reply.set_result(message)
 
     def _hand_out(self, message: Chunks) -> None:
-        """Whoever listens writes at once: to wake a task for each stream cost as much as the write."""
+        """Deliver chunks. Listeners write at once: waking a task for each stream would cost as much as the write."""
         told: dict[Answers, None] = {}
         for number, values in message.items:
             answers = self._answers.get(number)
@@ -389,8 +390,9 @@ class EngineClient:
 
 
 def pinned(start: Start, config: EngineConfig) -> Start:
-    """The same start with the settings that were chosen at the first one: what the HTTP process knows of the engine is
-    true of the next one too, whatever else takes memory by then.
+    """Return the start message with the settings that the first engine process chose.
+
+    A restarted engine then has the settings that the HTTP process knows, even if less memory is free.
     """
     fixed = EngineOptions(
         config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.state_snapshot_tokens,
@@ -400,6 +402,6 @@ def pinned(start: Start, config: EngineConfig) -> Start:
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
-    """The next message. Raises IncompleteReadError where the pipe ends."""
+    """Read the next message. Raises IncompleteReadError at the end of the pipe."""
     (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     return pickle.loads(await reader.readexactly(size))

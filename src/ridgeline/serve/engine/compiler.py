@@ -1,6 +1,6 @@
-"""Structures of requests, compiled in threads of the engine's process: a slow one holds up nobody's tokens.
+"""Compile structured outputs in threads of the engine process, so that slow ones do not delay other requests.
 
-A structure that is new waits for the one helper process that checks it; one that was checked before passes those by.
+New structures wait for the helper process that checks them. Structures that were checked before do not wait for them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from ridgeline.sample.grammar import Grammars
 from ridgeline.serve.engine.messages import Submit
 
 THREADS = 2  # for new structures
-MAX_NEW = 32  # new structures that are checked or wait; more are told to come again
-BUSY = f"{MAX_NEW} other structured_outputs wait to be checked; try again in a moment"
+MAX_NEW = 32  # new structures that are being checked or wait; requests with more get a 429
+BUSY = f"{MAX_NEW} other structured_outputs are waiting to be checked; try again in a moment"
 
 log = logging.getLogger(__name__)
 
 
 class Compiler:
-    """Belongs to the engine's loop. wake: called in a thread when something is done."""
+    """Compiles the structures of requests; its methods belong to the engine's loop. wake: called in a thread whenever a
+    structure is compiled.
+    """
 
     def __init__(self, grammars: Grammars, wake: Callable[[], None]) -> None:
         self._grammars = grammars
@@ -31,11 +33,11 @@ class Compiler:
         self._known = ThreadPoolExecutor(1, "ridgeline-compile")
         self._done: SimpleQueue[tuple[Submit, RequestError | HelpersBusy | None]] = SimpleQueue()
         self._waiting: set[int] = set()
-        self._new: set[int] = set()  # those that wait for a check
+        self._new: set[int] = set()  # requests whose structure waits for its check
         self._wake = wake
 
     def add(self, submit: Submit) -> bool:
-        """Take a request that has a structure; False for one that has none."""
+        """Add a request. Return False, without adding it, if the request has no structure."""
         structure = getattr(submit.request.params, "structured_outputs", None)
         if structure is None:
             return False
@@ -51,11 +53,11 @@ class Compiler:
         return True
 
     def abort(self, request_id: int) -> None:
-        """Forget a request. Its place is free once a thread has come to it."""
+        """Drop a request. Its slot becomes free once a thread reaches it."""
         self._waiting.discard(request_id)
 
     def done(self) -> Iterator[tuple[Submit, RequestError | HelpersBusy | None]]:
-        """Requests that have their grammar now, or why they have none."""
+        """Return requests that now have their grammar, and None, or the error if the compilation failed."""
         while True:
             try:
                 submit, error = self._done.get_nowait()
@@ -73,7 +75,7 @@ class Compiler:
                 submit = replace(submit, request=submit.request.with_grammar(self._grammars))
             except (RequestError, HelpersBusy) as e:
                 error = e
-            except Exception as e:  # whatever a structure does to its compiler, it is that request that fails
+            except Exception as e:  # only this request fails
                 log.exception("a structure could not be compiled")
                 error = RequestError(f"structured_outputs could not be compiled: {type(e).__name__}")
         self._done.put((submit, error))

@@ -1,4 +1,4 @@
-"""Vectors of texts, out of a model that was made to continue them."""
+"""Compute embeddings from the hidden states of a generative model."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ridgeline.serve.engine.messages import Embed, Embedded, Lost, Pooling, Refu
 
 
 class Embedder:
-    """Requests for vectors, the oldest first, one prompt at a time: streams go on between two of them."""
+    """Computes embeddings, oldest request first. It computes one prompt per call, so that streams continue between."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._waiting: dict[int, Embed] = {}
-        self._vectors: list[list[float]] = []  # of the oldest request
+        self._vectors: list[list[float]] = []  # vectors of the oldest request
 
     def __len__(self) -> int:
-        """Requests that are not complete."""
+        """Return the number of incomplete requests."""
         return len(self._waiting)
 
     def add(self, message: Embed) -> None:
-        """One more request."""
+        """Add a request."""
         self._waiting[message.id] = message
 
     def abort(self, request_id: int) -> None:
-        """Forget a request. Nothing happens if it was complete."""
+        """Drop a request. Nothing happens if it is complete."""
         if request_id in self._waiting:
             if request_id == next(iter(self._waiting)):
                 self._vectors = []
             del self._waiting[request_id]
 
     def advance(self) -> Embedded | Refused | Lost | None:
-        """Compute the next prompt; the answer to its request, once that is complete, or what ended it."""
+        """Compute the next prompt. Return the answer if that completes its request, or the error that ended it."""
         message = next(iter(self._waiting.values()))
         answer: Embedded | Refused | Lost
         try:
@@ -46,7 +46,7 @@ class Embedder:
             answer = Embedded(message.id, self._vectors)
         except RequestError as e:
             answer = Refused(message.id, str(e))
-        except Exception as e:  # of a device, or of memory, which one request has met, and no other need suffer for
+        except Exception as e:  # an error of the device or too little memory ends only this request
             logging.getLogger(__name__).exception("an embedding failed")
             answer = Lost([message.id], f"the embedding failed ({type(e).__name__}); shorter inputs may succeed")
         self.abort(message.id)
@@ -54,17 +54,17 @@ class Embedder:
 
 
 def embed(loaded: LoadedModel, prompt: Sequence[int], pooling: Pooling) -> list[float]:
-    """A vector [hidden_size] of length 1: the mean of the tokens' hidden states after the last norm, or the last
-    token's.
+    """Return a vector [hidden_size] of length 1 for one prompt.
 
-    A prompt is one dense pass of its own, so its vector does not depend on its company. Raises RequestError for a
-    vector that is not finite or has no length.
+    pooling: "mean" takes the mean of the tokens' hidden states after the last norm, "last" the last token's. Each
+    prompt is a forward pass of its own, so its vector does not depend on other prompts. Raises RequestError for a
+    vector that is not finite or is zero.
     """
     stream = loaded.model.forward(loaded.dense_step([prompt]))
     hidden = loaded.table.memory.get(loaded.model.hidden(stream)).astype(np.float64)
     vector = hidden.mean(axis=0) if pooling == "mean" else hidden[-1]
     length = float(np.sqrt((vector * vector).sum()))
     if not np.isfinite(length) or length == 0:
-        raise RequestError("the model's hidden states hold NaN or infinity, or are zero")
+        raise RequestError("the model's hidden states for this input are zero or contain NaN or infinity")
     found: list[float] = (vector / length).tolist()
     return found

@@ -1,4 +1,4 @@
-"""The model and the machine as the planner sees them: what a step moves and computes, and how long it should take."""
+"""Predict with the planner what a step of the engine moves and computes, and how long it takes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.sched.stats import StepShape
 from ridgeline.spec.hardware import HardwareSpec
 
-CONTEXT_TOKENS = 16  # so near to each other, two decode steps cost the same
+CONTEXT_TOKENS = 16  # mean contexts are rounded to this, so that similar decode steps share one cached cost
 KEPT_COSTS = 4096
 
 
 def deployment_of(llm: LLM) -> Deployment:
-    """The model on this machine as it was calibrated, with these kernels and as many threads; otherwise on its roof,
-    which is measured, in about a second.
+    """Return the model on this machine, as the planner takes it.
+
+    The machine is the calibrated one, if `ridgeline calibrate` ran with these kernels and this number of threads.
+    Otherwise its peak bandwidth and compute are measured, which takes about a second.
     """
     assert llm.config is not None
     machine, _ = calibrated_machine(llm.loaded.table.driver)
@@ -36,10 +38,11 @@ def _measured(llm: LLM) -> HardwareSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Figures of one step: new tokens, sequences, bytes moved, operations, seconds that it took.
+    """Figures of one step.
 
-    predicted_s: seconds that it should take; None where the machine is not calibrated, since the roof leaves out what
-    the host does, which is most of a small model's step.
+    tokens: number of new tokens. bytes: bytes moved. flops: floating-point operations. measured_s: measured time in
+    seconds. predicted_s: predicted time in seconds; None if the machine is not calibrated, since the roofline leaves
+    out the host's work, which is most of a small model's step.
     """
 
     tokens: int
@@ -51,9 +54,10 @@ class StepFigures:
 
 
 class StepEstimate(NamedTuple):
-    """Bytes moved, operations, the seconds that they should take, and those that they would take at the roof.
+    """The cost of a step: bytes moved, floating-point operations, and times in seconds.
 
-    On a machine that is not calibrated, `seconds` are those of the roof, and predicted_s is 0.
+    seconds: predicted time, or the roofline's if the machine is not calibrated. roof_s: least time by the roofline.
+    predicted_s: predicted time, or 0 if the machine is not calibrated.
     """
 
     bytes: float
@@ -64,7 +68,7 @@ class StepEstimate(NamedTuple):
 
 
 class StepLedger:
-    """Counts what steps move and compute."""
+    """Computes the cost of steps."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -73,8 +77,10 @@ class StepLedger:
         self._costs: dict[tuple[Slice, ...], StepEstimate] = {}
 
     def cost(self, shape: StepShape) -> StepEstimate:
-        """Of a step, in microseconds: sequences with one token each are counted at their mean context, which is exact
-        for attention to everything and for recurrences, and steps that are almost alike are counted once.
+        """Return the cost of a step. This takes microseconds.
+
+        Sequences in decode are counted at their mean context, which is exact for full attention and for recurrent
+        layers. The costs of similar steps are cached.
         """
         contexts = [context for tokens, context, sampled in shape if tokens == sampled == 1]
         batch = _slices([work for work in shape if not work[0] == work[2] == 1])
@@ -94,16 +100,16 @@ class StepLedger:
 
     @property
     def predicts(self) -> bool:
-        """Whether times are what the engine is expected to take: the machine is calibrated."""
+        """Return whether predicted times are available, which needs a calibrated machine."""
         return self.deployment.hardware.rates is not None
 
     def roof(self) -> dict[str, float]:
-        """Bytes and operations per second at most."""
+        """Return the peak bandwidth in bytes per second and the peak compute in operations per second."""
         hardware, compute = self.deployment.hardware, self.deployment.precision.compute
         return {"bytes_per_s": hardware.read_bytes_per_s, "flops_per_s": hardware.peak(compute)}
 
     def figures(self, shape: StepShape, measured_s: float) -> dict[str, float | None] | None:
-        """Of a step; None of one that computed nothing."""
+        """Return the figures of a step, or None for a step that computed nothing."""
         if not shape or not measured_s:
             return None
         timed = self._planner.step(_slices(shape))

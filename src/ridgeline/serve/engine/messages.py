@@ -1,6 +1,6 @@
-"""What the two processes say to each other: plain data, pickled, each frame behind its length.
+"""Messages between the HTTP process and the engine process: plain data, pickled, each after its length.
 
-The pipe joins two processes of one program and one user: nothing of a client's is ever unpickled.
+Both processes belong to one program and one user. Bytes from clients are never unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pooling = Literal["mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: what to load, as the arguments of LLM."""
+    """The first message: load this model. options: arguments of LLM."""
 
     model: str
     options: Mapping[str, Any]
@@ -43,7 +43,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Answer a request. arrived: by time.perf_counter, one clock for all processes. stream: also piece by piece."""
+    """Answer a request.
+
+    arrived: time of arrival by time.perf_counter, which all processes share. stream: send the answer while it is
+    generated, not only at its end.
+    """
 
     id: int
     request: GenerationRequest
@@ -53,19 +57,19 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody wants this request any more."""
+    """Stop this request: its client does not want the answer any more."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """All that the last step gave is written."""
+    """All chunks of the last step are written to the clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """A vector for each of these prompts."""
+    """Compute a vector for each of these prompts."""
 
     id: int
     prompts: Sequence[Sequence[int]]
@@ -74,7 +78,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Report what the engine is doing."""
+    """Send a Report."""
 
     id: int
 
@@ -84,7 +88,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Bytes of weights that are there, of all."""
+    """Progress of loading: bytes of weights that are loaded, and all bytes."""
 
     done: int
     total: int
@@ -92,8 +96,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model stands. weight_bytes: of all its weights. on_host: they lie in the host's memory. tokenizer: its
-    folder; None, and why not.
+    """The model is loaded.
+
+    weight_bytes: size of all weights. on_host: True if the weights are in host memory. tokenizer: the tokenizer's
+    folder, or None. no_tokenizer: the reason why there is no tokenizer.
     """
 
     spec: ModelSpec
@@ -110,17 +116,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The model could not be loaded: one line."""
+    """The model could not be loaded. message: the reason in one line."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What a step gave, or a part of it, for each request that is listened to. committed: when (time.perf_counter).
+    """Chunks of a step, or of a part of it.
 
-    items: each a request's id and the fields of an OutputChunk: tuples go through the pipe ten times as fast. last: of
-    its step; to be answered with Delivered.
+    committed: when the first chunk was made (time.perf_counter). items: for each chunk the request's id and the fields
+    of an OutputChunk; tuples pickle ten times as fast as dataclasses. last: True for the step's last message, which the
+    HTTP process answers with Delivered.
     """
 
     committed: float
@@ -130,7 +137,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that cannot be served; nothing of it ran."""
+    """The request is invalid. It did not run."""
 
     id: int
     message: str
@@ -138,7 +145,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """These requests are lost: a step failed, or there is no room for them now (busy)."""
+    """These requests are lost because a step failed, or, with busy, because a queue is full."""
 
     ids: Sequence[int]
     message: str
@@ -147,14 +154,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The process lives. turn_s: seconds for which its loop has been in one turn; 0 while it waits for messages."""
+    """A heartbeat. turn_s: time that the loop has spent in its current turn, in seconds; 0 while it waits."""
 
     turn_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One vector for each prompt."""
+    """The answer to Embed: one vector for each prompt."""
 
     id: int
     vectors: Sequence[Sequence[float]]
@@ -162,7 +169,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The engine at one moment, and its counters."""
+    """The answer to Ask: the engine's state and counters."""
 
     id: int
     stats: Stats | None
@@ -173,42 +180,45 @@ chunk_fields = attrgetter(*(field.name for field in fields(OutputChunk)))
 
 
 def frame(message: object) -> bytes:
-    """A message as bytes that `Inbox` and `frames` take apart."""
+    """Return a message as bytes, with its length before it."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body
 
 
 class Inbox:
-    """The engine's end: reads what has come without waiting, or waits for something; sends, from any thread. To be made
-    before many files are open: select, whose timeouts alone are finer than a millisecond, takes numbers of files below
-    1024 only.
+    """The engine's end of the pipe. One thread reads; any thread sends.
+
+    Create it before many files are open: it waits with select, which only accepts file numbers below 1024 but is the
+    only call with timeouts finer than a millisecond.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._data = bytearray()
         self._sending = threading.Lock()
-        self._wakeup, self._wake = socket.socketpair()  # select takes nothing but sockets on Windows
+        self._wakeup, self._wake = socket.socketpair()  # on Windows, select only accepts sockets
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the sockets."""
         self.sock.close()
         self._wakeup.close()
         self._wake.close()
 
     def send(self, message: object) -> None:
-        """Send a message. From any thread. Raises OSError once the other end is closed."""
+        """Send a message. Any thread may call this. Raises OSError once the other end is closed."""
         data = frame(message)
         with self._sending:
             self.sock.sendall(data)
 
     def wake(self) -> None:
-        """End the wait of a `read` that can be woken, this one's or the next one's. From any thread."""
+        """End the wait of the current or next `read` with woken=True. Any thread may call this."""
         self._wake.send(b".")
 
     def read(self, timeout: float | None = 0.0, *, woken: bool = False) -> list[Any]:
-        """The messages that are complete. timeout: seconds to wait for something to read, and, with `woken`, for a call
-        of `wake`; None: for ever. Raises EOFError once the other end is closed.
+        """Return the messages that are complete.
+
+        timeout: seconds to wait for a message; None waits forever. woken: a call of `wake` ends the wait too. Raises
+        EOFError once the other end is closed.
         """
         files: list[Any] = [self.sock, self._wakeup] if woken else [self.sock]
         readable, _, _ = select.select(files, [], [], timeout)
@@ -222,7 +232,7 @@ class Inbox:
         return list(self._messages())
 
     def read_one(self) -> Any:
-        """The next message, whenever it comes."""
+        """Wait for the next message and return it."""
         while not (found := self.read(None)):
             pass
         assert len(found) == 1

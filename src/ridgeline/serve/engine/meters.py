@@ -1,4 +1,4 @@
-"""What the engine process counts: plain numbers, which pickle, and which the HTTP process prints for Prometheus."""
+"""Counters of the engine process: plain numbers that it sends to the HTTP process for /metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ridgeline.sched.counts import Histogram
 from ridgeline.spec.request import RequestOutput
 
-# Upper bounds of the histograms' buckets: vLLM's, so that its dashboards draw them.
+# Upper bounds of the histograms' buckets. They are vLLM's, so that vLLM's dashboards work.
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 LATENCY = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0)
@@ -26,12 +26,12 @@ PREEMPTIONS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 STEP_TOKENS = tuple(float(2**e) for e in range(14))
 
 RECENT_SECONDS = 60
-RECENT_VALUES = 1024  # what a busy server sees of a minute, at most these
+RECENT_VALUES = 1024  # a busy server keeps only its last values of a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """In the values' unit; between two values they are interpolated."""
+    """Percentiles in the unit of the values, interpolated between two values."""
 
     p50: float
     p90: float
@@ -39,7 +39,7 @@ class Quantiles:
 
 
 class RecentHistogram(Histogram):
-    """A histogram that also keeps its last values: its buckets are too coarse for a figure of this minute."""
+    """A histogram that also keeps its last values, since its buckets are too coarse for percentiles of a minute."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         super().__init__(bounds)
@@ -51,20 +51,20 @@ class RecentHistogram(Histogram):
         self._values.append((time.perf_counter(), value))
 
     def recent(self, now: float) -> Quantiles | None:
-        """Of the last minute before `now` (time.perf_counter); None where there was nothing."""
+        """Return the percentiles of the last minute before `now` (time.perf_counter), or None without values."""
         values = [value for when, value in self._values if when > now - RECENT_SECONDS]
         return Quantiles(*np.percentile(values, (50, 90, 99)).tolist()) if values else None
 
 
 @dataclass(slots=True)
 class EngineMeters:
-    """Since the engine process started. Seconds, tokens.
+    """Counts since the engine process started. Names that end in _s are seconds.
 
-    steps, busy_s: steps of the engine, and the time in them; last_step_s: of the last one that computed; forwards,
-    sequences: steps that computed, and the sequences in them; step_bytes,
-    step_flops, predicted_s, roof_s: what they moved and computed, should have taken, would have at the roof; alive_s:
-    since it began.
-    finished: answers by reason. page_checks: checks of the books of pages, by what they found: "agreed" or "wrong".
+    steps: steps of the engine. busy_s: time in steps. alive_s: age of the process. last_step_s: time of the last step
+    that ran a forward pass. forwards: number of forward passes. sequences: sequences in all forward passes. step_bytes,
+    step_flops: bytes moved and operations of all forward passes by the cost model. predicted_s, roof_s: their predicted
+    time, and their least time by the roofline. finished: finished sequences by reason. page_checks: checks
+    of the page tables by result, "agreed" or "wrong".
     """
 
     prompt_tokens: int = 0
@@ -98,7 +98,7 @@ class EngineMeters:
     request_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
 
     def finish(self, output: RequestOutput) -> None:
-        """A request is complete."""
+        """Count a complete request."""
         timing, tokens = output.timing, sum(len(o.token_ids) for o in output.outputs)
         self.prompt_tokens += len(output.prompt_token_ids)
         self.cached_tokens += output.num_cached_tokens

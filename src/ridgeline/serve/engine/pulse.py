@@ -1,4 +1,4 @@
-"""The engine's signs of life: a thread sends them, so that a long step does not look like a process that hangs."""
+"""Send the engine's heartbeats from a thread, so that a long step does not look like a process that hangs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ BEAT_SECONDS = 0.5
 
 
 class Pulse:
-    """Sends a Beat twice a second, from `start` to `stop`. It says for how long the loop has been in one turn: a
-    process that is stopped sends nothing, a loop that hangs is in a turn that does not end.
+    """Sends a Beat twice a second, from `start` to `stop`.
+
+    Each Beat says how long the loop has been in its current turn. So the HTTP process can tell a stopped process, which
+    sends nothing, from a loop that hangs, whose turn does not end.
     """
 
     def __init__(self, send: Callable[[object], None]) -> None:
@@ -23,19 +25,19 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="ridgeline-pulse", daemon=True)
 
     def begin(self) -> None:
-        """The loop begins a turn."""
+        """Note that the loop begins a turn."""
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """The loop waits for messages."""
+        """Note that the loop waits for messages."""
         self._began = None
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._over.set()
         self._thread.join(2 * BEAT_SECONDS)
 
@@ -44,5 +46,5 @@ class Pulse:
             began = self._began
             try:
                 self._send(Beat(0.0 if began is None else time.monotonic() - began))
-            except OSError:  # the server is gone, which the loop finds too
+            except OSError:  # the server has ended; the loop notices it too
                 return

@@ -1,4 +1,4 @@
-"""What a process does once, between its start and its work."""
+"""Prepare a process for its work, once after its start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import gc
 
 
 def settle() -> None:
-    """What is there now stays: the garbage collector need not look through it again, while tokens wait."""
+    """Exclude all present objects from garbage collection, which would otherwise delay tokens."""
     gc.collect()
     gc.freeze()

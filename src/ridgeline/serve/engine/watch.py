@@ -1,4 +1,4 @@
-"""How long the engine's process has been silent, as the HTTP process hears it, and when that is too long."""
+"""Watch in the HTTP process whether the engine process is alive."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ TICK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds; 0 is without limit.
+    """Limits in seconds on a silent or hanging engine. 0 means no limit.
 
-    heartbeat: without any message, after which the engine does not count as ready. engine: the same, after which it is
-    replaced. step: in one step, or without any message while it loads the model, after which it is replaced.
+    heartbeat: time without any message after which the engine does not count as ready. engine: time without any message
+    after which it is restarted. step: time in one step, or without any message while it loads the model, after which
+    it is restarted.
     """
 
     heartbeat: float = 5.0
@@ -30,33 +31,34 @@ class Patience:
 
 
 class EngineSilent(Exception):
-    """The engine's process is to be replaced. The text continues "the engine's process"."""
+    """The engine process must be restarted. The message continues the words "the engine process"."""
 
 
 class Watch:
-    """Counts the seconds since the last message. Time in which this process itself did not run is not counted: after
-    both were stopped, the engine is not to blame.
+    """Counts the seconds since the last message.
+
+    Time in which the HTTP process itself did not run is not counted, since both processes may have been stopped.
     """
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._warned = False
         self.silent_s = 0.0
-        self.turn_s = 0.0  # for which the engine had been in its step, when it last said so
+        self.turn_s = 0.0  # time that the engine had spent in its current step at its last heartbeat
 
     @property
     def silent(self) -> bool:
-        """Has nothing been heard for too long to count the engine as ready?"""
+        """Return whether the engine has been silent for too long to count as ready."""
         return 0 < self._patience.heartbeat < self.silent_s
 
     def heard(self, message: object) -> None:
-        """A message of the engine came."""
+        """Note that a message of the engine arrived."""
         self.silent_s, self._warned = 0.0, False
         if isinstance(message, Beat):
             self.turn_s = message.turn_s
 
     async def over(self, work: Coroutine[Any, Any, T], *, loading: bool = False) -> T:
-        """Run `work`, which calls `heard` for each message. Raises EngineSilent where the engine takes too long."""
+        """Run `work`, which calls `heard` for each message. Raises EngineSilent if a limit is exceeded."""
         self.silent_s = self.turn_s = 0.0
         task = asyncio.ensure_future(work)
         try:
@@ -74,9 +76,9 @@ class Watch:
         p = self._patience
         if self.silent and not loading and not self._warned:
             self._warned = True
-            log.warning("the engine gives no sign of life: /health answers 503 until it does")
+            log.warning("the engine sends no heartbeat; /health answers 503 until it does")
         limit, name = (p.step, "--timeout-step") if loading else (p.engine, "--timeout-engine")
         if 0 < limit < self.silent_s:
-            raise EngineSilent(f"gave no sign of life for {limit:g} s ({name})")
+            raise EngineSilent(f"sent no heartbeat for {limit:g} s ({name})")
         if not loading and 0 < p.step < self.turn_s:
             raise EngineSilent(f"was in one step for more than {p.step:g} s (--timeout-step)")

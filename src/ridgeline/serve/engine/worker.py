@@ -1,7 +1,7 @@
-"""The engine's process: a model, its session, and one pipe to the HTTP process.
+"""Run the engine process: a model, its session, and one pipe to the HTTP process.
 
-Between two steps it reads what has come; after each step it says what came of it, in one message. It ends when the pipe
-does: nothing is left behind by a server that was killed.
+Between two steps the process reads messages; after each step it sends the step's tokens. It ends when the pipe ends, so
+no process is left behind when the server is killed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.settle import settle
 from ridgeline.spec.request import OutputChunk
 
-IDLE_SECONDS = 1.0  # without a step, after which the books are checked
+IDLE_SECONDS = 1.0  # without a step, after which the scheduler's bookkeeping is checked
 PROGRESS_SECONDS = 0.25
-MAX_FAILED_STEPS = 3  # one after the other, after which a new process may do better
-MESSAGE_CHUNKS = 8  # the first ones are on their way to their sockets while the last ones become text
-# What the HTTP process takes at most, as a rule, to be woken, and to write a chunk.
+MAX_FAILED_STEPS = 3  # failed steps in a row, after which the process ends and is restarted
+MESSAGE_CHUNKS = 8  # chunks per message: the first chunks are written while the last ones are detokenized
+# Usual upper bounds of the time that the HTTP process takes to wake up, and to write one chunk.
 HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 
 
 class Worker:
-    """The loop."""
+    """The loop of the engine process."""
 
     def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse) -> None:
         self._llm, self._inbox, self._ledger = llm, inbox, ledger
@@ -60,16 +60,16 @@ class Worker:
         self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._chunks: list[tuple[int, tuple[Any, ...]]] = []
-        self._undelivered = 0  # chunks of the last step
-        self._committed = 0.0  # when the first one of the step came; 0: none yet
+        self._undelivered = 0  # chunks of the last step that are not written yet
+        self._committed = 0.0  # when the step's first chunk was made (time.perf_counter); 0: none yet
         self._meters = EngineMeters()
         self._started = time.perf_counter()
-        self._failures = 0  # steps since the last token
+        self._failures = 0  # failed steps since the last token
         self._checked = True
         self._stepped = 0.0  # when the last step ended (time.perf_counter)
 
     def run(self) -> None:
-        """Until the pipe closes."""
+        """Run until the pipe closes."""
         try:
             while True:
                 self._turn()
@@ -78,7 +78,7 @@ class Worker:
 
     def _turn(self) -> None:
         self._pulse.end()
-        messages = self._inbox.read(self._patience(), woken=True)
+        messages = self._inbox.read(self._wait_seconds(), woken=True)
         self._pulse.begin()
         for message in messages:
             self._take(message)
@@ -96,8 +96,8 @@ class Worker:
         if len(self._embedder) and (answer := self._embedder.advance()) is not None:
             self._send(answer)
 
-    def _patience(self) -> float | None:
-        """Seconds to wait for a message."""
+    def _wait_seconds(self) -> float | None:
+        """Return how long to wait for a message, in seconds; None means without limit."""
         if len(self._session) or len(self._embedder):
             return 0.0
         return None if self._checked else max(0.0, self._stepped + IDLE_SECONDS - time.perf_counter())
@@ -124,12 +124,12 @@ class Worker:
             self._open[submit.id] = self._session.add(submit.request, self._sink(submit), submit.arrived)
         except RequestError as e:
             self._send(Refused(submit.id, str(e)))
-        except Exception as e:  # a fault of ours, which one request has met, and no other need suffer for
+        except Exception as e:  # a bug ends only this request
             logging.getLogger(__name__).exception("a request could not be added")
             self._send(Lost([submit.id], f"the request could not be added ({type(e).__name__})"))
 
     def _sink(self, submit: Submit) -> Callable[[OutputChunk], None]:
-        """What hears of a request: it counts, and passes on what is wanted."""
+        """Return the function that receives a request's chunks: it counts them and sends those that are wanted."""
         meters, last = self._meters, dict[int, float]()
 
         def sink(chunk: OutputChunk) -> None:
@@ -158,7 +158,7 @@ class Worker:
         self._checked, self._committed, self._undelivered = False, 0.0, 0
         try:
             self._session.step()
-        except Exception as e:  # of a device, or a fault of ours: who was open is lost, the next ones are welcome
+        except Exception as e:  # an error of the device or a bug: open requests are lost, new ones are accepted
             logging.getLogger(__name__).exception("a step of the engine failed")
             self._fail(e)
         if meters.generation_tokens > before:
@@ -167,7 +167,7 @@ class Worker:
         seconds = self._stepped - start
         if self._undelivered:
             self._flush(last=True)
-        meters.steps += 1  # while the other process writes
+        meters.steps += 1  # counted here, while the HTTP process writes
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
@@ -176,14 +176,14 @@ class Worker:
             self._hand_over()
 
     def _fail(self, error: Exception) -> None:
-        """After a step that failed. A device may be lost for good, which the supervisor mends with a new process."""
+        """End all open requests after a failed step. After several in a row, end the process to get a new one."""
         self._meters.failed_steps += 1
         self._failures += 1
         self._flush()
         lost, self._open = list(self._open), {}
         self._send(Lost(lost, f"a step of the engine failed ({type(error).__name__}); the request is lost, try again"))
         if self._failures == MAX_FAILED_STEPS:
-            logging.getLogger(__name__).error("%d steps failed one after the other: the process ends", self._failures)
+            logging.getLogger(__name__).error("%d steps failed in a row; the process ends", self._failures)
             raise SystemExit(1)
 
     def _count_cost(self, seconds: float) -> None:
@@ -198,9 +198,10 @@ class Worker:
             self._meters.roof_s += cost.roof_s
 
     def _hand_over(self) -> None:
-        """Leave the cores to the HTTP process until it has written what the step gave, or for as long as that takes as
-        a rule. Kernels on all cores wait for the slowest one, so who takes one core from them holds them all up anyway;
-        they, which run for longer than a writer needs, would hold it up for whole slices of the system's time.
+        """Leave the cores to the HTTP process until it has written the step's chunks, or for the usual time of that.
+
+        Otherwise both processes would lose: kernels on all cores wait for the core that the HTTP process takes, and the
+        HTTP process would wait for whole time slices of the system.
         """
         end = self._stepped + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
         while self._undelivered and (left := end - time.perf_counter()) > 0:
@@ -212,9 +213,9 @@ class Worker:
         try:
             self._session.check()
             self._meters.page_checks["agreed"] += 1
-        except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
+        except AssertionError:  # a bug that has harmed no request yet: the cached state is dropped
             self._meters.page_checks["wrong"] += 1
-            logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
+            logging.getLogger(__name__).exception("the bookkeeping of pages was inconsistent; cached state was dropped")
 
     def _flush(self, *, last: bool = False) -> None:
         chunks, self._chunks = self._chunks, []
@@ -225,7 +226,7 @@ class Worker:
 
 
 def ready(llm: LLM) -> Ready:
-    """What the HTTP process must know of a model."""
+    """Return the message that tells the HTTP process about the loaded model."""
     assert llm.config is not None
     loaded, memory = llm.loaded, llm.loaded.table.memory
     return Ready(
@@ -235,8 +236,8 @@ def ready(llm: LLM) -> Ready:
 
 
 def main() -> None:
-    """Run the engine's process. Its one argument says where the pipe is (serve/engine/channel.py)."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the HTTP process, which lets the requests end first
+    """Run the engine process. Its argument says where the pipe is (serve/engine/channel.py)."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # only for the HTTP process, which lets requests finish first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="engine: %(message)s")
     inbox = Inbox(connect(sys.argv[1]))
@@ -245,9 +246,9 @@ def main() -> None:
     pulse.start()
     try:
         _serve(start, inbox, pulse)
-    except (BrokenPipeError, ConnectionResetError):  # the server is gone
+    except (BrokenPipeError, ConnectionResetError):  # the server has ended
         return
-    finally:  # the supervisor need not wait for threads that still compile
+    finally:  # closes the pipe now, so that nobody waits for threads that still compile
         pulse.stop()
         inbox.sock.close()
 
@@ -266,7 +267,7 @@ def _serve(start: Start, inbox: Inbox, pulse: Pulse) -> None:
 
 
 def _progress(send: Callable[[object], None]) -> Callable[[int], Callable[[int], None]]:
-    """A bar that is drawn in the other process."""
+    """Return a progress bar that the HTTP process draws."""
 
     def bar(total: int) -> Callable[[int], None]:
         done, told = 0, time.perf_counter()
