@@ -111,7 +111,7 @@ def large(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("body", "code", "text"),
     [
-        (b'{"prompt": "x", }', "invalid_json", "the body is no JSON"),
+        (b'{"prompt": "x", }', "invalid_json", "the body is not valid JSON"),
         (b'{"prompt": "\xff"}', None, ""),
         (b'{"prompt": "x", "nonsense": 1}', "unknown_parameter", "nonsense"),
         (b'{"prompt": [' + b"0," * (1 << 20) + b"0]}", "too_long", "elements"),

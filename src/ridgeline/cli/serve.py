@@ -136,7 +136,7 @@ def _say_ready(service: Service, url: str) -> None:
     ready, options = service.ready, service.options
     say(*(f"note: {note}" for note in ready.notes))
     say_tables(*settings_tables("engine", ready.config, ready.weight_bytes, on_host=ready.on_host))
-    say(_plan(service))
+    say("", *_predicted(service))
     for name, given, found in (
         ("tool_call_parser", options.tool_call_parser, service.tool_parser),
         ("reasoning_parser", options.reasoning_parser, service.reasoning_parser),
@@ -148,18 +148,18 @@ def _say_ready(service: Service, url: str) -> None:
     print(curl_line(service, url), file=sys.stderr, flush=True)  # not wrapped, so that it can be copied
 
 
-def _plan(service: Service) -> str:
-    """Return a line with the time and speed that the cost model predicts for a full decode step."""
+def _predicted(service: Service) -> tuple[str, str]:
+    """Return two lines with the time and speed that the cost model predicts for a full decode step."""
     config, context = service.ready.config, service.max_model_len // 2
     batch = min(config.max_num_seqs, PLANNED_SEQUENCES)
     cost = service.ledger.cost(((1, context, 1),) * batch)
     hardware = service.ledger.deployment.hardware
-    expected, source = f"{cost.seconds * 1e3:.2g} ms per step, {batch / cost.seconds:,.0f} tokens/s", hardware.sources
+    speed, source = f"{cost.seconds * 1e3:.2g} ms per step, {batch / cost.seconds:,.0f} tokens/s", hardware.sources
     if hardware.rates is None:
-        expected += f" at most: the roofline, {source['bandwidth']} (run `ridgeline calibrate` for real predictions)"
+        note = f"upper bound: the roofline, {source['bandwidth']}; run `ridgeline calibrate` for real predictions"
     else:
-        expected += f", {cost.roof_s / cost.seconds:.0%} of the roofline ({source['bandwidth']})"
-    return f"{'predicted':<24}{batch} sequences at {context:,} tokens: {expected}"
+        note = f"{cost.roof_s / cost.seconds:.0%} of the roofline ({source['bandwidth']})"
+    return f"{'predicted':<24}{batch} sequences at {context:,} tokens: {speed}", f"{'':<24}{note}"
 
 
 def _why(given: str | None, found: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP application: endpoints, errors, protection."""
+"""Build the HTTP application from the endpoints, the middleware and the handlers of errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ridgeline.serve.service import Service
 
 
 def build_app(service: Service) -> FastAPI:
-    """Everything that is served, over one engine."""
+    """Return the application that serves one model."""
     app = FastAPI(
         title="Ridgeline",
         version=__version__,
-        description="OpenAI's API on top of Ridgeline's engine. Unknown fields are errors.",
+        description="OpenAI's API for a model that Ridgeline serves. Unknown fields are errors.",
         root_path=service.options.root_path,
         default_response_class=JSON,
         docs_url=None,
@@ -51,9 +51,9 @@ def build_app(service: Service) -> FastAPI:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     told = as_api_error(error) or _of_framework(error)
-    if told is None:  # a fault of ours, which the guard answers
+    if told is None:  # a bug, which the guard answers with 500
         raise error
-    more = error.headers if isinstance(error, HTTPException) and error.headers else {}  # Allow, with a 405
+    more = error.headers if isinstance(error, HTTPException) and error.headers else {}  # a 405 has the header Allow
     return JSON(told.body(), told.status, {**told.headers(), **more})
 
 
@@ -61,9 +61,9 @@ def _of_framework(error: Exception) -> APIError | None:
     if isinstance(error, RequestValidationError):
         return invalid(error.errors())
     if isinstance(error, HTTPException) and isinstance(error.__cause__, APIError):
-        return error.__cause__  # while the body was read
+        return error.__cause__  # raised while the body was read
     if isinstance(error, HTTPException):
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-        text = "there is no such URL; /docs lists those that there are" if code == "unknown_url" else str(error.detail)
+        text = "this URL does not exist; /docs lists all URLs" if code == "unknown_url" else str(error.detail)
         return APIError(error.status_code, text, code=code)
     return None

@@ -1,4 +1,4 @@
-"""What a server is started with, besides its model. Names are vLLM's where it has one."""
+"""Options of a server, except those of its model. They have vLLM's names where vLLM has the same option."""
 
 from __future__ import annotations
 
@@ -13,28 +13,43 @@ from ridgeline.serve.engine.watch import Patience
 from ridgeline.serve.http.connections import Timeouts
 from ridgeline.serve.http.unknown import UnknownFields
 
-ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one, or several with commas between
+ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one key, or several separated by commas
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where to listen, whom to serve, and how much.
+    """Options of a server.
 
-    names: of the model, as clients may call it; the first is what answers say. key_hashes: of the API keys; none: all
-    may ask. max_waiting: answers that may wait for a place in the engine. max_concurrency_per_key: requests of one key
-    at once; None: no limit. max_body_bytes: of a request.
-    max_prompt_chars: characters of one text that is tokenized; None: as many as fill the context if each token is the
-    longest one. trust_request_chat_template: requests may bring a chat template of their own.
-    chat_template: Jinja, instead of the model's.
-    tool_call_parser, reasoning_parser: None: what the template suggests. allowed_origins: of pages that a browser lets
-    read answers (CORS). log_requests: prompts go into the log.
-    unknown_fields: what becomes of a request with fields that are not known: "error", a 400 that names them, or
-    "ignore", an answer whose header Warning names them.
-    shutdown_timeout: seconds that what is open may take after a signal. otlp_traces_endpoint: of
-    a collector that is sent a span for each request. timeouts: of clients. max_connections: at once. allowed_hosts:
-    names besides those of this machine that a Host header may have where there are no keys; "*" is all. patience: with
-    an engine that hangs.
+    Args:
+        names: names of the model that requests may use. Answers have the first one.
+        host: address to listen on.
+        port: TCP port to listen on; 0 takes a free one.
+        key_hashes: SHA-256 hashes of the API keys. If empty, no key is needed.
+        max_waiting: number of sequences that may wait for the engine.
+        max_concurrency_per_key: number of open requests per API key; None means no limit.
+        max_body_bytes: largest size of a request's body.
+        max_prompt_chars: largest number of characters of one text. None allows the text length that fills the context
+            if every token is the longest one.
+        trust_request_chat_template: accept the field chat_template in requests.
+        chat_template: chat template in Jinja; None takes the model's own.
+        tool_call_parser: name of the parser of tool calls; None detects it from the chat template.
+        reasoning_parser: name of the parser of reasoning; None detects it from the chat template.
+        allowed_origins: web sites whose pages may read answers (CORS).
+        log_requests: write prompts to the log.
+        unknown_fields: "error" answers a request with unknown fields with a 400 that names them. "ignore" answers
+            without them and names them in the header Warning.
+        shutdown_timeout: seconds that running requests may take to finish after a signal.
+        ssl_keyfile: file with the private key for HTTPS.
+        ssl_certfile: file with the certificate for HTTPS.
+        root_path: path prefix that a proxy removes before it forwards requests.
+        otlp_traces_endpoint: URL of an OpenTelemetry collector; None sends no spans.
+        seed: seed for requests without a seed of their own.
+        timeouts: timeouts of connections.
+        max_connections: number of open connections.
+        allowed_hosts: further names of this server that a Host header may have if there are no API keys. "*" allows
+            all names.
+        patience: limits on an engine that hangs.
     """
 
     names: Sequence[str]
@@ -64,7 +79,7 @@ class ServeOptions:
     patience: Patience = field(default_factory=Patience)
 
     def key_of(self, given: bytes) -> bytes | None:
-        """The hash of a key that is known. Takes as long for a wrong one as for a right one."""
+        """Return the hash of a valid API key, else None. The time does not depend on the key."""
         digest, found = hashlib.sha256(given).digest(), None
         for known in self.key_hashes:
             if hmac.compare_digest(digest, known):
@@ -73,9 +88,10 @@ class ServeOptions:
 
 
 def read_keys(given: Iterable[str], file: str | None, environment: str | None) -> tuple[bytes, ...]:
-    """Hashes of all keys: those given, those of a file (one a line, # begins a remark), those of the environment.
+    """Return the hashes of all API keys.
 
-    Raises RequestError for a file that cannot be read or has none.
+    given: keys. file: file with one key per line; lines that begin with # are comments. environment: keys separated by
+    commas. Raises RequestError for a file that cannot be read or has no keys.
     """
     keys = [*given, *(environment or "").split(",")]
     if file is not None:
@@ -85,6 +101,6 @@ def read_keys(given: Iterable[str], file: str | None, environment: str | None) -
             raise RequestError(f"--api-key-file {file}: {e}") from None
         found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not found:
-            raise RequestError(f"--api-key-file {file} has no keys; write one a line, or leave the option out")
+            raise RequestError(f"--api-key-file {file} has no keys; write one key per line or leave the option out")
         keys += found
     return tuple(hashlib.sha256(key.strip().encode()).digest() for key in keys if key.strip())

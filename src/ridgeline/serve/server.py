@@ -1,4 +1,4 @@
-"""Runs the application: the engine first, then HTTP, until a signal; then what is open may end."""
+"""Run the server: start the engine, then accept requests until a signal, then let running requests finish."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ BACKLOG = 2048
 MAX_PORT = 65_535
 log = logging.getLogger(__name__)
 
-CUT_SECONDS = 2.0  # for the last event of what is cut off
+CUT_SECONDS = 2.0  # to send the last event of requests that are ended by --shutdown-timeout
 TICK_SECONDS = 0.05
 
 
 class HTTPServer(uvicorn.Server):
-    """Accepts within its limits; ends in good order at the first signal, and at once at the second."""
+    """uvicorn's server with a limit on connections. The first signal lets requests finish, the second stops at once."""
 
     def __init__(
         self, config: uvicorn.Config, listener: socket.socket, connections: Connections,
         on_drain: Callable[[], None], on_cut: Callable[[], None],
     ) -> None:  # fmt: skip
-        """on_drain: called at the first signal. on_cut: called when `timeout_graceful_shutdown` is over; it ends all
-        requests that are open.
+        """on_drain: called at the first signal. on_cut: called when `timeout_graceful_shutdown` is over; it must end
+        all open requests.
         """
         super().__init__(config)
         self._listener, self._connections = listener, connections
@@ -73,7 +73,7 @@ class HTTPServer(uvicorn.Server):
         return Protocol(config=self.config, server_state=self.server_state, app_state={}, slot=slot)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more and let what is open end. After the timeout, streams end with an error event."""
+        """Stop accepting and let running requests finish. After the timeout, streams end with an error event."""
         await self._acceptor.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
@@ -83,13 +83,13 @@ class HTTPServer(uvicorn.Server):
         await self._all_ended(CUT_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(TICK_SECONDS)  # in which sockets are closed, and requests find that their client is gone
+        await asyncio.sleep(TICK_SECONDS)  # lets sockets close and requests notice that their client is gone
         for task in list(self.server_state.tasks):
             task.cancel()
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
 
     async def _all_ended(self, seconds: float | None) -> bool:
-        """Wait until nothing is open. False: the time is over, or a second signal came."""
+        """Wait until no request is open. Return False if the time is over or a second signal arrived."""
         end = time.monotonic() + (seconds or 0)
         while self.server_state.connections or self.server_state.tasks:
             if self.force_exit or time.monotonic() > end:
@@ -109,10 +109,11 @@ async def serve(
 ) -> None:
     """Serve a model until a signal ends it.
 
-    on_bound: called with the URL, before the model is loaded. on_ready: called with the service and its URL, once
-    requests are welcome. Raises RidgelineError for a model that cannot be loaded, and for an address that is taken.
+    on_loading: called with the progress of loading. on_bound: called with the URL before the model is loaded. on_ready:
+    called with the service and its URL once requests are accepted. Raises RidgelineError for a model that cannot be
+    loaded and for an address that is in use.
     """
-    listener = _bind(options)  # before the model is loaded: an address that is taken is told at once
+    listener = _bind(options)  # before the model is loaded, so that an address in use is reported at once
     url = _url(options, listener)
     on_bound(url)
     connections = _connections(options)
@@ -131,7 +132,7 @@ async def serve(
 
         server = HTTPServer(config, listener, connections, drain, lambda: client.end_all("the server is stopping"))
         settle()
-        listener.listen(BACKLOG)  # who comes after `on_ready` is not refused, though a moment early
+        listener.listen(BACKLOG)  # before `on_ready`, so that no client that connects right after it is refused
         on_ready(service, url)
         await server.serve()
         if service.traces is not None:
@@ -144,25 +145,25 @@ async def serve(
 
 
 def _connections(options: ServeOptions) -> Connections:
-    """As many as are asked for, or as the limit of open files allows."""
+    """Return the connections of the server: --max-connections, or fewer if the limit of open files is lower."""
     limit = fitting(options.max_connections, files := raise_file_limit())
     if limit < options.max_connections:
         log.warning(
-            "--max-connections is %d, but this process may open %s files (ulimit -n): %d connections are taken at once",
+            "--max-connections is %d, but this process may open only %s files (ulimit -n); the limit is now %d",
             options.max_connections, files, limit,
         )  # fmt: skip
     return Connections(limit, options.timeouts)
 
 
 def _url(options: ServeOptions, listener: socket.socket) -> str:
-    """Where clients find the server."""
+    """Return the URL of the server."""
     scheme = "https" if options.ssl_certfile else "http"
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _bind(options: ServeOptions) -> socket.socket:
-    """A socket at the address. Raises RequestError, which names the address, why it cannot be had, and the remedy."""
+    """Return a socket bound to the address. Raises RequestError with the address, the reason and the remedy."""
     host, port = options.host, options.port
     if not 0 <= port <= MAX_PORT:
         raise RequestError(f"--port is {port}; it must be 0 (any free port) to {MAX_PORT}")
@@ -170,7 +171,7 @@ def _bind(options: ServeOptions) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except (OSError, UnicodeError) as e:  # IDNA cannot encode every name
+    except (OSError, UnicodeError) as e:  # UnicodeError: a name that IDNA cannot encode
         listener.close()
         raise RequestError(f"cannot listen on {host:.100} port {port}: {_why(e)}") from None
     listener.set_inheritable(False)
@@ -178,14 +179,14 @@ def _bind(options: ServeOptions) -> socket.socket:
 
 
 def _why(error: OSError | UnicodeError) -> str:
-    """Why an address cannot be had, and what to do about it."""
+    """Return why an address cannot be used, and the remedy."""
     if isinstance(error, socket.gaierror):
-        return "the host name is not known; give an address of this machine as --host"
+        return "unknown host name; set --host to an address of this machine"
     if not isinstance(error, OSError):
-        return "this is not a host name; give an address of this machine as --host"
+        return "invalid host name; set --host to an address of this machine"
     what = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        return f"{what}; another process listens there: choose another --port, or 0 for a free one"
+        return f"{what}; another process uses the port; choose another --port, or 0 for a free one"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{what}; --host must be an address of this machine, 127.0.0.1 or 0.0.0.0"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -194,5 +195,5 @@ def _why(error: OSError | UnicodeError) -> str:
 
 
 def run(*args: Any, **kwargs: Any) -> None:
-    """`serve` in an event loop of its own."""
+    """Run `serve` in a new event loop."""
     asyncio.run(serve(*args, **kwargs))

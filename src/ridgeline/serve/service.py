@@ -1,4 +1,4 @@
-"""What all endpoints share: the model's facts, the way from text to a request, places in the queue, the engine."""
+"""Serve one model to all endpoints: tokenize and check prompts, and send requests to the engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Turn:
-    """One client's request on its way: its prompts, what comes of them."""
+    """A client's request that was sent to the engine: its prompts, its chunks and its trace."""
 
     def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None) -> None:
         self.requests, self._answers, self._trace = requests, answers, trace
@@ -46,26 +46,26 @@ class Turn:
         self._closed = False
 
     async def batch(self) -> Batch:
-        """The next that comes, as Answers.take."""
+        """Wait for the next chunks and return them, as Answers.take does. An empty list means the end."""
         await self._answers.come()
         return self.take()
 
     @property
     def waiting(self) -> bool:
-        """As Answers.waiting."""
+        """Return whether there is nothing to take yet."""
         return self._answers.waiting
 
     def check(self) -> None:
-        """As Answers.check: what is refused is refused before a stream begins."""
+        """Raise the error with which the engine refused the request, if any."""
         try:
             self._answers.check()
-        except Exception as e:  # given on: the trace only ends with its name
+        except Exception as e:  # only noted in the trace
             if self._trace is not None:
                 self._trace.end(type(e).__name__)
             raise
 
     def take(self) -> Batch:
-        """As Answers.take."""
+        """Return all chunks that arrived since the last call, as Answers.take does."""
         self.check()
         batch = self._answers.take()
         if self._trace is not None:
@@ -75,11 +75,11 @@ class Turn:
 
     @property
     def committed(self) -> float:
-        """When the engine had the first chunk of the last batch (time.perf_counter)."""
+        """The time at which the engine made the first chunk of the last batch (time.perf_counter)."""
         return self._answers.committed
 
     def close(self) -> None:
-        """End what is open. May be called again."""
+        """Abort the request if it is not finished. May be called again."""
         if not self._closed:
             self._closed = True
             self._answers.close()
@@ -88,12 +88,12 @@ class Turn:
 
 
 class Service:
-    """One model, served."""
+    """A served model: its tokenizer, its limits, its engine."""
 
     def __init__(
         self, client: EngineClient, ready: Ready, options: ServeOptions, connections: Connections | None = None
     ) -> None:
-        """connections: of the server; None without one."""
+        """connections: the server's connections; None if there is no HTTP server."""
         self.client, self.ready, self.options = client, ready, options
         self.connections = Connections(0, options.timeouts) if connections is None else connections
         self.tokenizer: Tokenizer | None = None
@@ -114,44 +114,44 @@ class Service:
         self.gate = Gate(ready.config.max_num_seqs, options.max_waiting)
         self.created = int(time.time())
         self.draining = False
-        self.statuses: Counter[tuple[str, int]] = Counter()  # of responses, by path
-        self.delivery = Histogram(DELIVERY)  # of the chunks of streams, from commit to socket
+        self.statuses: Counter[tuple[str, int]] = Counter()  # number of responses by path and status
+        self.delivery = Histogram(DELIVERY)  # seconds from the end of a step to the write of its tokens
         self.last_report: Report | None = None
         endpoint = options.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces.to(endpoint, options.names[0])
-        self._places = count()
-        # Answers do not depend on company: the same request and seed under the same fingerprint give the same text.
+        self._numbers = count()
+        # Answers do not depend on other requests: equal requests with a seed give equal texts under one fingerprint.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
 
     def _max_chars(self) -> int | None:
-        """Characters of a text, unless it is given: as many as fill the context if each token is the longest one."""
+        """Return --max-prompt-chars. Its default is the text length that fills the context with the longest token."""
         if self.options.max_prompt_chars is not None or self.tokenizer is None:
             return self.options.max_prompt_chars
         return self.max_model_len * self.tokenizer.longest_token
 
     @property
     def name(self) -> str:
-        """Of the model, as answers say it."""
+        """The name of the model in answers."""
         return self.options.names[0]
 
     def defaults(self) -> Mapping[str, Any]:
-        """Sampling parameters that the model's generation_config.json recommends."""
+        """Return the sampling parameters that the model's generation_config.json recommends."""
         return self.ready.sampling_defaults
 
     def check_model(self, name: str | None) -> None:
-        """Raises APIError for another model than this one."""
+        """Raise APIError if `name` is not a served name of the model."""
         if name is not None and name not in self.options.names:
             raise APIError(
-                404, f"the model {name!r:.100} is not served here; {', '.join(self.options.names)} is",
+                404, f"the model {name!r:.100} does not exist here; this server has {', '.join(self.options.names)}",
                 param="model", code="model_not_found",
             )  # fmt: skip
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run what takes a while (tokenizing, templates) in a thread: other requests have chunks to deliver."""
+        """Run work that takes a while in a thread, so that the event loop can deliver chunks of other requests."""
         return await asyncio.to_thread(work)
 
     async def tokenize(self, work: TextToEncode) -> list[int]:
-        """The ids of a text, whether they fit the context or not; a helper process makes those of a long text.
+        """Return the token ids of a text, even if they exceed the context length. Long texts go to a helper process.
 
         Raises RequestError, TokenizerError, APIError.
         """
@@ -162,18 +162,18 @@ class Service:
         return await self.off_loop(lambda: work.ids(tokenizer))
 
     async def token_ids(self, prompts: Sequence[Prompt | Rendered], answer_tokens: int) -> list[list[int]]:
-        """Those of each prompt. Raises RequestError for one that does not fit the context by arithmetic."""
+        """Return the token ids of each prompt. Raises RequestError if a text is certain to exceed the context."""
         long = await self._long_ones(prompts, answer_tokens)
         return await self.off_loop(lambda: [
             long[i] if i in long else self.frontend.encode(prompt, answer_tokens) for i, prompt in enumerate(prompts)
         ])  # fmt: skip
 
     async def _long_ones(self, prompts: Sequence[Prompt | Rendered], answer_tokens: int) -> dict[int, list[int]]:
-        """The ids of the prompts that helpers tokenize, by place."""
+        """Tokenize the long prompts in a helper process. Return their token ids by index."""
         found = {}
-        for place, prompt in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             if _characters(prompt) > LONG_TEXT:
-                found[place] = await self._long_one(prompt, answer_tokens)
+                found[index] = await self._long_one(prompt, answer_tokens)
         return found
 
     async def _long_one(self, prompt: Prompt | Rendered, answer_tokens: int) -> list[int]:
@@ -185,30 +185,31 @@ class Service:
         self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
         operation: str, priority: int | None, reading: Mapping[str, Any], stream: bool,
     ) -> Turn:  # fmt: skip
-        """Send prompts to the engine. make: gives them. operation: what traces call it. reading: how the prompts are
-        read, as fields of PromptOptions.
+        """Send a request to the engine.
 
-        Raises APIError, RequestError, EngineDown.
+        make: makes the prompts, once the request has its slots in the queue. operation: name of the request's span.
+        reading: fields of PromptOptions for the prompts. stream: send chunks while the answer is generated. Raises
+        APIError, RequestError, EngineDown.
         """
-        arrived, places = time.perf_counter(), num_prompts * params.n
-        self.gate.enter(places)
-        numbers = [next(self._places) for _ in range(num_prompts)]
+        arrived, sequences = time.perf_counter(), num_prompts * params.n
+        self.gate.enter(sequences)
+        numbers = [next(self._numbers) for _ in range(num_prompts)]
 
         async def build() -> list[GenerationRequest]:
             prompts = [read_as(prompt, reading) for prompt in await make()]
             long = await self._long_ones(prompts, answer_tokens(params))
             return await self.off_loop(lambda: [
-                self.frontend.request(prompt, params, number, priority or 0, long.get(place))
-                for place, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+                self.frontend.request(prompt, params, number, priority or 0, long.get(index))
+                for index, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
             ])  # fmt: skip
 
         try:
             requests = await build()
             if self.options.log_requests:
                 log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
-            answers = self.client.submit(requests, arrived, stream=stream, over=lambda: self.gate.leave(places))
+            answers = self.client.submit(requests, arrived, stream=stream, over=lambda: self.gate.leave(sequences))
         except BaseException:
-            self.gate.leave(places)
+            self.gate.leave(sequences)
             raise
         trace = None
         if self.traces is not None:
@@ -218,7 +219,7 @@ class Service:
 
 
 def read_as(prompt: Prompt | Rendered, reading: Mapping[str, Any]) -> Prompt | Rendered:
-    """A text, token ids or a rendered conversation, with fields of PromptOptions."""
+    """Return a prompt with fields of PromptOptions."""
     if not reading:
         return prompt
     if isinstance(prompt, Rendered):
@@ -227,7 +228,7 @@ def read_as(prompt: Prompt | Rendered, reading: Mapping[str, Any]) -> Prompt | R
 
 
 def _characters(prompt: Prompt | Rendered) -> int:
-    """How long the text of a prompt is; 0 of one that has none."""
+    """Return the number of characters of a prompt's text, 0 if it has no text."""
     if isinstance(prompt, Rendered):
         return len(prompt.text)
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
@@ -235,7 +236,10 @@ def _characters(prompt: Prompt | Rendered) -> int:
 
 
 def as_prompts(given: str | list[Any]) -> list[Prompt]:
-    """One text, one list of token ids, or a list of either, as a list. Raises RequestError for none."""
+    """Return the prompts of a request as a list. given: a text, a list of token ids, or a list of either.
+
+    Raises RequestError for an empty list.
+    """
     if isinstance(given, str):
         return [given]
     if not given:

@@ -1,7 +1,7 @@
-"""OpenTelemetry: one span for each request, with the attributes of the semantic conventions for generative AI.
+"""Send one OpenTelemetry span for each request, with the attributes of the semantic conventions for generative AI.
 
-opentelemetry.io/docs/specs/semconv/gen-ai: gen_ai.*; the latencies have vLLM's names, for which there are none yet. No
-text of a prompt or an answer is in a span.
+The attributes gen_ai.* are those of opentelemetry.io/docs/specs/semconv/gen-ai. Latencies have vLLM's names, since the
+conventions have none yet. Spans contain no text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ridgeline.spec.request import OutputChunk, SamplingParams
 
 
 class Traces:
-    """Makes the spans. provider: an opentelemetry TracerProvider. model: as answers name it."""
+    """Makes the spans. provider: an opentelemetry TracerProvider. model: the name of the model in answers."""
 
     def __init__(self, provider: Any, model: str) -> None:
         self._provider, self._model = provider, model
@@ -23,7 +23,7 @@ class Traces:
 
     @classmethod
     def to(cls, endpoint: str, model: str) -> Traces:
-        """Sent in batches to a collector, by OTLP over HTTP. Raises RequestError where the extra is not installed."""
+        """Send spans in batches to a collector, by OTLP over HTTP. Raises RequestError if the extra is missing."""
         try:
             sdk = importlib.import_module("opentelemetry.sdk.trace")
             export = importlib.import_module("opentelemetry.sdk.trace.export")
@@ -37,7 +37,7 @@ class Traces:
         return cls(provider, model)
 
     def begin(self, operation: str, params: SamplingParams, num_prompts: int, input_tokens: int) -> RequestTrace:
-        """A request is sent to the engine. operation: gen_ai.operation.name."""
+        """Begin the span of a request that is sent to the engine. operation: gen_ai.operation.name."""
         asked = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "ridgeline",
@@ -59,12 +59,12 @@ class Traces:
         return RequestTrace(self._tracer.start_span(f"{operation} {self._model}", kind=kind, attributes=attributes))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 class RequestTrace:
-    """The span of one request, from where the engine has it to its last token, or to where its client went away."""
+    """The span of one request, from its start in the engine to its last token or the client's disconnect."""
 
     def __init__(self, span: Any) -> None:
         self._span = span
@@ -73,7 +73,7 @@ class RequestTrace:
         self._open = True
 
     def take(self, chunk: OutputChunk) -> None:
-        """What came of a prompt; what counts is its end."""
+        """Add a chunk. Only the last chunk of a prompt has figures for the span."""
         if chunk.output is None:
             return
         timing = chunk.output.timing
@@ -86,7 +86,7 @@ class RequestTrace:
         })  # fmt: skip
 
     def end(self, error: str | None = None) -> None:
-        """Once is enough: what comes later is not heard. error: its type, where the request failed."""
+        """End the span. Later calls do nothing. error: type of the error if the request failed."""
         if not self._open:
             return
         self._open = False

@@ -12,7 +12,7 @@ LEAST = -9999.0  # stands for -infinity, which JSON does not have; vLLM uses the
 
 
 def of_chat(position: TokenPosition, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """Return the logprobs of a chat's choice. position: that of the first token; it advances past the last token."""
+    """Return the logprobs of a chat's choice. position: where the first token begins; it advances past the last one."""
 
     def one(piece: Piece, logprob: float) -> dict[str, Any]:
         return {"token": piece.text, "logprob": max(logprob, LEAST), "bytes": list(piece.bytes)}

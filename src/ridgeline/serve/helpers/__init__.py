@@ -1,5 +1,5 @@
 """Work on untrusted input that may take long, in helper processes with limits on time and memory.
 
-What belongs here: parsing large bodies, tokenizing long texts, rendering costly chat templates. The helper processes
-themselves are in ridgeline/bounded.
+These jobs parse large bodies, tokenize long texts and render costly chat templates. The code that starts and limits the
+helper processes belongs in ridgeline/bounded.
 """

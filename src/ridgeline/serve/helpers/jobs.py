@@ -1,4 +1,4 @@
-"""What the helper processes of a server run. They import no more than they need."""
+"""Functions that run in the server's helper processes. This file imports as little as possible."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ridgeline.serve.helpers.packed import pack
 from ridgeline.serve.helpers.parse import parse
 from ridgeline.spec.prompt import Side
 
-MAX_REST = 2 << 20  # bytes of a parsed body besides its long texts and lists of token ids
+MAX_REST = 2 << 20  # bytes of a parsed body without its long texts and lists of token ids
 
 
 @job
 def open_tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer that a helper keeps."""
+    """Load the tokenizer that a helper process keeps."""
     return Tokenizer.from_folder(Path(folder))
 
 
@@ -28,14 +28,16 @@ def open_tokenizer(folder: str) -> Tokenizer:
 def encode_text(
     tokenizer: Tokenizer, text: bytes, is_chat: bool, special: bool | None, most: int | None, side: Side
 ) -> bytes:
-    """The ids of a TextToEncode, 4 bytes each."""
+    """Tokenize the text of a TextToEncode. Return the ids, 4 bytes each."""
     work = TextToEncode(text.decode("utf-8", "surrogatepass"), is_chat, special, most, side)
     return array("I", work.ids(tokenizer)).tobytes()
 
 
 @job
 def parse_body(_: None, body: bytes) -> tuple[Any, ...]:
-    """Why a body is no JSON and where, or "" and what it holds, packed. Raises RequestError for too much of it."""
+    """Parse a body. Return "" and the packed value, or the error and its position. Raises RequestError for a body that
+    is too large without its long texts and lists.
+    """
     try:
         parts = pack(parse(body))
     except json.JSONDecodeError as e:
@@ -45,7 +47,7 @@ def parse_body(_: None, body: bytes) -> tuple[Any, ...]:
     rest = len(json.dumps(parts[:2], ensure_ascii=False).encode("utf-8", "surrogatepass"))
     if rest > MAX_REST:
         raise RequestError(
-            f"the body has {rest} bytes besides its long texts and lists of token ids; the limit is {MAX_REST}: "
-            "send less at once"
+            f"the body has {rest} bytes without its long texts and lists of token ids; the limit is {MAX_REST}; split "
+            "the request"
         )
     return "", *parts

@@ -1,6 +1,6 @@
-"""A request's body on its way from the helper that parsed it: what is long travels as bytes, the rest as small JSON.
+"""Send a parsed body from a helper process: long texts and lists as bytes, the rest as small JSON.
 
-To rebuild a text of megabytes from bytes takes milliseconds; to parse it as JSON would hold up all other threads.
+Rebuilding a text of megabytes from bytes takes milliseconds. Parsing it as JSON would block all other threads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-LONG = 1024  # characters of a text or of a list of texts, elements of a list of numbers
+LONG = 1024  # characters of a text or a list of texts, or elements of a list of numbers, that are sent as bytes
 
 
 def _texts(data: bytes) -> list[str]:
@@ -30,28 +30,28 @@ _KINDS: dict[str, Callable[[bytes], Any]] = {
 
 
 def pack(value: Any) -> tuple[Any, ...]:
-    """The value without its long parts, the places and kinds of these, and their bytes."""
-    places: list[list[Any]] = []
+    """Return the value without its long parts, then their paths and kinds, then the bytes of each."""
+    paths: list[list[Any]] = []
     blobs: list[bytes] = []
 
     def take(part: Any, path: list[str | int]) -> Any:
         if (kind := _kind(part)) is not None:
-            places.append([path, kind])
+            paths.append([path, kind])
             blobs.append(_bytes(part, kind))
             return None
         if isinstance(part, dict):
             return {key: take(inner, [*path, key]) for key, inner in part.items()}
         if isinstance(part, list):
-            return [take(inner, [*path, place]) for place, inner in enumerate(part)]
+            return [take(inner, [*path, index]) for index, inner in enumerate(part)]
         return part
 
-    return take({"": value}, []), places, *blobs
+    return take({"": value}, []), paths, *blobs
 
 
 def unpack(parts: Sequence[Any]) -> Any:
-    """The value again."""
-    holder, places, *blobs = parts
-    for (path, kind), data in zip(places, blobs, strict=True):
+    """Return the value from the parts that `pack` made."""
+    holder, paths, *blobs = parts
+    for (path, kind), data in zip(paths, blobs, strict=True):
         inside = holder
         for step in path[:-1]:
             inside = inside[step]

@@ -1,6 +1,6 @@
-"""What the HTTP process gives to helper processes: large bodies, long texts, templates that take long.
+"""Run long work of the HTTP process in helper processes: parse large bodies, tokenize long texts, render templates.
 
-A helper leaves the streams of other clients alone, gives its memory back, and is killed at its limits.
+A helper process does not delay other clients' streams, gives its memory back, and is killed at its limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE, WAITING = 2, 16
 
 
 class Helpers:
-    """The helper processes of a server. tokenizer: its folder; None: there is none."""
+    """The helper processes of a server. tokenizer: folder of the tokenizer; None for a model without one."""
 
     def __init__(self, tokenizer: Path | None) -> None:
         self._pool = BoundedPool(SIZE, max_waiting=WAITING)
@@ -36,14 +36,14 @@ class Helpers:
         self._tokenizers = BoundedPool(SIZE, max_waiting=WAITING, setup=setup)
 
     async def parse(self, body: bytes) -> Any:
-        """The JSON of a body. Raises RequestError, JSONDecodeError, APIError."""
+        """Return the JSON value of a body. Raises RequestError, JSONDecodeError, APIError."""
         wrong, *parts = await self._run("the body was not parsed", self._pool, jobs.parse_body, body, limits=PARSING)
         if wrong:
             raise json.JSONDecodeError(wrong, "", *parts)
         return unpack(parts)
 
     async def encode(self, work: TextToEncode) -> list[int]:
-        """The ids of a text. Raises RequestError, APIError."""
+        """Return the token ids of a text. Raises RequestError, APIError."""
         what = f"the text of {len(work.text)} characters was not tokenized"
         data = work.text.encode("utf-8", "surrogatepass")
         ids = await self._run(
@@ -53,14 +53,14 @@ class Helpers:
         return await asyncio.to_thread(lambda: array("I", ids).tolist())
 
     async def render(self, source: str, name: str, data: Mapping[str, Any]) -> str:
-        """A conversation in a template's format. Raises APIError, RequestError, TokenizerError."""
+        """Return a conversation rendered with a chat template. Raises APIError, RequestError, TokenizerError."""
         text = await self._run(
             "the chat template was stopped", self._pool, render_job, source, name, dict(data), limits=RENDERING
         )  # fmt: skip
         return str(text, "utf-8", "surrogatepass")
 
     def close(self) -> None:
-        """End them."""
+        """End the helper processes."""
         self._pool.close()
         self._tokenizers.close()
 

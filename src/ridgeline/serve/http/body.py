@@ -1,4 +1,4 @@
-"""How endpoints read their bodies: small ones here, large ones in a helper process."""
+"""Read the bodies of requests: parse small ones in this process and large ones in a helper process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ridgeline.serve.http import unknown
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.service import Service
 
-SMALL_BODY = 1 << 16
+SMALL_BODY = 1 << 16  # bytes of a body up to which parsing takes no noticeable time
 LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
 
 
 class _Request(Request):
-    """A request whose body is parsed once. parsed: the JSON, as it is given to the endpoint."""
+    """A request whose body is parsed once. parsed: the JSON value that the endpoint receives."""
 
     parsed: Any = None
     is_parsed = False
@@ -40,14 +40,14 @@ class _Request(Request):
                 return await service.helpers.parse(body)
             found = parse(body)
             if len(body) > SMALL_BODY:
-                await asyncio.sleep(0)  # streams are written between the parser and the validation
+                await asyncio.sleep(0)  # lets streams write between parsing and validation
             return found
         except RequestError as e:
             raise APIError(400, str(e), code="too_long") from None
 
 
 class BodyRoute(APIRoute):
-    """An endpoint whose bodies are read so; --unknown-fields says what becomes of fields that are not known."""
+    """An endpoint that reads its body in this way and treats unknown fields as --unknown-fields says."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -62,15 +62,15 @@ class BodyRoute(APIRoute):
 
 
 async def _forgiving(handler: Callable[[Request], Coroutine[Any, Any, Response]], request: _Request) -> Response:
-    """The response, without the fields that are not known; its header Warning names them."""
+    """Answer a request without its unknown fields. The response's header Warning names them."""
     ignored: list[str] = []
-    for rounds in count(1):
+    for attempt in count(1):
         try:
             response = await handler(request)
         except RequestValidationError as e:
-            errors = [{**error, "loc": error["loc"][1:]} for error in e.errors()]  # all begin with "body"
+            errors = [{**error, "loc": error["loc"][1:]} for error in e.errors()]  # without the leading "body"
             found = unknown.drop(errors, request.parsed)
-            if not found or rounds > unknown.ROUNDS:
+            if not found or attempt > unknown.ATTEMPTS:
                 raise
             ignored += found
         else:

@@ -1,4 +1,4 @@
-"""The connections of the HTTP process: how many there may be, which one makes room, and why each was ended."""
+"""Limit the number of connections, and count why the server ended them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Connections beyond the limit that are still accepted, so that RESERVED_PATHS can be asked of a server that is full.
+# Connections beyond the limit that are still accepted, so that a full server still answers RESERVED_PATHS.
 RESERVE = 16
 RESERVED_PATHS = frozenset({"/health", "/ready", "/metrics"})
-OTHER_FILES = 64  # files and pipes of this process that are not connections
-ROOM_SECONDS = 1.0  # a connection that has waited for less does not make room for another one
+OTHER_FILES = 64  # open files and pipes of this process that are not connections
+ROOM_SECONDS = 1.0  # an idle connection is only closed for a new one after this time
 LOG_SECONDS = 60.0
-# Why the server ends a connection: a timeout of its client, a TLS handshake that failed, or to make room.
+# Reasons for which the server ends a connection: four timeouts of the client, a failed TLS handshake, and "room": an
+# idle connection is closed for a new one.
 REASONS = ("headers", "body", "idle", "write", "handshake", "room")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that a connection may take.
+    """Timeouts of a connection, in seconds.
 
-    headers: from its start, or from the first byte of a later request, to the end of the headers. body: from there to
-    the end of the body; what has come extends it (see Protocol). keep_alive: between an answer and the next request.
-    write: for the client to catch up once it is behind with reading.
+    headers: from the connection's start, or from the first byte of a later request, to the end of the headers. body:
+    from there to the end of the body; received bytes extend it (see Protocol). keep_alive: between an answer and the
+    next request. write: for a client that is too slow at reading to catch up.
     """
 
     headers: float = 10.0
@@ -34,54 +35,55 @@ class Timeouts:
 
 
 class Slot:
-    """The place of one connection. reserved: it may ask for RESERVED_PATHS only."""
+    """The slot of one connection. reserved: True if it may only request RESERVED_PATHS."""
 
     def __init__(self, connections: Connections, *, reserved: bool) -> None:
         self.connections, self.reserved = connections, reserved
-        self.end: Callable[[], None] | None = None  # ends the connection, once there is a protocol
+        self.end: Callable[[], None] | None = None  # closes the connection; None until it has a protocol
 
     def wait(self) -> None:
-        """The connection has no open request from now on, so it may be ended to make room."""
+        """Note that the connection has no open request, so it may be closed for a new connection."""
         self.connections.waiting(self, True)
 
     def work(self) -> None:
-        """The connection has a request."""
+        """Note that the connection has a request."""
         self.connections.waiting(self, False)
 
     def release(self) -> None:
-        """The connection is closed. May be called again."""
+        """Note that the connection is closed. May be called again."""
         self.connections.release(self)
 
 
 class Connections:
-    """Counts connections and gives each a slot. Belongs to one event loop."""
+    """Counts connections and gives each a slot. Its methods must run in one event loop."""
 
     def __init__(self, limit: int, timeouts: Timeouts, reserve: int = RESERVE) -> None:
-        """limit: connections with requests of all kinds. reserve: further ones, for RESERVED_PATHS."""
+        """limit: number of connections for any request. reserve: number of further connections for RESERVED_PATHS."""
         self.limit, self.timeouts, self.reserve = limit, timeouts, reserve
         self.accepted = self.refused = self.accept_errors = 0
         self.ended: Counter[str] = Counter()  # connections that the server ended, by reason
         self._open: set[Slot] = set()
         self._reserved: set[Slot] = set()
-        self._waiting: dict[Slot, float] = {}  # since when (time.monotonic), the longest first
+        self._waiting: dict[Slot, float] = {}  # idle slots -> since when (time.monotonic), oldest first
         self._full = SeldomLog(logging.getLogger(__name__))
 
     def __len__(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return len(self._open) + len(self._reserved)
 
     def take(self) -> Slot | None:
-        """A slot for a new connection; a reserved one if all others are in use; None if those are in use too.
+        """Return a slot for a new connection.
 
-        If all are in use, the connection that has waited longest without a request is ended to make room.
+        If all slots are in use, the connection that has been idle longest is closed for the new one. Otherwise the new
+        connection gets a reserved slot, or None if these are all in use too.
         """
         if len(self._open) >= self.limit:
             self._make_room(reserved=False, waited=ROOM_SECONDS)
         reserved = len(self._open) >= self.limit
         if reserved:
             self._full.warning(
-                "all %d connections are in use (--max-connections): only /health, /ready and /metrics are answered on "
-                "new ones", self.limit,
+                "all %d connections are in use (--max-connections); new ones only get answers from /health, /ready and "
+                "/metrics", self.limit,
             )  # fmt: skip
             if len(self._reserved) >= self.reserve:
                 self._make_room(reserved=True, waited=0.0)
@@ -117,7 +119,7 @@ class Connections:
 
 
 class SeldomLog:
-    """Warnings that can come thousands of times a second: one line a minute, which counts the others."""
+    """Logs a frequent warning once a minute, with the number of warnings that were left out."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -125,7 +127,7 @@ class SeldomLog:
         self._left_out = 0
 
     def warning(self, text: str, *args: object) -> None:
-        """Write the line, or count it."""
+        """Log the warning, or only count it."""
         now = time.monotonic()
         if now - self._last < LOG_SECONDS:
             self._left_out += 1
@@ -136,5 +138,5 @@ class SeldomLog:
 
 
 def fitting(asked: int, files: int | None) -> int:
-    """The connections that a limit of open files allows, at most `asked`. files: None if there is no limit."""
+    """Return the number of connections, at most `asked`, that fit a limit of open files. files: None means no limit."""
     return asked if files is None else max(1, min(asked, files - RESERVE - OTHER_FILES))

@@ -1,4 +1,4 @@
-"""What the headers of a request say about who asks: the host that the client believes to reach, and a key."""
+"""Check the Host header and read the API key of a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def values(headers: Headers, name: bytes) -> list[bytes]:
-    """The values of all headers of this name (lower case), in their order."""
+    """Return the values of all headers with this name (lower case), in their order."""
     return [value for found, value in headers if found == name]
 
 
 def host_of(headers: Headers, http_version: str) -> str:
-    """The Host header; "" where HTTP/1.0 leaves it out. Raises APIError where HTTP/1.1 does not have exactly one."""
+    """Return the Host header, or "" if an HTTP/1.0 request has none.
+
+    Raises APIError if an HTTP/1.1 request does not have exactly one.
+    """
     found = values(headers, b"host")
     if len(found) > 1 or (not found and http_version != "1.0"):
         raise APIError(
@@ -27,22 +30,23 @@ def host_of(headers: Headers, http_version: str) -> str:
 
 
 def check_host(host: str, options: ServeOptions) -> None:
-    """Refuse a host that is not this server: a page whose name its owner lets point to this machine (DNS rebinding)
-    could ask everything that a server without keys answers. An address cannot be made to point elsewhere, so every
-    address is allowed. Raises APIError.
+    """Raise APIError if `host` is not a name of this server.
+
+    This protects a server without API keys against DNS rebinding: the owner of a web page can let its name point to
+    this machine, and the page could then use the server. IP addresses are safe, so all of them are allowed.
     """
     name = _without_port(host).lower().rstrip(".")
     allowed = {*LOOPBACK, *(name.lower() for name in (options.host, *options.allowed_hosts))}
     if not name or name in allowed or "*" in allowed or name.endswith(".localhost") or _is_address(name):
         return
     raise APIError(
-        403, f"the host {name!r:.100} is not known as a name of this server; start it with --allowed-hosts NAME, or "
+        403, f"the host {name!r:.100} is not a name of this server; start the server with --allowed-hosts NAME, or "
         "with an API key", code="host_not_allowed",
     )  # fmt: skip
 
 
 def key_in(headers: Headers) -> bytes:
-    """The key that a request gives; b"" where it gives none. Raises APIError where it gives several."""
+    """Return the API key of a request, or b"" if it has none. Raises APIError if it has several."""
     bearers, keys = values(headers, b"authorization"), values(headers, b"x-api-key")
     if len(bearers) + len(keys) > 1:
         raise APIError(
@@ -56,7 +60,7 @@ def key_in(headers: Headers) -> bytes:
 
 
 def _without_port(host: str) -> str:
-    """The name, or the address without brackets."""
+    """Return the name, or the IP address without brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

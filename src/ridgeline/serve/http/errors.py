@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}. Write JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ TYPES = {
 }  # fmt: skip
 
 
-_PIECE = 1 << 15  # elements that are encoded at once
+_PIECE = 1 << 15  # number of list elements that are encoded at once
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
 
 
 class APIError(Exception):
-    """What a request is answered with instead. retry_after: seconds."""
+    """An error that is sent to the client. param: the field that caused it. code: for programs. retry_after: seconds
+    after which the client may try again.
+    """
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
@@ -32,18 +34,18 @@ class APIError(Exception):
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
     def body(self) -> dict[str, Any]:
-        """The object that is sent."""
+        """Return the JSON object to send."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Those that belong to it."""
+        """Return the headers of the error's response."""
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def as_api_error(error: Exception) -> APIError | None:
-    """What an exception tells a client; None for a fault of ours, of which a client learns nothing."""
+    """Return the error to send for an exception, or None for a bug, about which a client gets no details."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, RequestError | TokenizerError):
@@ -56,33 +58,33 @@ def as_api_error(error: Exception) -> APIError | None:
 
 
 def internal() -> APIError:
-    """For all that should never happen."""
-    return APIError(500, "internal error: a fault of the server, whose log says more", code="internal_error")
+    """Return the error to send for a bug of the server."""
+    return APIError(500, "internal error of the server; its log has the details", code="internal_error")
 
 
 def invalid(errors: Any) -> APIError:
-    """What pydantic found wrong with a body: the first error, where it is, and what is known there."""
+    """Return the error to send for pydantic's errors about a body. It describes the first one."""
     first: Mapping[str, Any] = errors[0] if errors else {"loc": (), "msg": "invalid", "type": "value_error"}
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    name = ".".join(str(part) for part in first["loc"] if part != "body")
     kind, more = str(first["type"]), f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
     if kind == "extra_forbidden":
-        text = f"{place} is not a known field; the documentation at /docs lists those that are{more}"
-        return APIError(400, text, param=place, code="unknown_parameter")
-    if not place and kind in ("model_attributes_type", "missing"):
-        return APIError(400, "the body is no JSON object; send one, with Content-Type: application/json")
+        text = f"{name} is not a known field; /docs lists the known fields{more}"
+        return APIError(400, text, param=name, code="unknown_parameter")
+    if not name and kind in ("model_attributes_type", "missing"):
+        return APIError(400, "the body is not a JSON object; send one with Content-Type: application/json")
     if kind == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
-        return APIError(400, f"the body is no JSON: {why}", code="invalid_json")
-    return APIError(400, f"{place or 'the body'}: {first['msg']}{more}", param=place or None, code="invalid_value")
+        return APIError(400, f"the body is not valid JSON: {why}", code="invalid_json")
+    return APIError(400, f"{name or 'the body'}: {first['msg']}{more}", param=name or None, code="invalid_value")
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as UTF-8. Half a surrogate pair, which a client may have sent, comes back as a question mark."""
+    """Return JSON as UTF-8. A lone surrogate, which a client may have sent, becomes a question mark."""
     return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 async def send_error(error: APIError, send: Send) -> None:
-    """Answer an ASGI request with an error, and close the connection."""
+    """Answer an ASGI request with an error and close the connection."""
     body = dumps(error.body())
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers()}.items()]
@@ -91,7 +93,7 @@ async def send_error(error: APIError, send: Send) -> None:
 
 
 def dumps_object(value: Mapping[str, Any]) -> bytes:
-    """The same of an object that has long lists, piece by piece: other threads can run between two pieces."""
+    """Return an object with long lists as JSON. Lists are encoded in pieces, between which other threads can run."""
     return b"{" + b",".join(dumps(key) + b":" + _long(item) for key, item in value.items()) + b"}"
 
 

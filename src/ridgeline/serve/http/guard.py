@@ -1,4 +1,4 @@
-"""What stands before every endpoint: hosts, keys, sizes, one line of log. None of it looks into a body."""
+"""Check every request before its endpoint: Host header, API key, size. Log one line. Bodies are not read here."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ridgeline.serve.http.credentials import check_host, host_of, key_in, values
 from ridgeline.serve.http.errors import APIError, internal, send_error
 from ridgeline.serve.service import Service
 
-# What may be asked without a key: that the server lives, and how to talk to it.
+# Paths that need no API key: the state of the server and its documentation.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/", "/docs", "/openapi.json"})
-OPEN_FOLDER = "/page/"  # the parts of the page at /, which asks for a key itself
-ASKED_OFTEN = "/live"  # every second by each open page: no lines of log
-NO_ANSWER = 499  # the client went away; nginx's
+OPEN_FOLDER = "/page/"  # files of the page at /, which asks the user for a key itself
+FREQUENT_PATH = "/live"  # each open page requests it every second, so it is not logged
+NO_ANSWER = 499  # nginx's status for a client that disconnected
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """ASGI middleware."""
+    """ASGI middleware that checks, counts and logs requests."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._open: Counter[bytes] = Counter()  # requests of each key
+        self._open: Counter[bytes] = Counter()  # open requests of each key
         self.statuses = service.statuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,23 +47,24 @@ class Guard:
             await self._app(scope, _limited(receive, self._service.options.max_body_bytes), sending)
         except APIError as e:
             await send_error(e, sending)
-        except Exception as e:  # not given on: the HTTP server would log its message, which may hold a prompt
+        except Exception as e:  # not raised again: uvicorn would log its message, which may contain a prompt
             begun, status = status != NO_ANSWER, 500
-            log.error("a fault of the server: %s", fault(e, with_message=self._service.options.log_requests))
+            log.error("internal error: %s", fault(e, with_message=self._service.options.log_requests))
             if not begun:
                 await send_error(internal(), sending)
         finally:
             if key is not None:
                 self._open[key] -= 1
-            route = scope.get("route")  # of what no endpoint answers there is none, and paths are without number
+            route = scope.get("route")  # None for unknown paths, which are counted as one since there is no limit
             self.statuses[getattr(route, "path", ""), status] += 1
-            level = logging.DEBUG if scope["path"] == ASKED_OFTEN and status == 200 else logging.INFO
+            level = logging.DEBUG if scope["path"] == FREQUENT_PATH and status == 200 else logging.INFO
             seconds = time.perf_counter() - started
             log.log(level, "%s %r %s %.3f s", scope["method"], scope["path"], status, seconds)
 
     def _enter(self, scope: Scope) -> bytes | None:
-        """The key's hash, counted as one more of its requests. The size is looked at last: strangers learn nothing of
-        it. Raises APIError.
+        """Check a request; count it as an open request of its key; return the key's hash, or None without keys.
+
+        The size is checked last, so that a client without a key does not learn the limit. Raises APIError.
         """
         options, headers = self._service.options, scope["headers"]
         host = host_of(headers, scope["http_version"])
@@ -78,14 +79,16 @@ class Guard:
         return key
 
     def _key(self, scope: Scope) -> bytes | None:
-        """The hash of the request's key; None where none is needed. Raises APIError."""
+        """Return the hash of the request's key, or None if no key is needed. Raises APIError."""
         options, path = self._service.options, scope["path"]
         if not options.key_hashes or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         key = options.key_of(key_in(scope["headers"]))
         if key is None:
             raise APIError(
-                401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+                401,
+                "a valid API key is needed; send the header Authorization: Bearer KEY, or x-api-key: KEY",
+                code="invalid_api_key",
             )
         return key
 
@@ -93,21 +96,21 @@ class Guard:
         limit = self._service.options.max_concurrency_per_key
         if limit is not None and self._open[key] >= limit:
             raise APIError(
-                429, f"this key has {limit} requests open, its limit; wait for one to end", code="too_many_requests",
-                retry_after=1,
+                429, f"this API key has {limit} open requests, which is the limit; wait until one ends",
+                code="too_many_requests", retry_after=1,
             )  # fmt: skip
         self._open[key] += 1
 
 
 def fault(error: BaseException, *, with_message: bool) -> str:
-    """Where an exception arose, for the log. Its message may hold what a client sent, so it is asked for."""
+    """Return an exception's traceback for the log. with_message: add its message, which may contain a client's text."""
     if with_message:
         return "".join(traceback.format_exception(error))
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """A body that does not say its length is cut off where it becomes too long."""
+    """Return a `receive` that raises APIError once a body is longer than `limit` bytes."""
     size = 0
 
     async def receiving() -> Message:

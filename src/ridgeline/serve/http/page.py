@@ -1,4 +1,4 @@
-"""The pages at / and /docs: files of this package, and the headers that let a browser run nothing else."""
+"""Serve the files of the pages at / and /docs, with headers that forbid a browser to run any other code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
     ".svg": "image/svg+xml", ".json": "application/json", ".md": "text/plain", "": "text/plain",
 }  # fmt: skip
-# No script and no style but those of this server, no frame around it, nothing sent elsewhere.
+# Allow scripts, styles and connections of this server only, and no frame around the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-    """Every file in a folder and the folders in it: its path with slashes, and its bytes."""
+    """Return the path, with slashes, and the bytes of every file in a folder and its subfolders."""
     for one in folder.iterdir():
         if one.is_dir():
             yield from _files(one, f"{prefix}{one.name}/")
@@ -37,7 +37,7 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]
 
 
 def page_router() -> APIRouter:
-    """The page, its parts, and what it shows. The files are read once."""
+    """Return the routes of the pages and their files. The files are read once."""
     router = APIRouter()
     parts = dict(_files(files("ridgeline.serve.http") / "static"))
 
@@ -56,7 +56,7 @@ def page_router() -> APIRouter:
     @router.get("/page/{name:path}", include_in_schema=False)
     async def file(name: str) -> Response:
         if name not in parts:
-            raise APIError(404, f"the page has no part {name!r:.100}", code="unknown_url")
+            raise APIError(404, f"the page has no file {name!r:.100}", code="unknown_url")
         return part(name)
 
     return router

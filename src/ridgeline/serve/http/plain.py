@@ -1,4 +1,4 @@
-"""Answers for HTTP/1.0, which has no chunks: the end of the connection ends an answer of unknown length."""
+"""Answer HTTP/1.0 clients. HTTP/1.0 has no chunks, so an answer of unknown length ends with its connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.serve.http.wire import TransportWire
 
 
 class PlainCycle:
-    """Takes over the `send` of uvicorn's cycle, which frames every body of unknown length in chunks."""
+    """Replaces the `send` of uvicorn's cycle, which sends every body of unknown length in chunks."""
 
     def __init__(self, cycle: RequestResponseCycle, wire: TransportWire) -> None:
         self._cycle, self._wire, self._send = cycle, wire, cycle.send
@@ -19,11 +19,11 @@ class PlainCycle:
 
     @classmethod
     def take_over(cls, cycle: RequestResponseCycle, wire: TransportWire) -> None:
-        """Let a cycle send as this class does."""
+        """Replace the `send` of a cycle by this class."""
         cycle.send = cls(cycle, wire).send  # type: ignore[method-assign, assignment]
 
     async def send(self, message: Message) -> None:
-        """An ASGI message. An answer with a length goes the usual way."""
+        """Send an ASGI message. Answers with a known length are left to uvicorn."""
         names = [name.lower() for name, _ in message.get("headers", ())]
         if message["type"] == "http.response.start" and b"content-length" not in names:
             self._begin(message)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and HTTP/1.0 on one connection: uvicorn's protocol, with an end to everything that a client can draw out."""
+"""HTTP/1.1 and HTTP/1.0 on one connection: uvicorn's protocol with timeouts on everything that a client can delay."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ridgeline.serve.http.wire import TransportWire
 
 MAX_HEAD_BYTES = 1 << 16
 TOO_LONG = f"the headers are longer than {MAX_HEAD_BYTES} bytes"
-BODY_BYTES_PER_SECOND = 1 << 14  # a body that comes as fast as this on average may take as long as it needs
-LINGER_SECONDS = 2.0  # after an answer, to read on what a client still sends of a body that nobody wants
-PROBE_SECONDS = 0.05  # after a client has closed its side; each further probe waits twice as long
+BODY_BYTES_PER_SECOND = 1 << 14  # a body that arrives at this average speed or faster never times out
+LINGER_SECONDS = 2.0  # after an early answer, to read and drop the rest of the client's body
+PROBE_SECONDS = 0.05  # before the first probe of a half-closed connection; the time doubles with each further probe
 
-# What a connection is waiting for. None: for the server itself.
+# The event that a connection waits for. None: it waits for the server.
 Phase = Literal["headers", "body", "idle", "write", "linger"] | None
 _WAITING: tuple[Phase, ...] = ("headers", "idle", "linger")  # no request is open
 
 
 class Protocol(HttpToolsProtocol):
-    """Adds to uvicorn's protocol: timeouts, a limit of the headers' size, errors as JSON, streams that are written
-    straight to the connection, answers to clients that have closed their side, and places that are reserved for
-    RESERVED_PATHS.
+    """uvicorn's protocol with these additions: timeouts, a limit on the size of headers, errors as JSON, streams that
+    are written directly to the connection, answers to clients that have closed their sending side, and slots that are
+    reserved for RESERVED_PATHS.
 
-    A body may take `Timeouts.body` seconds, and one more for each BODY_BYTES_PER_SECOND that have come.
+    A body may take `Timeouts.body` seconds, plus one second for each BODY_BYTES_PER_SECOND bytes received.
     """
 
     _wire: TransportWire
@@ -68,7 +68,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that closes its side after a request still gets its answer (not over TLS, where asyncio closes)."""
+        """Answer a client that closes its sending side after a request. Over TLS, asyncio closes the connection."""
         if self._reading == "body" or self.scheme == "https" or not self._answering:
             return False
         if not self._half_closed:
@@ -89,7 +89,7 @@ class Protocol(HttpToolsProtocol):
         self._wire.pause(False)
 
     def shutdown(self) -> None:
-        if not self.transport.is_closing():  # a TLS transport that is closed twice cannot be asked anything more
+        if not self.transport.is_closing():  # a TLS transport breaks when it is closed twice
             super().shutdown()
             self._watch()
 
@@ -98,7 +98,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             return
-        if self._reading is None and not self._answering:  # what comes here begins a request, be it an empty line
+        if self._reading is None and not self._answering:  # any byte here begins a request
             self._reading = "headers"
         began = self._reading == "headers"
         super().data_received(data)
@@ -116,7 +116,7 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEAD_BYTES:
-            raise ValueError(TOO_LONG)  # which ends in a call of send_400_response
+            raise ValueError(TOO_LONG)  # the parser then calls send_400_response
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -138,7 +138,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # ours is in _watch: any byte ends uvicorn's, also one of no request
+        self._unset_keepalive_if_required()  # replaced by _watch: any byte would end uvicorn's keep-alive timer
         if self._half_closed and not self._answering and not self.transport.is_closing():
             self.transport.close()
         self._watch()
@@ -147,8 +147,9 @@ class Protocol(HttpToolsProtocol):
         self._refuse(400, TOO_LONG if self._header_bytes > MAX_HEAD_BYTES else msg, "invalid_http")
 
     def finish(self) -> None:
-        """Close after an answer. What the client still sends is read for a while: to close at once would reset the
-        connection, and the client might never see why its body was not wanted.
+        """Close the connection after an answer. If the client is still sending, read and drop its bytes for a while.
+
+        Closing at once would reset the connection, and the client might not see the answer.
         """
         if self.transport.is_closing() or self._lingering:
             return
@@ -161,7 +162,7 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Has a request not got its whole answer?"""
+        """Return whether a request does not have its whole answer yet."""
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
     def _refuse(self, status: int, text: str, code: str) -> None:
@@ -186,7 +187,7 @@ class Protocol(HttpToolsProtocol):
         return "headers" if self._reading == "headers" else "idle"
 
     def _watch(self) -> None:
-        """Start the timeout of a phase that begins."""
+        """Start the timeout of a new phase."""
         if self._lost or (phase := self._now_phase()) == self._phase:
             return
         self._phase, self._since = phase, time.monotonic()
@@ -207,7 +208,7 @@ class Protocol(HttpToolsProtocol):
 
     def _expire(self) -> None:
         phase, left = self._phase, self._since + self._seconds(self._phase) - time.monotonic()
-        if phase == "body" and self.flow.read_paused:  # the server itself does not read
+        if phase == "body" and self.flow.read_paused:  # the server does not read, so it is not the client's fault
             left = self._limits.body
         if left > 0.001:
             self._timer = self.loop.call_later(left, self._expire)
@@ -227,9 +228,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def _seek(self, wait: float) -> None:
-        """Find out whether a client that has closed its side is still there: its system answers what is sent to a
-        client that is not with a reset, which the next write meets. Before an answer begins, HTTP/1.1 allows any number
-        of interim responses.
+        """Find out whether a client that has closed its sending side still reads.
+
+        If the client has closed the whole connection, its system answers our bytes with a reset, and our next write
+        fails. The bytes are interim responses, which HTTP/1.1 allows in any number before an answer.
         """
         if not self._answering or self.transport.is_closing():
             return
@@ -239,19 +241,19 @@ class Protocol(HttpToolsProtocol):
 
 
 class _Ending:
-    """The transport as a request's cycle sees it: it writes, and closes when the answer is complete."""
+    """The transport that a request's cycle writes to. Closing it calls Protocol.finish."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
         self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
 
     def close(self) -> None:
-        """As Protocol.finish."""
+        """Close the connection as Protocol.finish does."""
         self._protocol.finish()
 
 
 class Reserved:
-    """The application on a connection beyond the limit: all but RESERVED_PATHS is refused."""
+    """The application on a connection beyond the limit: only RESERVED_PATHS are answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -261,7 +263,7 @@ class Reserved:
             await self._app(scope, receive, send)
             return
         error = APIError(
-            503, "all connections of this server are in use (--max-connections); try again",
+            503, "all connections of this server are in use (--max-connections); try again in 1 s",
             code="too_many_connections", retry_after=1,
         )  # fmt: skip
         await send_error(error, send)

@@ -1,4 +1,4 @@
-"""X-Request-Id: the client's name for a request, which its answer has too; made up where the client gives none."""
+"""X-Request-Id: return the client's id of a request in the answer's headers, or a new id if the client sent none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T", ChatBody, CompletionBody, ResponseBody)
 
 
 class RequestIds:
-    """ASGI middleware: every response carries the id of its request."""
+    """ASGI middleware that adds the request's id to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,12 +41,12 @@ class RequestIds:
 
 
 def named(body: T, request: Request) -> T:
-    """The body with the request's id: that of the header, else its own. Raises APIError for one that is none."""
+    """Return the body with the id of the header X-Request-Id, if there is one. Raises APIError for an invalid id."""
     given = request.headers.get("x-request-id")
     if given is None:
         return body
     if not _VALID.fullmatch(given.encode("latin-1", "replace")):
         raise APIError(
-            400, f"X-Request-Id must be 1 to {MAX_REQUEST_ID} visible characters of ASCII", param="X-Request-Id"
+            400, f"X-Request-Id must have 1 to {MAX_REQUEST_ID} visible ASCII characters", param="X-Request-Id"
         )
     return body.model_copy(update={"request_id": given})

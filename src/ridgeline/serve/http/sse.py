@@ -1,4 +1,4 @@
-"""Server-sent events: a response that is written as its events come, and that ends when its reader goes away."""
+"""Server-sent events: write an answer as a stream, and end the request when the client disconnects."""
 
 from __future__ import annotations
 
@@ -15,47 +15,46 @@ from ridgeline.serve.engine.client import Batch
 from ridgeline.serve.http.errors import APIError, as_api_error, dumps, internal
 
 T = TypeVar("T")
-WIRE = "ridgeline.wire"  # among the extensions of a request's scope
-
+WIRE = "ridgeline.wire"  # key in the extensions of a request's ASGI scope
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_GONE = 499  # nginx's; nobody reads it
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; it is only logged
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """One event that holds an object."""
+    """Return an event with a JSON object. name: type of the event."""
     kind = b"" if name is None else b"event: " + name.encode() + b"\n"
     return kind + b"data: " + dumps(value) + b"\n\n"
 
 
 class Envelope:
-    """The events of one answer, which differ in their choices only. head: the fields that all begin with."""
+    """Writes the events of one answer, which differ only in their choices. head: the fields that all have in common."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._begin = b"data: " + dumps(head)[:-1] + b',"choices":['
 
     def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
-        """One event."""
+        """Return an event with these choices."""
         used = b"" if usage is None else b',"usage":' + dumps(usage)
         return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
 
 
 class Wire(Protocol):
-    """A request's connection, below HTTP's machinery: that is made for messages, each of which passes eight layers."""
+    """A request's connection, for writing chunks directly. An ASGI message would pass through eight layers."""
 
     @property
     def paused(self) -> bool:
-        """So much waits for the reader that nothing more should be written."""
+        """Return whether the client is too far behind with reading to write more."""
 
     def write_chunk(self, data: bytes) -> None:
-        """A piece of the body, to the socket before this returns, unless the reader is behind."""
+        """Write a piece of the body, to the socket at once unless the client is behind with reading."""
 
     def listen(self, changed: Callable[[], None] | None) -> None:
-        """`changed` is called when `paused` has changed."""
+        """Call `changed` whenever `paused` changes."""
 
 
 class Source(Protocol):
-    """Where chunks come from, as service.Turn."""
+    """A source of chunks, such as service.Turn."""
 
     @property
     def committed(self) -> float: ...
@@ -73,27 +72,27 @@ class Source(Protocol):
 
 
 class Events(Protocol):
-    """An answer as events, all of it bytes; b"" where there is nothing to tell."""
+    """Writes an answer as events. Every method returns bytes, b"" if there is nothing to write."""
 
     def begin(self) -> bytes:
-        """What comes before all else."""
+        """Return the events before the first chunk."""
 
     def tell(self, batch: Batch) -> bytes:
-        """What came. Raises APIError for an answer that failed."""
+        """Return the events of new chunks. Raises APIError for an answer that failed."""
 
     def end(self) -> bytes:
-        """The rest of an answer that is complete."""
+        """Return the last events of a complete answer."""
 
     def failed(self, error: APIError) -> bytes:
-        """The rest of one that is not."""
+        """Return the last events of an answer that ended with an error."""
 
 
 class EventStream(Response):
-    """Writes what comes of a turn as soon as it comes, each time in one write. What the engine refuses is raised before
-    the response starts. written: called with the seconds since the engine had it, after each write with tokens.
+    """Writes the chunks of a turn as events, each message of the engine in one write.
 
-    A reader that is slow holds up its own events only: what it has not read waits in its own queue, until the
-    connection's timeout ends it.
+    An error before the first chunk is raised before the response starts, so that it gets its own status. written:
+    called after each write with tokens, with the seconds since the engine made them. A slow client delays only its own
+    events, until the connection's write timeout ends the stream.
     """
 
     media_type = "text/event-stream"
@@ -101,9 +100,9 @@ class EventStream(Response):
     def __init__(self, turn: Source, events: Events, written: Callable[[float], None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.headers["transfer-encoding"] = "chunked"  # as Wire.write_chunk writes
+        self.headers["transfer-encoding"] = "chunked"  # the format of Wire.write_chunk
         self._turn, self._events, self._written = turn, events, written
-        self._over = asyncio.get_running_loop().create_future()  # is all written? False: the reader is gone
+        self._over = asyncio.get_running_loop().create_future()  # True: all is written; False: the client is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._wire: Wire = scope["extensions"][WIRE]
@@ -124,7 +123,7 @@ class EventStream(Response):
             self._turn.close()
 
     async def _first(self, gone: asyncio.Task[None]) -> None:
-        """Wait until there is something to tell, or nobody to tell it to."""
+        """Wait until there is something to write or the client is gone."""
         come = asyncio.Event()
         gone.add_done_callback(lambda _: come.set())
         self._turn.listen(come.set)
@@ -143,7 +142,7 @@ class EventStream(Response):
         self._advance()
 
     def _advance(self) -> None:
-        """Write what has come."""
+        """Write the chunks that have arrived."""
         if self._wire.paused or self._over.done():
             return
         data, tokens = b"", False
@@ -155,7 +154,7 @@ class EventStream(Response):
                 else:
                     data += self._events.end()
                     self._end(True)
-        except Exception as e:  # the reader hears of it in a last event; a fault of ours is raised too
+        except Exception as e:  # the last event has the error; a bug is raised too
             told = as_api_error(e)
             data += self._events.failed(told or internal())
             self._end(True) if told is not None else self._over.set_exception(e)
@@ -166,7 +165,7 @@ class EventStream(Response):
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """What `work` gives; it is cancelled if the client goes away first."""
+    """Return the result of `work`, which is cancelled if the client disconnects first."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_gone(request.receive))
     try:

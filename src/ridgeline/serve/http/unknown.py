@@ -1,4 +1,4 @@
-"""Fields of a body that nobody knows: `--unknown-fields ignore` leaves them out and says so in the answer."""
+"""Remove unknown fields from a body and name them in a warning, for `--unknown-fields ignore`."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from pydantic import BaseModel, ValidationError
 
 UnknownFields = Literal["error", "ignore"]
 UNKNOWN_FIELDS: tuple[UnknownFields, ...] = ("error", "ignore")
-ROUNDS = 8  # validation ends at the first wrong element of a list, so fields may come to light one by one
-SHOWN = 20  # names in a warning
-SHOWN_CHARACTERS = 40  # of one
+ATTEMPTS = 8  # validation stops at the first wrong element of a list, so it may find unknown fields one by one
+SHOWN = 20  # number of names in a warning
+SHOWN_CHARACTERS = 40  # number of characters of a name in a warning
 
 B = TypeVar("B", bound=BaseModel)
 
 
 def drop(errors: Iterable[Mapping[str, Any]], body: Any) -> list[str]:
-    """Remove from a body, in place, the fields that pydantic does not know; their names, with where they were."""
-    places = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
-    return [name for place in places if (name := _drop(place, body))]
+    """Remove the fields that pydantic's errors call unknown from a body, in place. Return their paths."""
+    locations = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+    return [name for location in locations if (name := _drop(location, body))]
 
 
-def _drop(place: Sequence[str | int], body: Any) -> str:
-    """The name of the field at a place, which is removed; "" where there is none.
+def _drop(location: Sequence[str | int], body: Any) -> str:
+    """Remove the field at a location. Return its path, or "" if it does not exist.
 
-    A place names the kinds of values too that pydantic tried on its way ("NamedTool"); those are no keys.
+    pydantic's locations also contain names of types that it tried ("NamedTool"), which are not keys of the body.
     """
     path, owner = [], body
-    for step in place[:-1]:
+    for step in location[:-1]:
         here = isinstance(owner, dict) and step in owner
         if here or (isinstance(owner, list) and isinstance(step, int) and step < len(owner)):
             owner = owner[step]
             path.append(str(step))
-    if not isinstance(owner, dict) or place[-1] not in owner:
+    if not isinstance(owner, dict) or location[-1] not in owner:
         return ""
-    del owner[place[-1]]
-    return ".".join([*path, str(place[-1])])
+    del owner[location[-1]]
+    return ".".join([*path, str(location[-1])])
 
 
 def read(kind: type[B], body: Any, unknown: UnknownFields) -> tuple[B, list[str]]:
-    """A body, and the fields that were ignored in it. Raises ValidationError for what is wrong otherwise."""
+    """Validate a body. Return it and the paths of its ignored fields. Raises ValidationError for other errors."""
     ignored: list[str] = []
     if unknown == "error":
         return kind.model_validate(body), ignored
     body = json.loads(json.dumps(body))  # a copy, since fields are removed from it
-    for _ in range(ROUNDS):
+    for _ in range(ATTEMPTS):
         try:
             return kind.model_validate(body), ignored
         except ValidationError as e:
@@ -58,14 +58,14 @@ def read(kind: type[B], body: Any, unknown: UnknownFields) -> tuple[B, list[str]
 
 
 def warning(ignored: Sequence[str]) -> str:
-    """What to tell of fields that were ignored."""
+    """Return the text of the warning about ignored fields."""
     names = [name[:SHOWN_CHARACTERS] for name in ignored[:SHOWN]]
     more = f" and {len(ignored) - SHOWN} more" if len(ignored) > SHOWN else ""
     return f"unknown fields are ignored: {', '.join(names)}{more}"
 
 
 def header(ignored: Sequence[str]) -> str:
-    """The value of the header Warning (RFC 7234, 5.5: code, agent, quoted text). Only visible ASCII is in it."""
+    """Return the value of the header Warning (RFC 7234, 5.5: code, agent, quoted text), in visible ASCII."""
     text = warning(ignored).encode("ascii", "backslashreplace").decode()
     printable = "".join(c if c.isprintable() and c not in '"\\' else "?" for c in text)
     return f'299 ridgeline "{printable}"'

@@ -1,4 +1,4 @@
-"""A connection as a stream of events sees it."""
+"""Write a stream of events directly to its connection."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 
 
 class TransportWire:
-    """sse.Wire over a transport, whose protocol says when it is paused."""
+    """sse.Wire over a transport. The transport's protocol calls `pause`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._changed: Callable[[], None] | None = None
         self.paused = False
-        self.chunked = True  # is the body framed in chunks? Not for HTTP/1.0
+        self.chunked = True  # False for HTTP/1.0, which has no chunks
 
     def pause(self, paused: bool) -> None:
-        """The transport holds more than it should, or no longer does."""
+        """Note that the transport's write buffer is too full, or no longer is."""
         self.paused = paused
         if self._changed is not None:
             self._changed()
 
     def listen(self, changed: Callable[[], None] | None) -> None:
-        """As sse.Wire says, and so below."""
+        """Call `changed` whenever `paused` changes."""
         self._changed = changed
 
     def write_chunk(self, data: bytes) -> None:
