@@ -98,7 +98,7 @@ def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) ->
     done(page)
     assert page.locator(".history .user .said").text_content() == EVIL  # text, and nothing else
     assert not page.locator(".history b, .history img").count() and page.title() == "Ridgeline"
-    page.get_by_label("go on with this one").nth(1).check()
+    page.get_by_label("continue with this answer").nth(1).check()
     chosen = page.locator("article .said").nth(1).text_content()
     page.get_by_label("Message", exact=True).fill("And then?")
     with page.expect_request("**/v1/chat/completions") as sent:

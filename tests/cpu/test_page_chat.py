@@ -142,7 +142,7 @@ def test_a_browser_that_keeps_nothing(browser: playwright.Browser, server: Serve
         done(page)
         expect(page.locator("article .rendered")).to_have_text("an answer")
         assert shown(page) == ["a message", "an answer"] and not problems
-        expect(page.get_by_role("alert")).to_contain_text("no room to keep this chat")
+        expect(page.get_by_role("alert")).to_contain_text("no space to store this chat")
 
 
 def test_a_message_is_edited_and_an_answer_is_made_again(page: playwright.Page) -> None:
@@ -254,7 +254,7 @@ def test_a_model_without_roles_is_asked_to_complete(browser: playwright.Browser)
     with serving("pocket") as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(address(server))
-        expect(page.locator("#no-chat")).to_contain_text("knows no roles")
+        expect(page.locator("#no-chat")).to_contain_text("ignores roles")
         assert page.get_by_role("radio", name="Completion").is_checked()
         example = server.ask("GET", "/live")[1]["example"]
         assert page.get_by_label("Prompt", exact=True).get_attribute("placeholder") == example["prompt"]

@@ -1,9 +1,9 @@
-// Requests to the server that this page came from, and its errors as one class.
+// Send requests to the server of this page. ServerError is the class of all its errors.
 
 import * as storage from './storage.js';
 
 const STORED_KEY = 'ridgeline-key';
-let entered = null;  // in a browser that keeps nothing
+let entered = null;  // the key, for browsers that store nothing
 
 export class ServerError extends Error {
   constructor(status, { message, param = null } = {}, retryAfter = null) {
@@ -11,12 +11,12 @@ export class ServerError extends Error {
     Object.assign(this, { status, param, retryAfter });
   }
 
-  // What a person can do about it.
+  // A sentence that says what the user can do.
   get advice() {
     if (this.status === 0) return 'Is the server still running?';
-    if (this.status === 401) return 'Enter a key that it knows.';
+    if (this.status === 401) return 'Enter a valid API key.';
     if (this.status === 429) return `Try again in ${this.retryAfter ?? 1} s.`;
-    if (this.status === 503) return 'The engine is being started again; try again in a moment.';
+    if (this.status === 503) return 'The engine is restarting; try again in a moment.';
     return '';
   }
 }
@@ -43,7 +43,7 @@ export async function ask(path, { body, signal } = {}) {
   return response;
 }
 
-// The data of each server-sent event, as JSON, up to [DONE]. An error inside the stream is thrown.
+// Yield the JSON data of each server-sent event up to [DONE]. Throws an error that the stream contains.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = '';

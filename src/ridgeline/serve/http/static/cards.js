@@ -1,18 +1,18 @@
-// One answer: its text as Markdown or as tokens, as it comes, and what a person can do with it.
+// Show an answer while it is generated, as Markdown or as tokens, with its buttons.
 
 import { copyButton, make } from './dom.js';
 import { render } from './markdown.js';
 import { TokenText, entries } from './tokens.js';
 
-const REASONS = { stop: 'complete', length: 'cut at the longest length', tool_calls: 'calls a tool' };
-const PAINT_MS = 60;  // between two pictures of a text that grows
+const REASONS = { stop: 'complete', length: 'reached max tokens', tool_calls: 'calls a tool' };
+const PAINT_MS = 60;  // between two renderings of a growing text
 
-// Text that is Markdown, in a node that shows it as it is until it is rendered.
+// A node with Markdown. It shows the source until the text is rendered.
 export class MarkdownText {
   constructor() {
     this.node = make('div', { class: 'rendered' });
     this.painting = null;
-    this.plain = false;  // it takes too long to render
+    this.plain = false;  // true if rendering takes too long
   }
 
   show(text) {
@@ -36,7 +36,7 @@ export class MarkdownText {
 }
 
 export class Card {
-  // markdown: whether the text is. tools: more buttons. choice: a radio button, if one of several answers is chosen.
+  // markdown: true if the text is Markdown. tools: further buttons. choice: a radio button to choose among answers.
   constructor({ title, markdown, choice = null, tools = [] }) {
     Object.assign(this, { choice, content: '', thought: '', text: '', over: false });
     this.reason = make('span', { class: 'reason' });
@@ -45,7 +45,7 @@ export class Card {
     this.thinking = make('p', { class: 'thought', hidden: true });
     this.markdown = markdown ? new MarkdownText() : null;
     const source = markdown && make('button', { type: 'button', 'aria-pressed': 'false', onclick: () => this.#turn(source) }, 'Tokens');
-    const choose = choice && make('label', {}, choice, ' go on with this one');
+    const choose = choice && make('label', {}, choice, ' continue with this answer');
     this.node = make('article', { class: 'answer', 'aria-label': title },
       make('header', {}, make('h3', {}, title), this.reason),
       markdown ? make('div', { class: 'shown' }, this.thinking, this.markdown.node) : null, this.said,
@@ -59,21 +59,21 @@ export class Card {
     button.setAttribute('aria-pressed', String(tokens));
   }
 
-  // A piece of a stream.
+  // Add a choice of an event.
   take(choice) {
     const { delta } = choice, thought = delta?.reasoning_content ?? '';
     const content = choice.text ?? delta?.content ?? '';
     const calls = delta?.tool_calls?.map(({ function: f }) => `${f.name ?? ''}${f.arguments ?? ''}`).join('') ?? '';
     this.tokens.append(thought + content + calls, entries(choice.logprobs));
     this.text += thought + content + calls;
-    this.content += content;  // what the conversation goes on with: thoughts are not told again
+    this.content += content;  // sent back in a conversation, without the reasoning
     this.thought += thought;
     this.#show(calls ? this.text : this.content);
     if (choice.finish_reason) this.end(REASONS[choice.finish_reason] ?? choice.finish_reason);
     return thought + content + calls;
   }
 
-  // An answer that was kept.
+  // Show a stored answer.
   restore({ content, thought }) {
     Object.assign(this, { content, thought, text: thought + content });
     this.tokens.append(this.text, []);

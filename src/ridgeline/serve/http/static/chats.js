@@ -1,11 +1,11 @@
-// Chats that outlive the page, each under a name of its own in this browser, so that two tabs do not overwrite each other.
+// Store chats in the browser, each under its own name, so that two tabs do not overwrite each other.
 
 import { byId, make } from './dom.js';
 import * as storage from './storage.js';
 
 const PREFIX = 'ridgeline-chat:', VERSION = 1, OPEN = 'ridgeline-open-chat', TITLE_CHARACTERS = 48;
 
-// messages end with the last one of the user; answers are those to it, of which the chat goes on with the chosen one.
+// messages: up to the last message of the user. answers: answers to it; the chat continues with the chosen one.
 export const empty = () => ({ version: VERSION, id: freshId(), model: '', changed: '', system: '', messages: [], answers: [], chosen: 0 });
 const freshId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
 
@@ -26,11 +26,11 @@ function read(name) {
 export const load = (id) => read(PREFIX + id);
 export const keep = (chat) => storage.set('localStorage', PREFIX + chat.id, JSON.stringify(chat));
 
-// Which chat a tab shows, so that it is there after a reload; null: none.
+// The id of the chat that a tab shows, which a reload opens again; null for none.
 export const opened = () => storage.get('sessionStorage', OPEN);
 export const setOpened = (id) => (id ? storage.set('sessionStorage', OPEN, id) : storage.remove('sessionStorage', OPEN));
 
-// The newest first; and how many there are that this page cannot read.
+// All chats, newest first, and the number of those that this page cannot read.
 function all() {
   const found = storage.names('localStorage', PREFIX).map(read), chats = found.filter(Boolean);
   return { chats: chats.sort((a, b) => b.changed.localeCompare(a.changed)), unread: found.length - chats.length };
@@ -41,14 +41,14 @@ const title = ({ messages }) => {
   return text.length > TITLE_CHARACTERS ? `${text.slice(0, TITLE_CHARACTERS)}…` : text;
 };
 
-// As the API takes it: the system's message, what was said, the chosen answer.
+// A chat as messages of the API: the system message, the conversation, the chosen answer.
 export function told({ system, messages, answers, chosen }) {
   const answer = answers[chosen]?.content;
   return [...(system ? [{ role: 'system', content: system }] : []), ...messages, ...(answer ? [{ role: 'assistant', content: answer }] : [])];
 }
 
-// The list of chats, and what can be done with it. open(id): shows a chat, null a new one. forget(): what is shown was
-// deleted. current(): the id of the one shown.
+// The list of chats with its buttons. open(id): shows a chat, or a new one for null. forget(): called when the shown chat
+// was deleted. current(): the id of the shown chat.
 export class ChatList {
   constructor({ open, forget, current }) {
     this.current = current;

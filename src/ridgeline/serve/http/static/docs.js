@@ -1,11 +1,11 @@
-// The endpoints and their fields, as openapi.json describes them.
+// Show the endpoints and their fields from openapi.json.
 
 import { ask } from './api.js';
 import { byId, make, table } from './dom.js';
 import { apply, stored } from './theme.js';
 
 const COLUMNS = ['Field', 'Type', 'Required', 'Limits'];
-const LARGEST = 2 ** 53; // a limit beyond is that of the number's 64 bits, and no number here
+const LARGEST = 2 ** 53; // larger limits come from 64-bit integers and are not shown
 const LIMITS = { minimum: 'from', maximum: 'to', exclusiveMaximum: 'below', minLength: 'at least', maxLength: 'at most', maxItems: 'at most' };
 
 async function begin() {
@@ -39,7 +39,7 @@ function endpoint(path, method, operation, schemas) {
   return node;
 }
 
-// A table of an object's fields, and one for each object among them that was not told yet.
+// A table of an object's fields, and one for each object type in it that was not shown yet.
 function fields(title, given, schemas, told) {
   const schema = resolved(given, schemas), names = references(schema.properties ?? {}).filter((name) => !told.has(name));
   names.forEach((name) => told.add(name));

@@ -1,4 +1,4 @@
-// Elements. Whatever a model or a server wrote goes in as text: nothing here parses HTML. (markdown.js renders answers.)
+// Make elements. Text of a model or a server is added as text; no HTML is parsed here. (markdown.js renders answers.)
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -16,7 +16,8 @@ export const make = (tag, props = {}, ...children) => fill(document.createElemen
 export const draw = (tag, props = {}, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 export const byId = (id) => document.getElementById(id);
 
-// Copies what `text` gives. Browsers offer the clipboard to secure pages only; elsewhere a selection is copied.
+// A button that copies what text() returns. Browsers offer the clipboard only to secure pages; on others it copies a
+// selection.
 export function copyButton(text) {
   const button = make('button', { type: 'button', onclick: () => copy(text(), button) }, 'Copy');
   return button;
@@ -39,7 +40,7 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = 'Copy'; }, 1500);
 }
 
-// columns: a header for each, none of them empty. rows: of a header and cells.
+// A table. columns: their headers, none of them empty. rows: lists of a header and cells.
 export function table(caption, columns, rows) {
   return make('table', {},
     make('caption', { class: 'hidden' }, caption),

@@ -1,16 +1,16 @@
-// What was said before the last answer: each message can be said in another way, or be answered again.
+// Show the messages before the last answer. Each can be edited or answered again.
 
 import { byId, make } from './dom.js';
 import { MarkdownText } from './cards.js';
 import { sends } from './keys.js';
 
-// again(i, text): go on from before message i of the user with this text. redo(i): answer again what stands before message i.
+// again(i, text): replaces message i of the user by this text. redo(i): answers the messages before message i again.
 export class History {
   constructor({ again, redo }) {
     Object.assign(this, { again, redo });
   }
 
-  // markdown: whether what the model said is.
+  // markdown: true if the model's messages are Markdown.
   show(messages, markdown) {
     byId('history').replaceChildren(...messages.map((message, i) => this.#item(message, i, markdown)));
   }
@@ -39,7 +39,7 @@ export class History {
       make('div', { class: 'actions' },
         make('button', { type: 'button', class: 'primary', 'data-runs': true, onclick: send }, 'Send'),
         make('button', { type: 'button', onclick: back }, 'Cancel'),
-        make('p', { id: `${id}-help`, class: 'help' }, 'This replaces the message and removes what came after it.')));
+        make('p', { id: `${id}-help`, class: 'help' }, 'This replaces the message and removes all later messages.')));
     text.focus();
   }
 }

@@ -1,10 +1,10 @@
-// Enter sends, Shift+Enter breaks a line. A keyboard on the screen has no Shift+Enter: there Enter breaks a line.
+// Enter sends, Shift+Enter starts a new line. On-screen keyboards have no Shift+Enter, so there Enter starts a new line.
 
 const onScreen = matchMedia('(hover: none) and (pointer: coarse)');
 
 export function sends(event) {
-  if (event.key !== 'Enter' || event.isComposing) return false;  // an input method takes its Enter for itself
+  if (event.key !== 'Enter' || event.isComposing) return false;  // this Enter belongs to an input method
   return event.ctrlKey || event.metaKey || !(event.shiftKey || onScreen.matches);
 }
 
-export const help = () => (onScreen.matches ? [] : [['Enter'], ' sends, ', ['Shift', 'Enter'], ' breaks a line, ', ['Esc'], ' stops.']);
+export const help = () => (onScreen.matches ? [] : [['Enter'], ' sends, ', ['Shift', 'Enter'], ' starts a new line, ', ['Esc'], ' stops.']);

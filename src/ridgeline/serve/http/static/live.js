@@ -1,4 +1,4 @@
-// What the server is doing, asked once a second while somebody looks.
+// Show the live figures of the server, requested once a second while the page is visible.
 
 import { ask } from './api.js';
 import { byId, draw, make, quantity, seconds, significant, table, whole } from './dom.js';
@@ -9,15 +9,15 @@ const EVERY_MS = 1000, KEPT = 60;
 const TILES = [
   ['Running', ({ requests }) => [whole(requests.running), `of ${whole(requests.max_running)} at once`, requests.running]],
   ['Waiting', ({ requests }) => [whole(requests.waiting), `${whole(requests.refused)} refused so far`, requests.waiting]],
-  ['Tokens out', (_, { out }) => [`${significant(out)}/s`, '', out]],
-  ['Prompt tokens', (_, { into }) => [`${significant(into)}/s`, 'of requests that ended', into]],
+  ['Generated tokens', (_, { out }) => [`${significant(out)}/s`, '', out]],
+  ['Prompt tokens', (_, { into }) => [`${significant(into)}/s`, 'of finished requests', into]],
   ['Time to first token', ({ ttft_s }) => median(ttft_s)],
   ['Time per output token', ({ tpot_s }) => median(tpot_s)],
   ['Pages used', ({ pages }) => {
     const used = sum(pages, 'used'), total = sum(pages, 'total');
     return [`${significant(total ? (100 * used) / total : 0)} %`, `${whole(used)} of ${whole(total)}`, used];
   }],
-  ['Engine at work', (_, { busy, steps }) => [`${whole(100 * busy)} %`, `${significant(steps)} steps/s`, busy]],
+  ['Engine busy', (_, { busy, steps }) => [`${whole(100 * busy)} %`, `${significant(steps)} steps/s`, busy]],
 ];
 
 const sum = (list, name) => list.reduce((total, one) => total + one[name], 0);
@@ -39,7 +39,7 @@ export class Live {
   run(wanted) {
     this.wanted = wanted;
     clearTimeout(this.timer);
-    this.round = {};  // answers to earlier rounds come too late
+    this.round = {};  // answers to earlier requests are dropped
     if (wanted && !document.hidden) this.#poll(this.round);
   }
 
@@ -59,7 +59,7 @@ export class Live {
 
   #say(problem) {
     const status = byId('live-status');
-    if (status.textContent !== problem) status.textContent = problem;  // only news is read aloud
+    if (status.textContent !== problem) status.textContent = problem;  // screen readers read only changes
     status.hidden = !problem;
   }
 
@@ -74,24 +74,24 @@ export class Live {
       tile.spark.replaceChildren(...spark(this.series[i]));
     });
     this.roofline.show(now.roof, now.step);
-    const names = [['first token', now.ttft_s], ['each token after it', now.tpot_s]];
+    const names = [['time to first token', now.ttft_s], ['time per output token', now.tpot_s]];
     byId('latency').replaceChildren(table('Latency', [`last ${now.window_s} s`, 'p50', 'p90', 'p99'],
       names.map(([name, p]) => [name, ...['p50', 'p90', 'p99'].map((q) => (p ? seconds(p[q]) : '–'))])));
     byId('pages').replaceChildren(table('Pages of state', ['group', 'used', 'of', 'share'], now.pages.map((g) =>
       [g.group, whole(g.used), whole(g.total), make('meter', { min: 0, max: g.total, value: g.used, 'aria-label': `Pages of ${g.group} used` })])));
     byId('engine').replaceChildren(table('Engine', ['since it started', 'total'], [
       ['steps', whole(now.engine.steps)],
-      ['tokens out', whole(now.tokens.generated)],
+      ['generated tokens', whole(now.tokens.generated)],
       ['prompt tokens', whole(now.tokens.prompt)],
-      ['of them from the cache', whole(now.tokens.cached)],
-      ['started again', whole(now.engine.restarts)],
-      ['moved', quantity(now.engine.step_bytes, 'B')],
-      ['computed', quantity(now.engine.step_flops, 'FLOP')],
+      ['cached prompt tokens', whole(now.tokens.cached)],
+      ['restarts', whole(now.engine.restarts)],
+      ['bytes moved', quantity(now.engine.step_bytes, 'B')],
+      ['operations', quantity(now.engine.step_flops, 'FLOP')],
     ]));
   }
 }
 
-// Rates of the counters; an engine that was started again counts from 0.
+// Rates of the counters. They are 0 after a restart of the engine, which resets its counters.
 function between(before, now) {
   const time = now.engine.alive_s - before.engine.alive_s;
   const rate = (of) => (time > 0 ? Math.max(0, (of(now) - of(before)) / time) : 0);

@@ -1,4 +1,4 @@
-// The frame: which view, which theme, which key, what went wrong.
+// The frame of the page: views, theme, API key, errors.
 
 import { ask, setKey } from './api.js';
 import { byId } from './dom.js';
@@ -9,7 +9,7 @@ import * as theme from './theme.js';
 
 const VIEWS = ['playground', 'live'];
 
-// What went wrong, on the tab where it did; a server that cannot be used at all is told above both.
+// Show an error in a notice, or hide the notice. Errors of one view are shown in it, errors of the server above all views.
 function tell(notice, error) {
   notice.hidden = !error;
   notice.textContent = error ? `${error.message} ${error.advice ?? ''}`.trim() : '';

@@ -1,5 +1,5 @@
-// Markdown as elements. Models are not trusted: HTML in their text stays text, a sanitizer goes over what is left, and
-// a text that takes too long is shown as it is.
+// Render Markdown. Models are not trusted: HTML in their text stays text, a sanitizer checks the result, and a text that
+// takes too long is shown as its source.
 
 import { copyButton, make } from './dom.js';
 import DOMPurify from './vendor/dompurify/purify.es.mjs';
@@ -12,13 +12,13 @@ const ALLOWED = {
   ADD_URI_SAFE_ATTR: ['align', 'data-language', 'start'],
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,
-  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,  // no address of this server, and no script
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,  // no links into this server, no scripts
   RETURN_DOM_FRAGMENT: true,
 };
 
 let worker = null, last = Promise.resolve();
 
-// The text as a fragment of the document; null if it is too long or takes too long. One text at a time.
+// Return the text as a document fragment, or null if it is too long or takes too long. Texts are rendered one by one.
 export function render(text) {
   if (text.length > MOST_CHARACTERS) return Promise.resolve(null);
   last = last.then(() => parse(text)).then((html) => (html === null ? null : fragment(html)));
@@ -36,7 +36,7 @@ async function parse(text) {
   return html ?? null;
 }
 
-// A worker that has loaded its parts; null if it cannot.
+// Return a worker that has loaded its modules, or null if it cannot load them.
 function start() {
   const made = new Worker('page/markdown-worker.js', { type: 'module' });
   return new Promise((ready) => {
@@ -45,7 +45,7 @@ function start() {
   });
 }
 
-// What the worker says to a text; undefined if it says nothing in time.
+// Return the worker's answer to a text, or undefined if it does not answer in time.
 function reply(to, text) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, PATIENCE_MS);
@@ -64,12 +64,12 @@ function fragment(html) {
   return made;
 }
 
-// The language above a block of code, and a button that copies it.
+// Add the language and a copy button above a block of code.
 function frame(block) {
   const language = (block.dataset.language ?? '').slice(0, 32), node = make('div', { class: 'code' },
     make('div', { class: 'code-head' }, make('span', {}, language || 'code'), copyButton(() => block.textContent)));
   block.replaceWith(node);
-  block.tabIndex = 0;  // a long line is scrolled with the keyboard too
+  block.tabIndex = 0;  // lets the keyboard scroll long lines
   block.setAttribute('role', 'group');
   block.setAttribute('aria-label', language ? `Code, ${language}` : 'Code');
   node.append(block);

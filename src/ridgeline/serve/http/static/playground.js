@@ -1,4 +1,4 @@
-// Prompts and conversations: n answers at once, as they come.
+// The playground: send prompts and conversations, and show the answers while they are generated.
 
 import { ServerError, ask, events } from './api.js';
 import { Card } from './cards.js';
@@ -17,7 +17,7 @@ export class Playground {
     this.example = null;
     this.talk = chats.empty();
     this.cards = [];
-    this.running = null;  // the run whose answers come
+    this.running = null;  // the run in progress
     parameters.build();
     this.history = new History({ again: (i, text) => this.#again(i, text), redo: (i) => this.#redo(i) });
     this.list = new chats.ChatList({ open: (id) => this.open(id), forget: () => this.#forget(), current: () => this.talk.id });
@@ -41,17 +41,17 @@ export class Playground {
     this.send();
   }
 
-  // What the server serves. A model without a chat template, or one whose template knows no roles, is asked to complete.
+  // Set up the playground for the server's model. Completion is the default without a chat template that reads roles.
   serve({ model, chat, roles, example }) {
     this.model = model;
     this.example = example;
-    this.markdown = roles;  // a model that knows no roles goes on with a text, which may be in any form
+    this.markdown = roles;  // a template that ignores roles belongs to a model that continues any text, which may not be Markdown
     const radio = document.querySelector('[value=chat]'), first = this.shownChat === undefined;
     const kept = first && chat && chats.opened() ? chats.load(chats.opened()) : null;
     radio.disabled = !chat;
     byId('no-chat').hidden = chat && roles;
     byId('no-chat').textContent = chat
-      ? 'This model’s chat template knows no roles: the model goes on with the text of the messages.'
+      ? 'This model’s chat template ignores roles, so the model continues the text of the messages.'
       : 'This model has no chat template; start the server with --chat-template to give it one.';
     if (kept) this.talk = kept;
     if (kept || (first && roles && !byId('prompt').value)) radio.checked = true;
@@ -65,7 +65,7 @@ export class Playground {
 
   #setMode() {
     const { chat } = this;
-    if (chat !== this.shownChat) {  // answers belong to the mode in which they came
+    if (chat !== this.shownChat) {  // answers belong to the mode in which they were generated
       this.#stop();
       this.shownChat = chat;
       this.#showTalk();
@@ -74,20 +74,20 @@ export class Playground {
     byId('clear').hidden = chat;
     byId('example').hidden = chat || !this.example;
     byId('prompt-label').textContent = chat ? 'Message' : 'Prompt';
-    byId(chat ? 'history' : 'status').after(byId('answers'));  // a conversation goes downwards
+    byId(chat ? 'history' : 'status').after(byId('answers'));  // in a chat, new messages are at the bottom
     byId('prompt').rows = chat ? 3 : 5;
-    byId('prompt').placeholder = chat ? 'Say something' : this.example?.prompt ?? '';
+    byId('prompt').placeholder = chat ? 'Type a message' : this.example?.prompt ?? '';
     byId('send').textContent = chat ? 'Send' : 'Generate';
     chats.setOpened(chat && this.talk.messages.length ? this.talk.id : null);
     this.list.show();
   }
 
-  // Shows a chat that was kept, or a new one (null).
+  // Show a stored chat, or a new one for null.
   open(id) {
     this.#stop();
     this.fail(null);
     const found = id && chats.load(id);
-    if (id && !found) this.fail(new Error('This chat is not there any more.'));
+    if (id && !found) this.fail(new Error('This chat no longer exists.'));
     this.talk = found || chats.empty();
     this.#showTalk();
     chats.setOpened(this.talk.messages.length ? this.talk.id : null);
@@ -95,7 +95,7 @@ export class Playground {
     byId('prompt').focus();
   }
 
-  // The chat that is shown was deleted.
+  // Show a new chat after the shown one was deleted.
   #forget() {
     this.talk.messages = [];
     this.open(null);
@@ -146,7 +146,7 @@ export class Playground {
     return this.#run(() => this.#turn(this.talk.messages.slice(0, i)));
   }
 
-  // make: gives the request. begun: called as soon as the server has taken it.
+  // Send a request and show its answers. make_: makes the request. begun: called once the server has accepted it.
   async #run(make_, begun = () => {}) {
     if (this.running) return;
     let request;
@@ -193,7 +193,7 @@ export class Playground {
     return { path: 'v1/chat/completions', body, answers: common.n ?? 1, said };
   }
 
-  // The server has taken the request: what was on the page makes room.
+  // Replace the answers on the page once the server has accepted the request.
   #begin({ answers, said }, run) {
     if (said) {
       run.talk = this.talk;
@@ -207,7 +207,7 @@ export class Playground {
     this.#busy();
   }
 
-  // Cards for so many answers.
+  // Make cards for `count` answers.
   #deal(count, chosen = 0) {
     this.cards = Array.from({ length: count }, (_, i) => this.#card(i, count, i === chosen));
     byId('answers').replaceChildren(...this.cards.map(({ node }) => node));
@@ -219,7 +219,7 @@ export class Playground {
       ? make('input', { type: 'radio', name: 'continue', checked: chosen, onchange: () => { this.talk.chosen = i; this.#keep(); } }) : null;
     const again = () => make('button', { type: 'button', 'data-runs': true, onclick: () => this.#redo(this.talk.messages.length) }, 'Regenerate');
     const append = (card) => make('button', { type: 'button', onclick: () => this.#append(card) }, 'Append to prompt');
-    const tools = !chat ? [append] : i === 0 ? [again] : [];  // again: all of them
+    const tools = !chat ? [append] : i === 0 ? [again] : [];  // Regenerate replaces all answers
     return new Card({ title, markdown: chat && this.markdown, choice, tools });
   }
 
@@ -235,7 +235,7 @@ export class Playground {
     for (const choice of event.choices) if (run.cards[choice.index].take(choice)) run.first ??= performance.now();
   }
 
-  // Into the browser's storage: the chat that is shown, or whose answers come, with what there is of them.
+  // Store the shown chat, or the one whose answers are being generated, with the text so far.
   #keep() {
     const talk = this.running?.talk ?? this.talk;
     if (!talk.messages.length) return;
@@ -243,12 +243,12 @@ export class Playground {
       talk.answers = this.running.cards.map(({ content, thought }) => ({ content, thought }));
       talk.changed = new Date().toISOString();
     }
-    if (!chats.keep(talk)) this.fail(new Error('This browser has no room to keep this chat. Export your chats, and delete some.'));
+    if (!chats.keep(talk)) this.fail(new Error('This browser has no space to store this chat. Export your chats and delete some.'));
     this.list.show();
   }
 
   #done(run, word) {
-    if (run.cards.length && run.cards !== this.cards) return;  // another chat is shown by now
+    if (run.cards.length && run.cards !== this.cards) return;  // another chat is shown now
     const now = performance.now(), parts = [`${word} after ${seconds((now - run.started) / 1e3)}`];
     if (run.first) parts.push(`first text after ${seconds((run.first - run.started) / 1e3)}`);
     if (run.tokens) {

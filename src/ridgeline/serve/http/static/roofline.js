@@ -1,11 +1,11 @@
-// The roofline of the machine, and where steps are beneath it: predicted and measured.
+// Draw the roofline of the machine with the predicted and the measured step.
 
 import { draw, make, quantity, seconds, significant, table } from './dom.js';
 
 const LEFT = 92, RIGHT = 16, TOP = 18, BOTTOM = 52;
-const LEAST_WIDTH = 260, ASPECT = 0.55, LEAST_HEIGHT = 260, LABEL_WIDTH = 56;  // in pixels, as the chart is drawn
-const NONE = '–';  // where there is no figure
-const MARGIN = 8;  // of the axes, as a factor beyond what they show
+const LEAST_WIDTH = 260, ASPECT = 0.55, LEAST_HEIGHT = 260, LABEL_WIDTH = 56;  // in pixels
+const NONE = '–';  // stands for a missing figure
+const MARGIN = 8;  // factor by which the axes extend beyond the points
 
 export class Roofline {
   constructor(node) {
@@ -15,7 +15,7 @@ export class Roofline {
     new ResizeObserver(() => this.last && this.#width() !== this.width && this.show(...this.last)).observe(node);
   }
 
-  // One unit of the drawing is one pixel, so that its letters have the size of the page's.
+  // One unit of the drawing is one pixel, so that its text has the size of the page's text.
   #width() {
     return Math.max(LEAST_WIDTH, this.node.clientWidth);
   }
@@ -25,7 +25,7 @@ export class Roofline {
     this.last = [roof, step];
     this.width = this.#width();
     if (!roof) {
-      this.node.replaceChildren(make('p', { class: 'help' }, 'The roofline of this machine is not known.'));
+      this.node.replaceChildren(make('p', { class: 'help' }, 'The roofline of this machine is unknown.'));
       return;
     }
     const times = step ? [step.measured_s, ...(step.predicted_s ? [step.predicted_s] : [])] : [];
@@ -35,14 +35,14 @@ export class Roofline {
     this.node.replaceChildren(
       this.#chart(roof, points, scale),
       make('ul', { class: 'legend' },
-        key('roof', 'the roof'), key('measured', 'measured step'), points.length > 1 ? key('predicted', 'predicted step') : ''),
-      step ? numbers(roof, step) : make('p', { class: 'help' }, 'No step has run yet. Ask for something in the playground.'));
+        key('roof', 'roofline'), key('measured', 'measured step'), points.length > 1 ? key('predicted', 'predicted step') : ''),
+      step ? numbers(roof, step) : make('p', { class: 'help' }, 'No step has run yet. Generate something in the playground.'));
   }
 
   #chart(roof, points, { x, y, width, height, ranges: [[x0, x1], [y0, y1]] }) {
     const ridge = roof.flops_per_s / roof.bytes_per_s, bottom = height - BOTTOM, right = width - RIGHT;
     const line = `M${x(x0)} ${y(x0 * roof.bytes_per_s)}L${x(ridge)} ${y(roof.flops_per_s)}L${x(x1)} ${y(roof.flops_per_s)}`;
-    const start = 1.6 * x0;  // of the slope's label, away from the points
+    const start = 1.6 * x0;  // position of the slope's label, away from the points
     const [low, high] = [start, 2 * start].map((at) => [x(at), y(at * roof.bytes_per_s)]);
     const slope = (180 / Math.PI) * Math.atan2(high[1] - low[1], high[0] - low[0]);
     const [measured, predicted] = points;
@@ -98,17 +98,17 @@ function key(name, text) {
 }
 
 function numbers(roof, step) {
-  const floor = Math.max(step.bytes / roof.bytes_per_s, step.flops / roof.flops_per_s);
+  const least = Math.max(step.bytes / roof.bytes_per_s, step.flops / roof.flops_per_s);
   const times = [step.measured_s, step.predicted_s], each = (show) => times.map((time) => (time ? show(time) : NONE));
   const found = table('The last step', ['the last step', 'measured', 'predicted'], [
     ['time of the step', ...each(seconds)],
     ['operations', ...each((time) => quantity(step.flops / time, 'FLOP/s'))],
     ['memory', ...each((time) => quantity(step.bytes / time, 'B/s'))],
-    ['of the roof', ...each((time) => `${significant(100 * floor / time)} %`)],
-    ['tokens in it', step.tokens, ''],
+    ['share of the peak', ...each((time) => `${significant(100 * least / time)} %`)],
+    ['tokens in the step', step.tokens, ''],
     ['operations per byte', significant(step.flops / step.bytes), ''],
   ]);
   if (step.predicted_s) return found;
-  const remedy = 'Nothing is predicted: this machine is not calibrated. Run `ridgeline calibrate`, then start the server again.';
+  const remedy = 'There is no prediction, since this machine is not calibrated. Run `ridgeline calibrate`, then restart the server.';
   return make('div', {}, found, make('p', { class: 'help' }, remedy));
 }

@@ -1,4 +1,4 @@
-// What this browser keeps. A browser may refuse to keep anything, or have no room left; the page works then too.
+// Access the browser's storage. A browser may refuse to store data or have no space left; the page works without it.
 
 function attempt(work, otherwise) {
   try {
@@ -8,7 +8,7 @@ function attempt(work, otherwise) {
   }
 }
 
-// area: 'localStorage' (until it is deleted) or 'sessionStorage' (as long as the tab is open).
+// area: 'localStorage' (kept until deleted) or 'sessionStorage' (kept while the tab is open).
 export const get = (area, name) => attempt(() => globalThis[area].getItem(name), null);
 export const set = (area, name, value) => attempt(() => { globalThis[area].setItem(name, value); return true; }, false);
 export const remove = (area, name) => attempt(() => globalThis[area].removeItem(name));

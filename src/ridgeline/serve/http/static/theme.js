@@ -1,4 +1,4 @@
-// Dark, light, or what the system says: chosen on the page at /, the same everywhere.
+// The theme of all pages: light, dark, or that of the system. The page at / has the selection.
 
 import * as storage from './storage.js';
 

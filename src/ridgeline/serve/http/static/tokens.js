@@ -1,8 +1,8 @@
-// An answer as spans, each of one or more tokens, and what the model thought of them on hover or focus.
+// Show an answer as spans of tokens, with their probabilities on hover or focus.
 
 import { byId, make } from './dom.js';
 
-// Both of OpenAI's shapes of log probabilities as [{token, logprob, top: [{token, logprob}]}].
+// Return log probabilities in either of OpenAI's formats as [{token, logprob, top: [{token, logprob}]}].
 export function entries(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {
@@ -18,7 +18,7 @@ export function entries(logprobs) {
 export class TokenText {
   constructor(node) {
     this.node = node;
-    this.waiting = [];  // tokens whose text is not complete: bytes of a character, the beginning of a stop string
+    this.waiting = [];  // tokens without complete text: parts of a character, or the beginning of a stop string
     node.addEventListener('pointerover', (event) => this.#show(event.target));
     node.addEventListener('pointerout', hide);
     node.addEventListener('focusin', (event) => this.#show(event.target));
@@ -39,7 +39,7 @@ export class TokenText {
     else this.#add(text, given);
   }
 
-  // What came without text: the end-of-sequence token, mostly.
+  // Show the remaining tokens without text, such as the end-of-sequence token.
   end() {
     for (const entry of this.waiting.splice(0)) this.#add(visible(entry.token), [entry]).classList.add('unseen');
   }
@@ -84,7 +84,7 @@ export function hide() {
 function describe({ token, logprob, top }) {
   const others = top.some((one) => one.token === token) ? top : [{ token, logprob }, ...top];
   const rows = [...others].sort((a, b) => b.logprob - a.logprob);
-  return make('table', {}, make('caption', {}, 'Likeliest here'),
+  return make('table', {}, make('caption', {}, 'Most likely tokens'),
     make('tbody', {}, rows.map((one) => {
       const bar = make('span', { class: 'bar' });
       bar.style.width = `${100 * Math.exp(one.logprob)}%`;
