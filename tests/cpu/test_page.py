@@ -1,4 +1,4 @@
-"""The page at / in Debian's Chromium: what a person sees and does, and what a browser may run."""
+"""The page at / in Debian's Chromium: what it shows, its controls, and which code it may run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = MARKS
 EVIL = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 
 
-def test_an_answer_is_what_the_api_says(page: playwright.Page, server: Server) -> None:
+def test_an_answer_equals_the_apis(page: playwright.Page, server: Server) -> None:
     complete(page, "def fibonacci(n):", Temperature="0", Max_tokens="24")
     done(page)
     body = {"prompt": "def fibonacci(n):", "temperature": 0, "max_tokens": 24}
@@ -58,7 +58,7 @@ def test_it_streams_and_stops(page: playwright.Page, server: Server) -> None:
     done(page, "Stopped")
 
 
-def test_answers_stand_side_by_side(page: playwright.Page) -> None:
+def test_answers_are_side_by_side(page: playwright.Page) -> None:
     page.set_viewport_size({"width": 1500, "height": 900})
     complete(page, "import ", Temperature="1.5", Max_tokens="12", Seed="7", Number_of_answers="3")
     done(page)
@@ -90,13 +90,13 @@ def test_probabilities_on_hover_and_by_keyboard(page: playwright.Page, server: S
     expect(tip).to_be_visible()
 
 
-def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) -> None:
+def test_a_chat_continues_with_the_chosen_answer(page: playwright.Page) -> None:
     page.get_by_role("spinbutton", name="Number of answers").fill("2")
     page.get_by_role("spinbutton", name="Temperature").fill("1")
     page.get_by_role("spinbutton", name="Max tokens").fill("6")
     say(page, EVIL)
     done(page)
-    assert page.locator(".history .user .said").text_content() == EVIL  # text, and nothing else
+    assert page.locator(".history .user .said").text_content() == EVIL  # shown as text
     assert not page.locator(".history b, .history img").count() and page.title() == "Ridgeline"
     page.get_by_label("continue with this answer").nth(1).check()
     chosen = page.locator("article .said").nth(1).text_content()
@@ -118,7 +118,7 @@ def test_a_conversation_goes_on_with_the_chosen_answer(page: playwright.Page) ->
         ("Max tokens", "100000", "max_tokens"),
     ],
 )
-def test_bad_input_is_told_at_its_field(page: playwright.Page, field: str, value: str, said: str) -> None:
+def test_invalid_input_is_shown_at_its_field(page: playwright.Page, field: str, value: str, said: str) -> None:
     complete(page, "x", **{field.replace(" ", "_"): value})
     expect(page.get_by_role("alert")).to_contain_text(said)
     expect(page.get_by_role("spinbutton", name=field)).to_have_attribute("aria-invalid", "true")
@@ -160,7 +160,7 @@ def test_live_figures_follow_the_server(page: playwright.Page, server: Server) -
     step = page.locator("#roofline tbody tr").first
     expect(step.locator("td").nth(0)).to_have_text(re.compile(r"[\d.]+ (ms|µs)"))
     expect(page.locator(".chart circle.measured")).to_be_visible()
-    # The tests' cache holds no calibration, so nothing is predicted, and the page says how to change that.
+    # The tests' cache has no calibration, so there is no prediction, and the page says how to calibrate.
     expect(step.locator("td").nth(1)).to_have_text("–")
     expect(page.locator("#roofline circle.predicted")).to_have_count(0)
     expect(page.locator("#roofline")).to_contain_text("ridgeline calibrate")
@@ -172,7 +172,7 @@ def test_live_figures_follow_the_server(page: playwright.Page, server: Server) -
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["playground", "live"])
 def test_labels_contrast_and_structure(page: playwright.Page, server: Server, theme: str, view: str) -> None:
-    page.emulate_media(color_scheme="dark" if theme == "light" else "light")  # the choice wins over the system's
+    page.emulate_media(color_scheme="dark" if theme == "light" else "light")  # the choice overrides the system's theme
     page.get_by_label("Theme").select_option(theme)
     complete(page, "def f(", Temperature="1", Max_tokens="8", Number_of_answers="2")
     done(page)
@@ -186,7 +186,7 @@ def test_labels_contrast_and_structure(page: playwright.Page, server: Server, th
 
 
 def letters(page: playwright.Page) -> list[dict[str, float]]:
-    """Where the roofline's labels are, and how large their letters are, in pixels of the screen."""
+    """Return the positions and font sizes of the roofline's labels, in pixels of the screen."""
     found: list[dict[str, float]] = page.locator(".chart").evaluate(
         """svg => [...svg.querySelectorAll('text')].map((text) => {
             const { left, top, right, bottom } = text.getBoundingClientRect();
@@ -225,7 +225,7 @@ def test_a_wider_window_draws_the_roofline_again(page: playwright.Page, server: 
 
 
 def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser) -> None:
-    """Without a key, with keys on the server; nothing is asked of anybody else."""
+    """The docs work without a key and send no request to other servers."""
     with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         asked: list[str] = []
@@ -248,7 +248,7 @@ def test_the_description_lists_endpoints_and_fields(browser: playwright.Browser)
         assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-def test_thoughts_are_not_sent_back(page: playwright.Page) -> None:
+def test_reasoning_is_not_sent_back(page: playwright.Page) -> None:
     pieces: list[dict[str, str]] = [{"reasoning_content": "hmm"}, {"content": "yes"}]
     events = [{"choices": [{"index": 0, "delta": piece, "finish_reason": None}]} for piece in pieces]
     text = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
@@ -266,7 +266,7 @@ def test_thoughts_are_not_sent_back(page: playwright.Page) -> None:
     assert told[1] == {"role": "assistant", "content": "yes"}
 
 
-def test_it_fits_a_telephone(page: playwright.Page) -> None:
+def test_it_fits_a_phone(page: playwright.Page) -> None:
     page.set_viewport_size({"width": 375, "height": 700})
     complete(page, "x = [", Temperature="0", Max_tokens="48")
     done(page)
@@ -277,7 +277,7 @@ def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
     with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(address(server))
-        page.get_by_role("link", name="Live").click()  # the key is asked for on every tab
+        page.get_by_role("link", name="Live").click()  # every view asks for the key
         page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_role("alert")).to_contain_text("API key")
@@ -305,7 +305,7 @@ def test_without_a_template_there_is_no_chat(page: playwright.Page) -> None:
     expect(page.get_by_role("button", name="Try the example")).to_be_hidden()
 
 
-def test_a_stream_that_breaks_is_told(page: playwright.Page) -> None:
+def test_a_broken_stream_is_reported(page: playwright.Page) -> None:
     page.route("**/v1/completions", lambda route: route.fulfill(body='data: {"choices": []}\n\n'))
     complete(page, "x")
     expect(page.get_by_role("alert")).to_contain_text("ended before")

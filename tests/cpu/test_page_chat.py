@@ -1,4 +1,4 @@
-"""Chats on the page: kept by the browser, edited, answered again, and rendered, whatever a model writes."""
+"""Chats on the page: stored in the browser, edited, regenerated, and rendered safely."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ HOSTILE = """<img src=x onerror="document.title='taken'"><script>document.title=
 
 
 def shown(page: playwright.Page) -> list[str]:
-    """What was said, from the top to the bottom."""
+    """Return the messages on the page, from top to bottom."""
     texts: list[str] = page.locator(".history .said, .history .rendered, article .rendered").all_inner_texts()
     return texts
 
 
 def saved(page: playwright.Page) -> list[dict[str, Any]]:
-    """The chats in the browser's storage."""
+    """Return the chats in the browser's storage."""
     names = "Object.keys(localStorage).filter((name) => name.startsWith('ridgeline-chat:'))"
     found: list[dict[str, Any]] = page.evaluate(f"{names}.map((name) => JSON.parse(localStorage[name]))")
     return found
@@ -117,7 +117,7 @@ def test_chats_can_be_deleted(page: playwright.Page) -> None:
     expect(page.locator("#unread-chats")).to_have_text("")
 
 
-def test_a_chat_that_is_cut_off_by_a_reload(page: playwright.Page) -> None:
+def test_a_reload_during_an_answer(page: playwright.Page) -> None:
     page.get_by_role("spinbutton", name="Max tokens").fill("900")
     say(page, "x = [")
     expect(page.locator("article .said .token").nth(3)).to_be_attached()
@@ -127,7 +127,7 @@ def test_a_chat_that_is_cut_off_by_a_reload(page: playwright.Page) -> None:
     expect(page.get_by_role("button", name="Regenerate")).to_be_enabled()
 
 
-def test_a_browser_that_keeps_nothing(browser: playwright.Browser, server: Server) -> None:
+def test_a_browser_without_storage(browser: playwright.Browser, server: Server) -> None:
     refuse = """for (const name of ['localStorage', 'sessionStorage'])
         Object.defineProperty(window, name, { get() { throw new Error('no'); } });"""
     with browser.new_context() as context:
@@ -145,7 +145,7 @@ def test_a_browser_that_keeps_nothing(browser: playwright.Browser, server: Serve
         expect(page.get_by_role("alert")).to_contain_text("no space to store this chat")
 
 
-def test_a_message_is_edited_and_an_answer_is_made_again(page: playwright.Page) -> None:
+def test_messages_are_edited_and_answers_regenerated(page: playwright.Page) -> None:
     asked = answers(page, "a", "b", "c", "d", "e")
     for message in ("one", "two"):
         say(page, message)
@@ -171,7 +171,7 @@ def test_a_message_is_edited_and_an_answer_is_made_again(page: playwright.Page) 
     assert asked[-1] == asked[-3] and saved(page)[0]["messages"] == asked[-1]
 
 
-def test_enter_sends_and_shift_enter_breaks_a_line(page: playwright.Page) -> None:
+def test_enter_sends_and_shift_enter_starts_a_line(page: playwright.Page) -> None:
     asked = answers(page, "yes")
     page.get_by_role("radio", name="Chat").check()
     message = page.get_by_label("Message", exact=True)
@@ -180,7 +180,7 @@ def test_enter_sends_and_shift_enter_breaks_a_line(page: playwright.Page) -> Non
     message.press_sequentially("two")
     assert asked == [] and message.input_value() == "one\ntwo"
     composing = "e => e.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', isComposing: true, bubbles: true }))"
-    message.evaluate(composing)  # the Enter of an input method takes a word, and sends nothing
+    message.evaluate(composing)  # the Enter of an input method does not send
     message.press("Enter")
     done(page)
     assert [one["content"] for one in asked[0]] == ["one\ntwo"] and message.input_value() == "" and len(asked) == 1
@@ -220,7 +220,7 @@ def test_hostile_answers_are_harmless(page: playwright.Page, server: Server) -> 
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     answers(page, HOSTILE)
-    for message in ("one", "two"):  # the first answer goes into the history
+    for message in ("one", "two"):  # the first answer moves into the history
         say(page, message)
         done(page)
     expect(page.locator("article .rendered")).to_contain_text("head")
@@ -230,16 +230,16 @@ def test_hostile_answers_are_harmless(page: playwright.Page, server: Server) -> 
     harmless_attributes = set("href target rel align start data-language class tabindex role aria-label type".split())
     for rendered in page.locator(".rendered").all():
         found = rendered.evaluate("e => [...e.querySelectorAll('*')].map((one) => one.localName)")
-        assert set(found) <= harmless | {"div", "span", "button"}  # which frame a block of code
+        assert set(found) <= harmless | {"div", "span", "button"}  # these frame a block of code
         attributes = rendered.evaluate("e => [...e.querySelectorAll('*')].flatMap((one) => one.getAttributeNames())")
         assert set(attributes) <= harmless_attributes
         links = rendered.evaluate("e => [...e.querySelectorAll('a[href]')].map((one) => one.getAttribute('href'))")
         assert links and all(link.startswith("https://evil.example") for link in links)
-    assert "<b>bold</b>" in page.locator("article .rendered").inner_text()  # HTML is text
+    assert "<b>bold</b>" in page.locator("article .rendered").inner_text()  # HTML stays text
 
 
-def test_a_text_that_takes_too_long_to_render_is_shown_as_it_is(page: playwright.Page) -> None:
-    deep, slow = ">" * 50_000, "_a" * 60_000  # beyond marked's stack, and minutes of its time
+def test_a_text_that_takes_too_long_is_shown_as_its_source(page: playwright.Page) -> None:
+    deep, slow = ">" * 50_000, "_a" * 60_000  # the first exceeds marked's stack, the second takes it minutes
     answers(page, deep, slow, "**fine**")
     for text in (deep, slow):
         say(page, "go on")
@@ -267,7 +267,7 @@ def test_a_model_without_roles_is_asked_to_complete(browser: playwright.Browser)
         assert page.locator("article .said").text_content() == answer["choices"][0]["text"]
         answers(page, "    self.path = *path*")
         for _ in range(2):
-            say(page, "def __init__(self, path):")  # a chat is possible, and shows texts as they are
+            say(page, "def __init__(self, path):")  # a chat works and shows plain text
             done(page)
         assert page.locator("article .said").inner_text() == "    self.path = *path*"
         expect(page.locator(".history .said")).to_have_text(

@@ -1,4 +1,4 @@
-"""The server through OpenAI's own client: what it says is what `LLM.generate` says."""
+"""The server, tested with OpenAI's client: its answers are those of `LLM.generate`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wanted(llm: LLM, prompt: Any, **params: Any) -> Any:
     return output
 
 
-def test_completions_are_those_of_the_model(client: openai.OpenAI, llm: LLM) -> None:
+def test_completions_equal_generate(client: openai.OpenAI, llm: LLM) -> None:
     answer = client.completions.create(model="pocket", prompt=PROMPTS, n=2, seed=7, max_tokens=20, temperature=0.8)
     outputs = [wanted(llm, p, n=2, seed=7, max_tokens=20, temperature=0.8) for p in PROMPTS]
     choices = [c for o in outputs for c in o.outputs]
@@ -70,7 +70,7 @@ def test_completions_are_those_of_the_model(client: openai.OpenAI, llm: LLM) -> 
     assert answer.model == "pocket"
 
 
-def test_streams_are_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
+def test_streams_equal_generate(client: openai.OpenAI, llm: LLM) -> None:
     stream = client.completions.create(
         model="gpt-x", prompt=PROMPTS[:2], n=2, seed=3, max_tokens=30, stop=["\n\n"], stream=True,
         stream_options={"include_usage": True},
@@ -89,8 +89,8 @@ def test_streams_are_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
     assert usage.completion_tokens == sum(len(c.token_ids) for c in choices)
 
 
-def test_many_at_once_are_the_same_token_by_token(server: Server, llm: LLM) -> None:
-    """48 streams that come at different moments, some of which leave early, beside others that do not stream."""
+def test_concurrent_streams_equal_generate(server: Server, llm: LLM) -> None:
+    """48 streams start at different times, some clients disconnect, and other requests do not stream."""
     params = [{"seed": i, "max_tokens": 8 + i % 40, "temperature": i % 3 / 2} for i in range(48)]
     sampling = [SamplingParams(**{**llm.default_sampling_fields(), **p}) for p in params]
     outputs = llm.generate([PROMPTS[i % 4] for i in range(48)], sampling)
@@ -196,7 +196,7 @@ def test_chat(client: openai.OpenAI, server: Server, llm: LLM) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(client: openai.OpenAI, stream: bool) -> None:
-    """The model is no caller of tools: a grammar has it write what one would write."""
+    """A grammar makes the model write a tool call."""
 
     def ask(**given: Any) -> tuple[str, list[Any], str | None]:
         messages: Any = [{"role": "user", "content": "weather"}]
@@ -286,7 +286,7 @@ def test_embeddings(client: openai.OpenAI, server: Server, llm: LLM) -> None:
     _, plain = server.post("/v1/embeddings", input=["def f():"], encoding_format="float")
     assert np.allclose(answer.data[0].embedding, plain["data"][0]["embedding"], atol=1e-6)
     assert all(abs(np.linalg.norm(d.embedding) - 1) < 1e-5 for d in answer.data)
-    # What the head makes of the last one is the model's own logits, up to the vector's length.
+    # The head applied to the last vector gives the model's logits, up to the vector's length.
     _, last = server.post("/v1/embeddings", input="def f():", pooling="last")
     head = np.asarray(llm.loaded.model.weights["embed.weight"]).astype(np.float64)
     ours = head @ np.array(last["data"][0]["embedding"])
@@ -294,14 +294,14 @@ def test_embeddings(client: openai.OpenAI, server: Server, llm: LLM) -> None:
     assert np.allclose(ours / np.linalg.norm(ours), logits / np.linalg.norm(logits), atol=1e-4)
 
 
-def test_tokens_there_and_back(server: Server, llm: LLM) -> None:
+def test_tokenize_and_detokenize(server: Server, llm: LLM) -> None:
     _, there = server.post("/tokenize", prompt=PROMPTS[2], return_token_strs=True)
     assert there["tokens"] == llm.encode(PROMPTS[2])
     assert "".join(there["token_strs"]) == "<|endoftext|>" + PROMPTS[2]
     assert server.post("/detokenize", tokens=there["tokens"], skip_special_tokens=True)[1] == {"prompt": PROMPTS[2]}
 
 
-def test_the_rest(client: openai.OpenAI, server: Server) -> None:
+def test_models_version_and_health(client: openai.OpenAI, server: Server) -> None:
     assert [m.id for m in client.models.list()] == ["pocket", "gpt-x"]
     assert client.models.retrieve("gpt-x").id == "gpt-x"
     assert server.ask("GET", "/health")[1]["engine"] == "ready"
@@ -335,7 +335,7 @@ def test_the_rest(client: openai.OpenAI, server: Server) -> None:
         (b"", 400, ""),
     ],
 )
-def test_errors_have_openais_shape(server: Server, body: Any, status: int, words: str) -> None:
+def test_errors_have_openais_format(server: Server, body: Any, status: int, words: str) -> None:
     found, answer = server.ask("POST", "/v1/completions", body)
     assert (found, set(answer), set(answer["error"])) == (status, {"error"}, {"message", "type", "param", "code"})
     assert words in answer["error"]["message"]

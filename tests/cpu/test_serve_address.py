@@ -1,4 +1,4 @@
-"""Addresses that `ridgeline serve` cannot listen on: one line each, before the model is loaded."""
+"""`ridgeline serve` reports an address that it cannot use in one line, before it loads the model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def options(host: str, port: int) -> ServeOptions:
         ("::1::", 0, "--host"),
     ],
 )
-def test_an_address_that_cannot_be_had(host: str, port: int, words: str) -> None:
+def test_an_address_that_cannot_be_used(host: str, port: int, words: str) -> None:
     with pytest.raises(RequestError) as refused:
         _bind(options(host, port))
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RequestError, match="choose another --port"):
         _bind(options("127.0.0.1", taken.getsockname()[1]))

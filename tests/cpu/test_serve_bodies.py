@@ -1,4 +1,4 @@
-"""Bodies of the largest size that is allowed: each is refused with one error, in little memory."""
+"""Invalid bodies of the largest size: each is refused with one error and little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.serve.helpers.parse import MAX_ELEMENTS, parse
 from ridgeline.serve.options import ServeOptions
 
 LARGEST = ServeOptions(("m",)).max_body_bytes
-MOST_BYTES = 256 << 20  # sixteen times the body
+MOST_BYTES = 256 << 20  # sixteen times the size of the body
 
 
 BODIES = [
@@ -30,11 +30,11 @@ BODIES = [
     b'{"prompt":[%snull]}' % (b"null," * (MAX_ELEMENTS - 9)),
     b'{"prompt":[%s[]]}' % (b"[null]," * (MAX_ELEMENTS // 2 - 9)),
 ]
-TEXTS = (3, 4)  # which of them are right: the context is the limit of a text
+TEXTS = (3, 4)  # indices of the valid bodies, whose texts only exceed the context
 
 
 def test_memory() -> None:
-    """In a process of its own, whose peak is its own."""
+    """Measure in a new process, since the peak of memory is per process."""
     script = "from cpu.test_serve_bodies import measure; measure()"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
@@ -43,7 +43,7 @@ def test_memory() -> None:
 
 
 def measure() -> None:
-    """Print the bytes that reading all of BODIES takes beside what was there before."""
+    """Print the additional bytes of memory that reading BODIES takes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for place, body in enumerate(BODIES):
         try:
@@ -72,7 +72,7 @@ def measure() -> None:
         (CompletionBody, {"prompt": "x", "temperature": 10**400}, ("temperature",)),
     ],
 )
-def test_one_error_whatever_is_wrong(kind: type[Body], body: Any, place: tuple[Any, ...]) -> None:
+def test_each_invalid_body_gives_one_error(kind: type[Body], body: Any, place: tuple[Any, ...]) -> None:
     with pytest.raises(ValidationError) as e:
         kind.model_validate(body)
     assert [error["loc"] for error in e.value.errors()] == [place]
@@ -91,7 +91,7 @@ def test_elements_are_counted_outside_of_texts() -> None:
             parse(wrong)
 
 
-def test_few_texts_end_an_answer_and_ids_count_once() -> None:
+def test_stop_texts_are_limited_and_ids_count_once() -> None:
     body = CompletionBody(prompt="x", stop=["a"] * MAX_STOP, bad_token_ids=[3, 1, 3, 1], stop_token_ids=[2] * 9,
                           allowed_token_ids=[5, 5])  # fmt: skip
     assert (body.bad_token_ids, body.stop_token_ids, body.allowed_token_ids) == ([3, 1], [2], [5])

@@ -1,4 +1,4 @@
-"""Large bodies, long texts and templates of requests: each is answered or refused, and told with its limit."""
+"""Large bodies, long texts and templates in requests are answered, or refused with an error that names the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ridgeline.serve.helpers.jobs import MAX_REST
 from ridgeline.serve.helpers.pool import LONG_TEXT
 from ridgeline.serve.http.body import LARGE_BODY
 
-CHARS = 400_000  # of a text, by the option
+CHARS = 400_000  # value of --max-prompt-chars
 MESSAGES = [{"role": "user", "content": "x"}]
 ENDLESS = "{% for i in range(90000) %}" * 3 + "x" + "{% endfor %}" * 3
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-SHORT = 4  # stands for packed.LONG
+SHORT = 4  # replaces packed.LONG
 long_parts = st.one_of(
     st.text(min_size=SHORT, max_size=SHORT + 2),
     st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=SHORT, max_size=SHORT + 2),
@@ -49,7 +49,7 @@ values = st.recursive(
 
 @given(values)
 @settings(max_examples=100, deadline=None)
-def test_a_packed_body_is_the_same_body(value: Any) -> None:
+def test_packing_keeps_the_body(value: Any) -> None:
     with mock.patch.object(packed, "LONG", SHORT):
         found = packed.unpack(read_frame(io.BytesIO(b"".join(encode(packed.pack(value))))))
     assert found == value and json.dumps(found) == json.dumps(value)  # True is not 1
@@ -73,14 +73,14 @@ def test_a_text_that_cannot_fit(server: Server, path: str, body: dict[str, Any])
 
 
 def test_more_characters_than_the_option_allows(server: Server) -> None:
-    """Where the context is no limit."""
+    """The option is the limit even if the text would fit the context."""
     status, answer = server.post("/tokenize", prompt="a" * (CHARS + 1))
     assert status == 400
     assert f"{CHARS + 1} characters; the limit is {CHARS} (--max-prompt-chars)" in answer["error"]["message"]
 
 
-def test_a_long_text_has_the_tokens_that_it_has(server: Server) -> None:
-    """From the helper as from a thread: its pieces, cut at line ends, are tokenized alone."""
+def test_a_long_text_has_the_same_tokens(server: Server) -> None:
+    """The helper process gives the same tokens as tokenizing the lines of the text one by one."""
     piece = "def f(x):\n    return x + 1\n\n"
     status, short = server.post("/tokenize", prompt=piece * 10)
     count = math.ceil(LONG_TEXT / len(piece) / 10) * 10
@@ -95,7 +95,7 @@ def test_a_long_text_has_the_tokens_that_it_has(server: Server) -> None:
     assert rendered["count"] == server.post("/tokenize", messages=messages)[1]["count"] > long["count"] // 2
 
 
-def test_a_large_body_is_read_as_a_small_one(server: Server) -> None:
+def test_a_large_body_gives_the_same_answer(server: Server) -> None:
     body = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
     small = server.ask("POST", "/v1/completions", body)[1]
     for padding in ({"note": "é" * LARGE_BODY}, {"ids": [*range(LARGE_BODY // 8)]}):
@@ -120,13 +120,13 @@ def large(text: bytes) -> bytes:
     ],
     ids=["no JSON", "no UTF-8", "unknown", "elements", "rest", "deep"],
 )
-def test_large_bodies_that_are_wrong(server: Server, body: bytes, code: str | None, text: str) -> None:
+def test_invalid_large_bodies(server: Server, body: bytes, code: str | None, text: str) -> None:
     status, answer = server.ask("POST", "/v1/completions", large(body))
     assert status == 400 and text in answer["error"]["message"], answer
     assert code is None or answer["error"]["code"] == code
 
 
-def test_a_stop_text_has_a_length(server: Server) -> None:
+def test_a_stop_text_has_a_maximum_length(server: Server) -> None:
     status, answer = server.post("/v1/completions", prompt="x", stop=["a" * (MAX_STOP_CHARS + 1)])
     assert status == 400 and str(MAX_STOP_CHARS) in answer["error"]["message"]
 
@@ -149,7 +149,7 @@ def test_a_template_of_the_request(server: Server) -> None:
     ],
     ids=["endless", "no template", "raises", "unsafe"],
 )
-def test_a_template_of_the_request_that_is_wrong(server: Server, template: str, text: str) -> None:
+def test_an_invalid_template_of_the_request(server: Server, template: str, text: str) -> None:
     status, answer = server.post("/v1/chat/completions", messages=MESSAGES, chat_template=template)
     assert status == 400 and text in answer["error"]["message"], answer
     assert server.post("/v1/completions", prompt="x", max_tokens=1)[0] == 200

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the pipe, without a process behind it."""
+"""The HTTP process's end of the pipe, without an engine process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def client_without_engine(sent: list[Any]) -> EngineClient:
-    """A client that is ready; what it would send is written down instead."""
+    """Return a client that is ready, and the list of the messages that it sends."""
     client = EngineClient("pocket", {}, lambda loading: None)
     client.state = "ready"
     client._send = sent.append  # type: ignore[method-assign]
@@ -60,8 +60,8 @@ def test_an_embedding_whose_client_leaves_is_aborted() -> None:
     assert sent == [Embed(0, [[1]], "mean"), Abort(0)]
 
 
-def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No files are left for a pipe; then something unexpected; then it starts."""
+def test_a_failed_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start finds no free file descriptor, the second raises an unexpected error, the third succeeds."""
     tries = iter([OSError(24, "Too many open files"), ValueError("?"), None])
     client = EngineClient("pocket", {}, lambda loading: None)
     waits: list[float] = []
@@ -88,7 +88,7 @@ def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert (client.state, client.restarts, waits) == ("ready", 3, [0.0, 1.0, 2.0])
 
 
-def test_a_message_that_cannot_be_taken_ends_the_engine_not_the_supervisor() -> None:
+def test_an_invalid_message_restarts_the_engine() -> None:
     client = EngineClient("pocket", {}, lambda loading: None)
 
     async def run() -> None:
@@ -108,8 +108,8 @@ def result(tokens: int) -> RequestOutput:
     return RequestOutput("", [1], [answer], Timing(0.0, None, 0.0, 0.0))
 
 
-def test_places_are_free_when_the_engine_is_done() -> None:
-    """Though nobody has read a thing; and once, whatever comes after."""
+def test_slots_are_free_when_the_engine_is_done() -> None:
+    """The slots are freed exactly once, even if the client has read nothing yet."""
 
     async def run() -> None:
         left: list[str] = []
@@ -142,11 +142,11 @@ def test_a_failed_request_ends_all_and_frees_their_slots() -> None:
     asyncio.run(run())
 
 
-def test_idle_time_is_nobodys_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_does_not_count_for_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("ridgeline.serve.gate.time.perf_counter", lambda: clock[0])
     gate = Gate(2, 0)
-    for _ in range(20):  # an answer takes a second, and then nobody comes for an hour
+    for _ in range(20):  # an answer takes a second, and then there is no request for an hour
         gate.enter(2)
         clock[0] += 2.0
         gate.leave(2)
@@ -158,7 +158,7 @@ def test_idle_time_is_nobodys_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeWire:
-    """Writes down what is written; full after so many writes."""
+    """A wire that records its writes and pauses after a number of them."""
 
     def __init__(self, room: int = 1000) -> None:
         self.written: list[bytes] = []
@@ -183,7 +183,7 @@ class FakeWire:
         return {"type": "http.disconnect"}
 
     async def stream(self, answers: Answers, timed: list[float]) -> list[Any]:
-        """The stream of a request to its end; the messages that went past the wire."""
+        """Run a stream to its end; return the ASGI messages that did not go to the wire."""
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -200,7 +200,7 @@ class FakeWire:
         return sent
 
 
-def test_a_stream_is_written_as_it_comes_and_only_tokens_are_timed() -> None:
+def test_streams_are_written_at_once_and_only_tokens_are_timed() -> None:
     async def run() -> None:
         client, wire, timed = client_without_engine([]), FakeWire(), list[float]()
         answers = client.submit([None], 0.0, stream=True, over=lambda: None)  # type: ignore[list-item]
@@ -218,7 +218,7 @@ def test_a_stream_is_written_as_it_comes_and_only_tokens_are_timed() -> None:
     asyncio.run(run())
 
 
-def test_a_reader_that_catches_up_gets_all_at_once() -> None:
+def test_a_client_that_catches_up_gets_everything_in_one_write() -> None:
     async def run() -> None:
         wire, timed, answers = FakeWire(room=1), list[float](), Answers([5], lambda ids: None)
         task = asyncio.create_task(wire.stream(answers, timed))
@@ -237,14 +237,14 @@ def test_a_reader_that_catches_up_gets_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(("error", "raised"), [(EngineDown("gone"), None), (KeyError("?"), KeyError)])
-def test_what_ends_a_stream_early_is_its_last_event(error: Exception, raised: type[Exception] | None) -> None:
+def test_an_error_is_the_last_event_of_a_stream(error: Exception, raised: type[Exception] | None) -> None:
     async def run() -> None:
         wire, answers = FakeWire(), Answers([5], lambda ids: None)
         answers.put(5, chunk(), 1.0)
         answers.fail(error)
         if raised is None:
             await wire.stream(answers, [])
-        else:  # a fault of ours: the guard writes it into the log
+        else:  # a bug, which the guard logs
             with pytest.raises(raised):
                 await wire.stream(answers, [])
         (data,) = wire.written
@@ -256,7 +256,7 @@ def test_what_ends_a_stream_early_is_its_last_event(error: Exception, raised: ty
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 @pytest.mark.parametrize("free", [1 << 28, 1 << 32])
 def test_a_new_engine_has_the_settings_of_the_first(kind: str, free: int) -> None:
-    """Whatever memory is free by then."""
+    """The settings stay the same even if less memory is free."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     if kind == "hybrid":
         spec = replace(spec, layers=(replace(spec.layers[0], mixer=Mamba(256, 16, 4, 16)), *spec.layers[1:]))
@@ -276,10 +276,10 @@ def test_a_new_engine_has_the_settings_of_the_first(kind: str, free: int) -> Non
         ([], False, "--timeout-engine"), ([], True, "--timeout-step"), ([0.0, 7.0] * 4, True, None),
     ],
 )  # fmt: skip
-def test_an_engine_that_hangs_is_told_from_a_long_step(
+def test_a_hanging_engine_differs_from_a_long_step(
     beats: list[float], loading: bool, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A beat every 3 s on a clock of our own, on which each wait takes 1 s."""
+    """There is a heartbeat every 3 s on a fake clock, on which each wait takes 1 s."""
     clock = [0.0]
 
     async def wait(tasks: Any, timeout: float) -> None:
@@ -303,8 +303,8 @@ def test_an_engine_that_hangs_is_told_from_a_long_step(
     asyncio.run(run())
 
 
-def test_time_in_which_nobody_could_listen_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole computer slept for an hour, or this process was stopped: the engine is not to blame."""
+def test_time_without_the_http_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computer was suspended, or the HTTP process was stopped, so the engine did not hang."""
     clock = [0.0]
 
     async def wait(tasks: Any, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the endpoints do: answers of every kind against it, and Schemathesis over it all."""
+"""The endpoints behave as /openapi.json describes: answers match it, and Schemathesis finds no violation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ridgeline.serve.api import types_answers as t
 MESSAGES = [{"role": "user", "content": "x"}]
 FEW = {"max_tokens": 3, "temperature": 0}
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}
-MAX_ITEMS = 64  # of a list that Schemathesis makes: one of 2^20 elements takes a minute and a gigabyte
+MAX_ITEMS = 64  # largest list that Schemathesis makes; one of 2^20 elements takes a minute and a gigabyte
 EXAMPLES = 8
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Of a short context, so that an answer without a limit is short too."""
+    """A server with a short context, so that answers without a limit are short too."""
     template = write_template(tmp_path_factory.mktemp("template"))
     with serving("pocket", "--chat-template", template, "--quiet", "--max-num-seqs", "4", "--max-model-len", "64",
                  "--max-body-bytes", "65536") as server:  # fmt: skip
@@ -93,7 +93,7 @@ def test_errors_are_as_described(server: Server) -> None:
 
 
 def bounded(schema: Any) -> Any:
-    """A description whose lists are short."""
+    """Return the description with short lists."""
     if isinstance(schema, dict):
         return {k: min(v, MAX_ITEMS) if k == "maxItems" else bounded(v) for k, v in schema.items()}
     return [bounded(v) for v in schema] if isinstance(schema, list) else schema

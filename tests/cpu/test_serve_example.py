@@ -1,4 +1,4 @@
-"""The first request that `serve` and the page offer: a chat where the template knows roles, else a completion."""
+"""The example request of `serve` and of the page: a chat if the template reads roles, else a completion."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ URL = "http://127.0.0.1:8000"
 
 
 def curl(*, roles: bool, tokenizer: Any = BUILT_IN["pocket"], keys: tuple[bytes, ...] = ()) -> list[str]:
-    """The words of the line, as a shell reads them."""
+    """Return the words of the line, as a shell splits it."""
     ready, options = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(key_hashes=keys)
     return shlex.split(curl_line(cast(Service, SimpleNamespace(knows_roles=roles, ready=ready, options=options)), URL))
 
 
-def test_a_template_that_knows_roles_gets_a_chat() -> None:
+def test_a_template_that_reads_roles_gets_a_chat() -> None:
     command, url, *_, body = curl(roles=True)
     assert (command, url) == ("curl", f"{URL}/v1/chat/completions")
     assert json.loads(body)["messages"] == [{"role": "user", "content": "Hello"}]
@@ -35,11 +35,11 @@ def test_any_other_model_gets_a_prompt_that_suits_it(folder: Any) -> None:
     example = example_of(folder)
     assert example is not None and url == f"{URL}/v1/completions"
     assert body == {"prompt": example.prompt, **example.parameters}
-    SamplingParams(**example.parameters)  # names and values are right
+    SamplingParams(**example.parameters)  # names and values are valid
     assert body["prompt"].startswith("def ") == (folder in BUILT_IN.values())
 
 
-def test_token_ids_where_there_is_no_tokenizer_and_a_key_where_one_is_asked_for() -> None:
+def test_token_ids_without_a_tokenizer_and_a_key_if_needed() -> None:
     words = curl(roles=False, tokenizer=None, keys=(b"hash",))
     assert json.loads(words[-1])["prompt"] == [1, 2, 3] and "Authorization: Bearer KEY" in words
     assert example_of(None) is None

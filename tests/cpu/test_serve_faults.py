@@ -1,4 +1,4 @@
-"""What must not hurt a server: clients that leave, do not read or are too many; an engine that dies; signals."""
+"""The server survives clients that disconnect, do not read or are too many, an engine that dies, and signals."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def rest(sock: socket.socket) -> bytes:
     return data
 
 
-def test_a_client_that_leaves_frees_its_pages_within_two_steps(server: Server, wanted: str) -> None:
-    """Mid-stream, before the first token, and while a whole answer is awaited."""
+def test_a_disconnect_frees_pages_within_two_steps(server: Server, wanted: str) -> None:
+    """Clients disconnect during a stream, before the first token, and while they wait for a whole answer."""
     socks = [server.stream("/v1/completions", LONG) for _ in range(3)]
     for sock in socks:
         first_event(sock)
     assert server.metric("vllm:num_requests_running") == 3
     before = server.metric("ridgeline:steps_total")
     for sock in socks:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as when a process dies
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a reset
         sock.close()
     server.until("ridgeline:pages_used", 0)
-    # The three go at almost the same time: each may cost its two steps.
+    # The three clients disconnect at almost the same time, and each may cost two steps.
     assert server.metric("ridgeline:steps_total") - before < 40
     sock = server.send("/v1/completions", LONG)
     server.until("vllm:num_requests_running", 1)
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_frees_its_pages_within_two_steps(server: Server, w
     good(server, wanted)
 
 
-def test_a_reader_that_does_not_read_stalls_nobody(server: Server, wanted: str) -> None:
+def test_a_client_that_does_not_read_delays_no_other(server: Server, wanted: str) -> None:
     sock = server.stream("/v1/completions", {**LONG, "logprobs": 20, "n": 4, "max_tokens": 250})
     for _ in range(3):
         good(server, wanted)
@@ -87,7 +87,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(server: Server, wanted: str) 
     sock.close()
 
 
-def test_a_full_queue_says_when_to_come_again(server: Server, wanted: str) -> None:
+def test_a_full_queue_says_when_to_retry(server: Server, wanted: str) -> None:
     socks = [server.stream("/v1/completions", LONG) for _ in range(12)]
     server.until("ridgeline:answers_open", 12)
     status, data, headers = server.raw("POST", "/v1/completions", {"prompt": "x"})
@@ -103,7 +103,7 @@ def test_a_full_queue_says_when_to_come_again(server: Server, wanted: str) -> No
     good(server, wanted)
 
 
-def test_an_engine_that_dies_is_started_again(server: Server, wanted: str) -> None:
+def test_an_engine_that_dies_is_restarted(server: Server, wanted: str) -> None:
     socks = [server.stream("/v1/completions", LONG) for _ in range(3)]
     for sock in socks:
         first_event(sock)
@@ -129,16 +129,16 @@ def test_an_engine_that_dies_is_started_again(server: Server, wanted: str) -> No
 
 
 def check_who_asks(server: Server) -> None:
-    """One key, in one of two headers, before the body is looked at. The engine knows none."""
+    """A key in one of two headers is checked before the body. The engine process has no keys."""
     assert server.ask("GET", "/v1/models", x_api_key="beta")[0] == 200
     assert server.ask("GET", "/v1/models", x_api_key="gamma")[0] == 401
     status, answer = server.ask("GET", "/v1/models", x_api_key="beta", authorization="Bearer beta")
     assert (status, answer["error"]["code"]) == (400, "several_api_keys")
-    host = "host: evil.example"  # of no consequence: a stranger's page has no key
+    host = "host: evil.example"  # accepted, since a page of another site has no key
     assert server.told(head("/v1/models", host, "x-api-key: beta"))[0] == 200
     twice = ["authorization: Bearer beta"] * 2
     assert server.told(head("/v1/models", host, *twice))[1]["error"]["code"] == "several_api_keys"
-    # A body that never comes, and is too large besides: a stranger is told of the key, and only of it.
+    # The body is too large and never sent. A client without a key only learns that the key is missing.
     data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999\r\n"
     assert server.told(data + b"\r\n")[0] == 401
     assert server.told(data + b"x-api-key: beta\r\n\r\n")[0] == 413
@@ -146,9 +146,9 @@ def check_who_asks(server: Server) -> None:
     assert b"OMP_NUM_THREADS" in environment and b"RIDGELINE_API_KEY" not in environment
 
 
-def test_keys_sizes_and_what_is_no_http(tmp_path: Path) -> None:
+def test_keys_sizes_and_invalid_http(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("# ours\nalpha\n")
+    keys.write_text("# a comment\nalpha\n")
     args = ("pocket", "--api-key-file", str(keys), "--max-concurrency-per-key", "2", "--max-body-bytes", "2000")
     with serving(*args, "--allowed-origins", "https://a.example", env={"RIDGELINE_API_KEY": "beta"}) as server:
         for given in ({}, {"authorization": "Bearer gamma"}, {"authorization": "alpha"}, {"authorization": "Bearer "}):
@@ -161,7 +161,7 @@ def test_keys_sizes_and_what_is_no_http(tmp_path: Path) -> None:
         ask = {"authorization": "Bearer alpha"}
         status, answer = server.ask("POST", "/v1/completions", {"prompt": "x" * 3000}, **ask)
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
-        # A body that does not say how long it is.
+        # A body without a Content-Length.
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
             head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer alpha\r\n"
             sock.sendall(f"{head}content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n".encode())
@@ -185,7 +185,7 @@ def test_keys_sizes_and_what_is_no_http(tmp_path: Path) -> None:
 
 
 def refuses(server: Server) -> bool:
-    """Does it take no more connections?"""
+    """Return whether it refuses connections."""
     try:
         socket.create_connection(("127.0.0.1", server.port), timeout=20).close()
     except OSError:
@@ -193,7 +193,7 @@ def refuses(server: Server) -> bool:
     return False
 
 
-def test_sigterm_lets_what_is_open_end() -> None:
+def test_sigterm_lets_running_requests_finish() -> None:
     with serving("pocket") as server:
         sock = server.stream("/v1/completions", {**LONG, "max_tokens": 400})
         first_event(sock)
@@ -208,8 +208,8 @@ def test_sigterm_lets_what_is_open_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_stopped_does_not_hold_up_the_end() -> None:
-    """Its answer is complete, so its places are free; its connection is cut off when the time is over."""
+def test_a_client_that_does_not_read_does_not_delay_the_end() -> None:
+    """Its answer is complete, so its slots are free. Its connection is closed after --shutdown-timeout."""
     with serving("pocket", "--shutdown-timeout", "1") as server:
         sock = server.stream("/v1/completions", {**LONG, "logprobs": 20, "n": 20, "max_tokens": 400})
         first_event(sock)

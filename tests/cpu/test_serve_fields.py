@@ -1,4 +1,4 @@
-"""Fields that vLLM accepts mean here what they mean there, on every endpoint; fields that nobody knows."""
+"""vLLM's fields have vLLM's meaning on every endpoint. Unknown fields are errors or are ignored."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_truncated_prompts(server: Server) -> None:
         server, "/v1/chat/completions", messages=MESSAGES[:1], return_token_ids=True, truncate_prompt_tokens=2, **GREEDY
     )
     whole = chat["prompt_token_ids"]
-    assert cut["prompt_token_ids"] == [whole[0], whole[-1]]  # the BOS stays here, too
+    assert cut["prompt_token_ids"] == [whole[0], whole[-1]]  # the BOS stays
     used = answer(server, "/v1/responses", input="x", max_output_tokens=2, truncate_prompt_tokens=2)["usage"]
     assert used["input_tokens"] == 2
     vectors = answer(server, "/v1/embeddings", input=["x " * 5000, "x"], truncate_prompt_tokens=3)
@@ -111,7 +111,7 @@ def test_special_tokens_of_a_prompt(server: Server) -> None:
         assert used["prompt_tokens"] == len(wanted)
 
 
-def test_the_last_message_goes_on(server: Server) -> None:
+def test_the_last_message_is_continued(server: Server) -> None:
     text = "user: x\nassistant: import numpy as "
     rendered = answer(server, "/v1/chat/completions/render", messages=MESSAGES, continue_final_message=True)
     assert rendered["prompt"] == text
@@ -202,7 +202,7 @@ def test_guided_answers(server: Server, fields: dict[str, Any], pattern: str) ->
         {"guided_decoding_backend": "outlines"},
     ],
 )
-def test_structures_that_are_no_structure(server: Server, fields: dict[str, Any]) -> None:
+def test_invalid_structures(server: Server, fields: dict[str, Any]) -> None:
     for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": MESSAGES[:1]})):
         assert server.post(path, **body, **fields)[0] == 400
 
@@ -253,7 +253,7 @@ def test_tokens_named_by_id(server: Server) -> None:
     assert all(name.startswith("token_id:") for name in names)
 
 
-def test_a_request_has_its_clients_id(server: Server) -> None:
+def test_an_answer_has_the_clients_request_id(server: Server) -> None:
     for path, body, prefix in (
         ("/v1/completions", {"prompt": "x", "max_tokens": 2}, "cmpl-"),
         ("/v1/chat/completions", {"messages": MESSAGES[:1], "max_tokens": 2}, "chatcmpl-"),
@@ -276,11 +276,11 @@ def test_a_request_has_its_clients_id(server: Server) -> None:
     assert len({one["x-request-id"], two["x-request-id"]}) == 2
 
 
-# Fields that nobody knows --------------------------------------------------------------------------------
+# Unknown fields --------------------------------------------------------------------------------
 
 
 def ask(path: str, body: Any, **options: Any) -> httpx.Response:
-    """One request to an application without an engine."""
+    """Send one request to an application without an engine."""
 
     async def off_loop(work: Any) -> Any:
         return work()
@@ -315,8 +315,8 @@ def test_unknown_fields_are_errors_unless_they_are_ignored() -> None:
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "prompt"
 
 
-def test_fields_are_dropped_wherever_they_are() -> None:
-    """Under kinds of values that pydantic names on its way, in lists, several in one place; nothing else changes."""
+def test_unknown_fields_are_dropped_at_any_depth() -> None:
+    """Fields under union types, in lists, and several in one object are dropped. Nothing else changes."""
     body = {
         "messages": [{"role": "user", "content": "x", "extra": 1}], "top_a": 0.2, "mirostat": 2,
         "tools": [{"type": "function", "function": {"name": "f", "x": 1}}, {"function": {"name": "g", "y": 2}}],
@@ -335,13 +335,13 @@ def test_fields_are_dropped_wherever_they_are() -> None:
         "stream_options.w",
     }
     assert set(ignored) == names and len(ignored) == len(names)
-    assert found.messages[0].model_dump()["extra"] == 1  # templates may know it
+    assert found.messages[0].model_dump()["extra"] == 1  # chat templates may read it
     assert found.tools is not None and [t.function.name for t in found.tools] == ["f", "g"]
     with pytest.raises(ValueError, match="valid"):
         read(CompletionBody, {"prompt": [[1], "a"], "zzz": 1}, "ignore")
 
 
-def test_many_bad_elements_end_after_some_rounds() -> None:
+def test_many_invalid_elements_end_after_some_attempts() -> None:
     tools = [{"function": {"name": "f", "x": 1}} for _ in range(ROUNDS + 3)]
     with pytest.raises(ValueError, match="extra_forbidden"):
         read(ChatBody, {"messages": [], "tools": tools}, "ignore")

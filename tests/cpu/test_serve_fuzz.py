@@ -1,4 +1,4 @@
-"""Requests that nobody should send. Whatever comes, the answer is JSON in OpenAI's shape, and the next one is right."""
+"""Invalid requests get JSON errors in OpenAI's format, and the next request gets a correct answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server under load, and lm-eval as it is: minutes, so all of it is slow, or nightly."""
+"""A server under load, and unchanged lm-eval. The tests take minutes, so all are slow or nightly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpu.serving import Server, serving, until
 from ridgeline import LLM, SamplingParams
 from ridgeline.load.hub import BUILT_IN
 
-SHAPE = {  # SmolLM2-135M's: a step takes long enough to count steps while a client goes away
+SHAPE = {  # SmolLM2-135M's shape: steps are long enough to count them while a client disconnects
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
@@ -25,7 +25,7 @@ SHAPE = {  # SmolLM2-135M's: a step takes long enough to count steps while a cli
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    # A page is resident once it was used: so few that all of them are, early on.
+    # A page takes memory once it was used. With few pages, all are in use early.
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(64 << 20)) as server:
         yield server
 
@@ -35,7 +35,7 @@ def prompt(i: int) -> list[int]:
 
 
 async def ask(port: int, i: int, tokens: int) -> list[int]:
-    """The tokens of a stream; it must be complete."""
+    """Return the tokens of a stream. Fail if it is not complete."""
     body = json.dumps({
         "prompt": prompt(i), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         "return_token_ids": True, "repetition_penalty": 1.0,
@@ -51,7 +51,7 @@ async def ask(port: int, i: int, tokens: int) -> list[int]:
 
 
 def load(port: int, numbers: range, streams: int, tokens: int) -> dict[int, list[int]]:
-    """Answers of all requests, so many at once."""
+    """Return the answers of all requests, sent with limited concurrency."""
     found: dict[int, list[int]] = {}
     queue = iter(numbers)
 
@@ -72,26 +72,26 @@ def wanted(count: int, tokens: int) -> list[list[int]]:
 
 
 def idle(server: Server) -> None:
-    """Nothing is left over, and the books of pages agree."""
+    """Assert that no request is left and that the bookkeeping of pages is consistent."""
     for name in ("ridgeline:answers_open", "vllm:num_requests_running", "ridgeline:pages_used"):
         server.until(name, 0)
     checks = "ridgeline:page_checks_total"
     before = server.metric(checks)
-    load(server.port, range(1), 1, 1)  # if the books were checked before that, they are checked again
+    load(server.port, range(1), 1, 1)  # the bookkeeping is checked again after it
     until(lambda: server.metric(checks) > before)
-    assert "did not agree" not in server.said()
+    assert "inconsistent" not in server.said()
     assert server.metric("ridgeline:engine_restarts_total") == 0
 
 
 def resident(server: Server) -> list[int]:
-    """Megabytes of the server's and of the engine's process."""
+    """Return the memory of the HTTP process and of the engine process, in MB."""
     pids = f"{server.process.pid},{server.engine_pid()}"
     out = subprocess.run(["ps", "-o", "rss=", "-p", pids], capture_output=True, text=True, check=True).stdout
     return [int(kilobytes) // 1024 for kilobytes in out.split()]
 
 
 def arena(server: Server) -> tuple[int, int]:
-    """Resident megabytes of the engine's pages, its largest mapping without a file, and of all else."""
+    """Return the resident memory of the engine's pages (its largest anonymous mapping) and of the rest, in MB."""
     sizes, found = list[int](), list[int]()
     for line in Path(f"/proc/{server.engine_pid()}/smaps").read_text().splitlines():
         if (head := re.match(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *$", line)) is not None:
@@ -124,8 +124,8 @@ def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
 
 
 @pytest.mark.nightly
-def test_what_grows_with_plenty_of_pages_is_the_cache() -> None:
-    """A page is resident once it was used, and is not used again for something else while there are others."""
+def test_with_many_pages_only_the_cache_grows() -> None:
+    """A page takes memory once it was used, and unused pages are taken before cached ones."""
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(1 << 30)) as server:
         load(server.port, range(500), 64, 4)
         before = arena(server)
@@ -137,7 +137,7 @@ def test_what_grows_with_plenty_of_pages_is_the_cache() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -> None:
+def test_a_disconnect_frees_pages_within_two_steps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     with serving(str(tmp_path), "--load-format", "dummy", "--max-model-len", "2048") as server:
         body = {"prompt": list(range(3, 40)), "max_tokens": 1500, "ignore_eos": True, "return_token_ids": True}
@@ -155,7 +155,7 @@ def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -
                 assert running is not None and passed is not None
                 if running[1] == "1":
                     break
-            # One may have begun between the question and the end of the connection.
+            # One step may have begun between the request and the end of the connection.
             assert int(passed[1]) - steps <= 3
         stays.close()
         server.until("ridgeline:pages_used", 0)
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_frees_its_pages_within_two_steps(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_lm_eval_runs_unchanged(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its local-completions on a task of its own making: which of the answers is likelier, by echoed logprobs."""
+    """Run lm-eval's local-completions on a small task: choose the likelier answer by echoed logprobs."""
     lm_eval = pytest.importorskip("lm_eval")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")

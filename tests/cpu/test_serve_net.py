@@ -1,4 +1,4 @@
-"""Whole servers: no files left, an engine that hangs, streams that are cut off, hosts and keys."""
+"""Servers without free file descriptors, with a hanging engine, with interrupted streams, and with hosts and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "temperature"
 
 
 def test_few_files_and_many_connections() -> None:
-    """More connections than the system allows this server to have open: it says so in a few lines, and answers."""
+    """With more connections than open files allow, the server logs a few lines and still answers."""
     few = ("sh", "-c", 'ulimit -n 200; exec "$@"', "sh")
     with serving("pocket", "--quiet", "--timeout-headers", "2", prefix=few) as server:
         assert "200 files (ulimit -n): 120 connections" in server.said()
@@ -33,7 +33,7 @@ def test_few_files_and_many_connections() -> None:
         ended = server.metric("ridgeline:connections_ended_total") + server.metric(
             "ridgeline:connections_refused_total"
         )
-        assert ended >= 300  # the others were told at once that they speak no HTTP
+        assert ended >= 300  # the others got an error at once, since they sent no HTTP
         new = server.said()[before:]
         assert "Traceback" not in new and len(new.splitlines()) < 10, new
 
@@ -55,7 +55,7 @@ def open_server() -> Iterator[Server]:
     ],
 )  # fmt: skip
 def test_only_names_of_this_server_are_hosts(open_server: Server, host: str, status: int) -> None:
-    """A page of another site can let its own name point here, and then ask as if it were this server's page."""
+    """A page of another site can let its name point to this machine and then act as this server's page."""
     found, answer = open_server.told(head("/version", f"host: {host}"))
     assert found == status
     if status == 403:
@@ -74,7 +74,7 @@ def test_a_client_that_closes_its_side_gets_a_stream(open_server: Server) -> Non
     assert b'"finish_reason":"length"' in data and b"data: [DONE]\n\n" in data
 
 
-def test_an_engine_that_is_stopped_is_not_ready_and_then_replaced(open_server: Server) -> None:
+def test_a_stopped_engine_is_silent_and_then_restarted(open_server: Server) -> None:
     server, pid = open_server, open_server.engine_pid()
     os.kill(pid, signal.SIGSTOP)
     until(lambda: server.ask("GET", "/health")[0] == 503)
@@ -93,7 +93,7 @@ def test_an_engine_that_is_stopped_is_not_ready_and_then_replaced(open_server: S
     assert server.post("/v1/completions", prompt="x", max_tokens=1)[0] == 200
 
 
-def test_streams_that_are_cut_off_say_so() -> None:
+def test_interrupted_streams_end_with_an_error() -> None:
     with serving("pocket", "--shutdown-timeout", "0", "--max-model-len", "1024") as server:
         socks = [server.stream("/v1/completions", {**LONG, "n": 4}) for _ in range(2)]
         whole = server.send("/v1/completions", {**LONG, "n": 4})

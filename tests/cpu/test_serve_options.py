@@ -1,4 +1,4 @@
-"""TLS, prompts in the log, and traces: what a server does only where it is asked to."""
+"""Features of a server that are off by default: TLS, prompts in the log, traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput,
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """A collector of traces: its URL, and the bodies that it got."""
+    """A collector of traces. Yield its URL and the bodies that it received."""
     bodies: list[bytes] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def test_tls_traces_and_prompts_in_the_log(tmp_path: Path) -> None:
     assert reasons == ["length", "length"]
 
 
-def test_a_span_is_what_the_request_was() -> None:
+def test_a_span_describes_its_request() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(provider, "m")

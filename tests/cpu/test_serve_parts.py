@@ -1,4 +1,4 @@
-"""Parts of the server: marks in streams, calls of tools, thoughts, metrics, places, keys."""
+"""Parts of the server: markers in streams, tool calls, reasoning, metrics, the gate, keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(reading: Reading, parts: list[str]) -> tuple[str, str, list[tuple[str, 
 @given(
     text=st.text("ab<>", max_size=40), mark=st.sampled_from(["<a>", "aab", "abab"]), cuts=st.lists(st.integers(0, 40))
 )
-def test_a_mark_is_found_wherever_the_pieces_are_cut(text: str, mark: str, cuts: list[int]) -> None:
+def test_a_marker_is_found_in_any_split(text: str, mark: str, cuts: list[int]) -> None:
     scanner, before, after = MarkScanner(mark), "", None
     for piece in pieces(text, cuts):
         if after is not None:
@@ -81,7 +81,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("parser", "text", "content", "calls"), ANSWERS)
 @given(cuts=st.lists(st.integers(0, 160)))
-def test_calls_of_tools(parser: str, text: str, content: str, calls: list[Any], cuts: list[int]) -> None:
+def test_tool_calls(parser: str, text: str, content: str, calls: list[Any], cuts: list[int]) -> None:
     found, _, called = read(Reading("auto", parser=parser), pieces(text, cuts))
     assert (found, called) == (content, calls)
 
@@ -99,7 +99,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize(("inside", "text", "content", "thought"), THOUGHTS)
 @given(cuts=st.lists(st.integers(0, 60)))
-def test_thoughts(inside: bool, text: str, content: str, thought: str, cuts: list[int]) -> None:
+def test_reasoning(inside: bool, text: str, content: str, thought: str, cuts: list[int]) -> None:
     found = read(Reading(thinks=True, inside=inside), pieces(text, cuts))
     assert (found[0].lstrip("\n"), found[1]) == (content, thought)
 
@@ -107,14 +107,14 @@ def test_thoughts(inside: bool, text: str, content: str, thought: str, cuts: lis
 def test_calls_by_schema() -> None:
     array = json.dumps([F, G])
     assert read(Reading("required"), [array[:9], array[9:]])[2] == CALLS
-    assert read(Reading("required"), ["[{"])[0] == "[{"  # cut by max_tokens: nothing is swallowed
+    assert read(Reading("required"), ["[{"])[0] == "[{"  # cut by max_tokens: the text is kept
     assert read(Reading("named", function="f"), ['{"x"', ": 1}"])[2] == [("f", {"x": 1})]
     assert calls_of("[" * 10_000) == []
     assert calls_of('{"name": 1, "arguments": {}}') == calls_of('{"name": "f"}') == calls_of("3") == []
 
 
-def test_metrics_are_what_prometheus_reads() -> None:
-    """The parser of Prometheus' own client."""
+def test_prometheus_parses_the_metrics() -> None:
+    """Parse the metrics with Prometheus' own client."""
     page = Page({"model_name": 'a"b\\c\nd'})
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7.0):
@@ -133,7 +133,7 @@ def test_metrics_are_what_prometheus_reads() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 12))))
-def test_places_are_never_more_than_there_are(moves: list[tuple[bool, int]]) -> None:
+def test_the_gate_never_exceeds_its_capacity(moves: list[tuple[bool, int]]) -> None:
     gate, inside = Gate(4, 6), list[int]()
     for enter, n in moves:
         if not enter and inside:
@@ -170,8 +170,8 @@ OF_OTHERS = {
 }  # fmt: skip
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
-    """Every metric of docs/grafana.json is in a page of metrics; so is what other servers' dashboards ask for."""
+def test_the_dashboards_metrics_exist() -> None:
+    """Every metric of docs/grafana.json and of other servers' dashboards is in /metrics."""
     from ridgeline.sched.page_times import PageTimes
     from ridgeline.sched.stats import GroupStats, Stats
     from ridgeline.serve.api import metrics
@@ -196,7 +196,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     ("name", "value"),
     [("timeout_headers", 0.0), ("timeout_write", float("nan")), ("timeout_engine", 0.5), ("max_connections", 0)],
 )
-def test_limits_that_make_no_sense_are_one_line(name: str, value: float) -> None:
+def test_invalid_limits_give_one_line(name: str, value: float) -> None:
     given = {"chat_template": None, "tool_call_parser": None, "reasoning_parser": None, name: value}
     with pytest.raises(RequestError, match=f"--{name.replace('_', '-')} is .*must be .*at least"):
         serve_options(given, ["m"])

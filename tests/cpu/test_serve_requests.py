@@ -1,4 +1,4 @@
-"""From a body to a request, and what guards the way, without an engine."""
+"""Convert bodies to requests, and check requests before their endpoints, without an engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def service(**more: Any) -> Service:
-    """As much of one as a request needs before it is sent."""
+    """The part of a service that a request needs before it is sent."""
     facts = {
         "name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", "tokenizer": None, **more,
     }  # fmt: skip
@@ -44,7 +44,7 @@ def service(**more: Any) -> Service:
 
 
 def with_template(source: str) -> Service:
-    """A service whose model has that chat template."""
+    """Return a service whose model has this chat template."""
     tokenizer = SimpleNamespace(special_tokens={}, template_for=lambda name, tools: ChatTemplate(source))
 
     async def off_loop(work: Any) -> Any:
@@ -64,7 +64,7 @@ def with_template(source: str) -> Service:
         ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, False),
     ],
 )
-def test_a_structure_does_not_go_on_with_thoughts(fields: dict[str, Any], thinks: bool) -> None:
+def test_a_structure_does_not_continue_reasoning(fields: dict[str, Any], thinks: bool) -> None:
     chat = Chat(with_template("x<think>\n"), ChatBody.model_validate({"messages": MESSAGES, **fields}))
     assert asyncio.run(chat._prompts()) == [Rendered("x<think>")]
     reader = AnswerReader(chat.reading)
@@ -76,14 +76,14 @@ def test_a_structure_does_not_go_on_with_thoughts(fields: dict[str, Any], thinks
 @pytest.mark.parametrize(
     "item", [{"role": "user", "content": 3}, {"role": "user", "content": [SECRET]}, {"role": "user", "content": {}}]
 )
-def test_items_that_no_chat_can_hold_are_bad_requests(item: dict[str, Any]) -> None:
+def test_items_that_a_chat_does_not_accept_are_bad_requests(item: dict[str, Any]) -> None:
     with pytest.raises(APIError) as e:
         as_chat(ResponseBody(input=[item]))
     assert e.value.status == 400 and SECRET not in e.value.message
 
 
 @pytest.mark.parametrize("name", ["self", "template", "messages", "tools"])
-def test_variables_that_no_template_can_have(name: str) -> None:
+def test_reserved_template_variables(name: str) -> None:
     one = with_template("{{ thinking }}")
     body = {"messages": MESSAGES, "chat_template_kwargs": {name: 1}}
     with pytest.raises(RequestError, match=f"chat_template_kwargs has '{name}'"):
@@ -107,7 +107,7 @@ async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Coun
         return await client.get(path), one.statuses
 
 
-def test_faults_are_counted_answered_and_logged_without_values(caplog: pytest.LogCaptureFixture) -> None:
+def test_bugs_are_counted_answered_and_logged_without_values(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError(SECRET)
 
@@ -121,12 +121,15 @@ def test_faults_are_counted_answered_and_logged_without_values(caplog: pytest.Lo
     assert SECRET in caplog.text
 
 
-def test_a_fault_in_the_middle_of_an_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_during_an_answer_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise KeyError(SECRET)
 
-    with pytest.raises(AssertionError), caplog.at_level(logging.INFO):  # the transport's: the answer is not complete
+    with (
+        pytest.raises(AssertionError),
+        caplog.at_level(logging.INFO),
+    ):  # from the transport: an incomplete answer
         asyncio.run(ask(broken, "/"))
     assert " 500 " in caplog.text and SECRET not in caplog.text
 
@@ -141,8 +144,8 @@ def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture)
     assert "\n" not in caplog.messages[-1] and "\x1b" not in caplog.messages[-1]
 
 
-def test_the_description_is_open_whole_and_our_own() -> None:
-    """Both /docs and what it shows are read without a key; nothing comes from elsewhere; a bad request is 400."""
+def test_the_docs_need_no_key_and_no_other_server() -> None:
+    """/docs and its data need no key and load nothing from other servers; a bad request is 400."""
     options = ServeOptions(("m",), key_hashes=(b"x" * 32,))
     one = cast(Service, SimpleNamespace(options=options, statuses=Counter[tuple[str, int]]()))
     transport = httpx.ASGITransport(build_app(one))
@@ -171,7 +174,7 @@ def test_the_description_is_open_whole_and_our_own() -> None:
 
 
 class Decoder:
-    """A tokenizer whose tokens have the same text everywhere: counts what it is asked, and by which threads."""
+    """A tokenizer whose tokens have the same text everywhere. It counts calls and records their threads."""
 
     special_ids = frozenset[int]()
     settled = True
@@ -202,7 +205,7 @@ class Decoder:
 
 
 def turn(answer: CompletionOutput) -> Any:
-    """Of a prompt of two tokens, and all there is of its answer."""
+    """Return the result of a prompt of two tokens."""
     first = TokenLogprobs(8, -1.0, ((8, -1.0),))
     output = RequestOutput("ab", [7, 8], [answer], Timing(0.0, None, 0.0, 0.0), prompt_logprobs=[None, first])
     chunk = OutputChunk(0, answer.text, tuple(answer.token_ids), tuple(answer.logprobs or ()), "stop", 9, None, output)
@@ -218,7 +221,7 @@ ENTRY = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -2.0)))
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_probabilities_are_made_into_text_beside_the_loop_and_once(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_are_decoded_once_and_in_a_thread(chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder()
     answer = CompletionOutput(0, [5] * 50, "x" * 50, "length", logprobs=[ENTRY] * 50)
     work: Any = Completion(decoder.service(), CompletionBody(prompt="ab", logprobs=2))
@@ -239,7 +242,7 @@ def test_probabilities_are_made_into_text_beside_the_loop_and_once(chat: bool, m
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_echo_alone_has_no_tokens_of_its_own(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_echo_without_an_answer_has_no_completion_tokens(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {"stream_options": {"include_usage": True}} if stream else {"logprobs": 1}
     body = {"prompt": "ab", "echo": True, "max_tokens": 0, "return_token_ids": True, "stream": stream, **more}
     work = Completion(Decoder().service(), CompletionBody.model_validate(body))

@@ -1,4 +1,4 @@
-"""Where texts, bodies, structures and chats meet their limits: what one part gives to the next one."""
+"""Limits that several parts of the server share: texts, bodies, structures and chats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOS, EOS = 26, 27
 
 
 def tokenizer() -> Tokenizer:
-    """Letters are tokens, and a text gets <s> before it and </s> behind it."""
+    """A tokenizer whose tokens are letters. A text gets <s> before it and </s> after it."""
     backend = Backend(models.BPE({**LETTERS, "<s>": BOS, "</s>": EOS}, []))
     backend.add_special_tokens(["<s>", "</s>"])
     backend.post_processor = processors.TemplateProcessing(
@@ -45,7 +45,7 @@ def test_a_truncated_text_keeps_its_special_tokens_and_no_more() -> None:
     one = tokenizer()
     assert one.encode("abcdef", max_tokens=4) == [BOS, 4, 5, EOS]
     assert one.encode("abcdef", max_tokens=4, truncation_side="right") == [BOS, 0, 1, EOS]
-    assert one.encode("<s>abc", max_tokens=5) == [BOS, 0, 1, 2, EOS]  # one BOS: nothing need be dropped
+    assert one.encode("<s>abc", max_tokens=5) == [BOS, 0, 1, 2, EOS]  # it already has a BOS, so nothing is dropped
     assert one.encode("abc", max_tokens=2) == [BOS, EOS]
     with pytest.raises(RequestError, match="truncate_prompt_tokens is 1, but the model adds 2 tokens"):
         one.encode("abc", max_tokens=1)
@@ -60,7 +60,7 @@ def test_a_truncated_chat_keeps_what_a_text_keeps(special: bool | None, kept: li
 def test_a_prompt_of_leading_tokens_alone_is_counted_at_once() -> None:
     began = time.process_time()
     assert least_tokens("<s>" * 3_000_000 + "abcd", 4, ["<s>", "<|b|>"]) == 1
-    assert time.process_time() - began < 2  # 3 s token by token
+    assert time.process_time() - began < 2  # token by token it takes 3 s
 
 
 def test_a_chat_nested_deeply_is_an_error_of_the_request() -> None:
@@ -71,13 +71,13 @@ def test_a_chat_nested_deeply_is_an_error_of_the_request() -> None:
         chat_data([{"role": "user", "content": "x", "e": value}])
 
 
-def test_other_encodings_than_utf_8_are_no_json() -> None:
+def test_only_utf_8_is_json() -> None:
     assert parse('\ufeff{"x": "\u2200"}'.encode()) == {"x": "\u2200"}
     with pytest.raises(ValueError):
         parse('{"x":"\u2200","y":[[],[]]}'.encode("utf-16-le"))
 
 
-def test_lists_of_texts_travel_as_bytes() -> None:
+def test_lists_of_texts_are_sent_as_bytes() -> None:
     value = {
         "input": ["\u6f22" * 1000] * 3,
         "deep": [["x", "y" * 2000, ""], [], [1, "a"]],

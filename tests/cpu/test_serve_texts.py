@@ -1,4 +1,4 @@
-"""The text of a token is what it adds in its place: joined, the texts of the tokens are the text of the answer."""
+"""The text of a token is what it adds at its position: the joined texts of the tokens are the answer's text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entries(ids: Sequence[int], top: Sequence[tuple[int, float]] = ()) -> list[T
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_texts_joined_are_the_decoded_text(name: str, data: st.DataObject) -> None:
-    """For any prompt and answer, with bytes that are no characters: texts, bytes and offsets agree with the library."""
+    """Texts, bytes and offsets agree with the library for any prompt and answer, even with invalid UTF-8."""
     tokenizer = load(name)
     single = st.integers(0, min(tokenizer.vocab_size, 300) - 1) | st.integers(0, tokenizer.vocab_size - 1)
     prompt, answer = (data.draw(st.lists(single, min_size=low, max_size=8)) for low in (0, 1))
@@ -42,7 +42,7 @@ def test_texts_joined_are_the_decoded_text(name: str, data: st.DataObject) -> No
     stream = tokenizer.detokenizer(True, prompt)
     whole = "".join([*map(stream.push, answer), stream.flush()])
     plain = [t for t, token in zip(found["tokens"], answer, strict=True) if token not in tokenizer.special_ids]
-    last_is_special = answer[-1] in tokenizer.special_ids  # its name stands before what it leaves unfinished
+    last_is_special = answer[-1] in tokenizer.special_ids  # its name comes before the incomplete character
     assert "".join(plain) == whole or (last_is_special and whole.startswith("".join(plain)))
     ends = [*found["text_offset"][1:], len(whole)]
     for text, begin, end, token in zip(found["tokens"], found["text_offset"], ends, answer, strict=True):
@@ -61,7 +61,7 @@ def test_texts_joined_are_the_decoded_text(name: str, data: st.DataObject) -> No
 
 @needs_stories
 def test_a_word_and_its_continuation_are_two_keys(stories: Tokenizer) -> None:
-    """SentencePiece's "a" and "▁a" differ by a space wherever something stands before them."""
+    """SentencePiece's "a" and "▁a" differ by a space unless they begin the text."""
     there, here = stories._backend.token_to_id("▁a"), stories._backend.token_to_id("a")
     place = TokenTexts(stories).after(stories.encode("Once"))
     found = of_completion(place, entries([there], [(here, -2.0)]), there, over=True)
@@ -71,15 +71,15 @@ def test_a_word_and_its_continuation_are_two_keys(stories: Tokenizer) -> None:
 
 
 @needs_stories
-def test_where_two_candidates_add_the_same_both_are_there(stories: Tokenizer) -> None:
-    """At the start of a text the decoder removes the space: the second one is named by its id."""
+def test_two_candidates_with_the_same_text_are_both_listed(stories: Tokenizer) -> None:
+    """At the start of a text the decoder removes the space, so the second candidate is named by its id."""
     there, here = stories._backend.token_to_id("▁a"), stories._backend.token_to_id("a")
     found = of_completion(TokenTexts(stories).after(()), entries([there], [(here, -2.0)]), there, over=True)
     assert found["tokens"] == ["a"] and found["top_logprobs"] == [{"a": -0.5, f"token_id:{here}": -2.0}]
 
 
 @needs_stories
-def test_offsets_count_the_text_of_special_tokens_where_it_is_shown(stories: Tokenizer) -> None:
+def test_offsets_count_special_tokens_that_are_shown(stories: Tokenizer) -> None:
     ids = stories.encode("Once upon")
     for skip in (True, False):
         place = TokenTexts(stories, skip_special_tokens=skip).after(())

@@ -1,4 +1,4 @@
-"""The engine's loop by itself: a session and a model that fail as they are told, and the messages that come of it."""
+"""The loop of the engine process, with a fake session and model that fail on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUEST = GenerationRequest((1, 2), SamplingParams(), ())
 
 
 class FakeSession:
-    """Steps do what `steps` says, one after the other: give every open request a token, compute nothing, or fail."""
+    """A fake session. Its steps do what `steps` says: give every open request a token, compute nothing, or fail."""
 
     def __init__(self) -> None:
         self.sinks: dict[int, Any] = {}
@@ -67,7 +67,7 @@ class FakeSession:
 
 
 class Bench:
-    """A worker, and the other end of its pipe."""
+    """A worker and the other end of its pipe."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -87,11 +87,11 @@ class Bench:
             self._inbox.sock.sendall(frame(message))
 
     def said(self) -> list[Any]:
-        """What it has said since the last time."""
+        """Return the messages since the last call."""
         return self._inbox.read(0.0)
 
     def turn(self, times: int = 1) -> list[Any]:
-        """What the worker says in so many turns."""
+        """Run a number of turns; return the worker's messages."""
         for _ in range(times):
             self.worker._turn()
         return self.said()
@@ -124,7 +124,7 @@ def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.
     assert bench.turn() == [Embedded(3, [[4.0]])] and done == [1, 2, 13, 4]
 
 
-def test_an_embedding_that_nobody_waits_for_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_embedding_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.serve.engine.embed.embed", lambda loaded, prompt, pooling: [float(prompt[0])])
     bench.send(Embed(1, [[1], [2], [3]], "mean"), Embed(2, [[4], [5]], "mean"), Embed(3, [[6]], "mean"))
     assert bench.turn() == []
@@ -133,8 +133,8 @@ def test_an_embedding_that_nobody_waits_for_ends(bench: Bench, monkeypatch: pyte
     assert not len(bench.worker._embedder)
 
 
-def test_an_engine_that_only_fails_ends_its_process(bench: Bench) -> None:
-    """Three failed steps without a token between them: with one there, the count begins again."""
+def test_three_failed_steps_end_the_process(bench: Bench) -> None:
+    """A token between failed steps resets the count."""
     kinds = ["fails", "fails", "token", "fails", "nothing", "fails"]
     for number, kind in enumerate(kinds):
         bench.session.steps = [kind]
@@ -157,7 +157,7 @@ def test_only_steps_that_computed_are_counted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("sound", [True, False])
-def test_the_books_are_checked_though_somebody_always_asks(
+def test_bookkeeping_is_checked_despite_frequent_messages(
     bench: Bench, sound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, bench.session.sound = [100.0], sound
@@ -175,7 +175,7 @@ def test_the_books_are_checked_though_somebody_always_asks(
 
 
 def test_a_pipe_whose_file_has_a_large_number() -> None:
-    """The engine's process keeps the number that the pipe has in a server with a thousand connections."""
+    """The engine process inherits the file number that the pipe has in a server with a thousand connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2000:
         pytest.skip(f"this system gives a process {hard} files at most")
@@ -199,7 +199,7 @@ NEW, KNOWN = StructuredOutputs(regex="a"), StructuredOutputs(regex="b")
 
 
 class SlowGrammars:
-    """Compiles a new structure once it may, and writes down which; one that is known at once."""
+    """Fake grammars. A new structure is compiled and recorded when the test allows it, a known one at once."""
 
     def __init__(self) -> None:
         self.may, self.begun, self.compiled = threading.Event(), threading.Semaphore(0), list[str]()
@@ -221,7 +221,7 @@ def structured(number: int, structure: StructuredOutputs) -> Submit:
     return Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False)
 
 
-def test_a_structure_that_nobody_waits_for_is_not_compiled() -> None:
+def test_an_aborted_structure_is_not_compiled() -> None:
     grammars: Any = SlowGrammars()
     compiler = Compiler(grammars, lambda: None)
     for number in range(6):
@@ -236,7 +236,7 @@ def test_a_structure_that_nobody_waits_for_is_not_compiled() -> None:
     assert [submit.id for submit, _ in compiler.done()] in ([0, 5], [5, 0])
 
 
-def test_new_structures_hold_up_no_known_one_and_are_bounded() -> None:
+def test_new_structures_do_not_delay_known_ones_and_are_bounded() -> None:
     grammars: Any = SlowGrammars()
     woken = threading.Semaphore(0)
     compiler = Compiler(grammars, woken.release)
