@@ -24,7 +24,7 @@ from ridgeline.runtime.request import TextToEncode
 from ridgeline.serve.api.prompt import marked, until
 from ridgeline.serve.api.types import ChatBody, CompletionBody
 from ridgeline.serve.app import build_app
-from ridgeline.serve.http.unknown import ROUNDS, header, read
+from ridgeline.serve.http.unknown import ATTEMPTS, header, read
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 
@@ -342,7 +342,7 @@ def test_unknown_fields_are_dropped_at_any_depth() -> None:
 
 
 def test_many_invalid_elements_end_after_some_attempts() -> None:
-    tools = [{"function": {"name": "f", "x": 1}} for _ in range(ROUNDS + 3)]
+    tools = [{"function": {"name": "f", "x": 1}} for _ in range(ATTEMPTS + 3)]
     with pytest.raises(ValueError, match="extra_forbidden"):
         read(ChatBody, {"messages": [], "tools": tools}, "ignore")
 

@@ -1,4 +1,4 @@
-"""From a request's fields to SamplingParams."""
+"""Convert the fields of a request to SamplingParams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.spec.prompt import OPTION_KEYS
 from ridgeline.spec.request import SamplingParams
 from ridgeline.spec.structure import StructuredOutputs
 
-# Fields of a body that are fields of SamplingParams by the same name.
+# Fields of a body that SamplingParams has under the same name.
 _SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "allowed_token_ids", "bad_token_ids", "bad_words", "seed", "stop", "stop_token_ids",
@@ -21,11 +21,14 @@ _SAME = (
 
 
 def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Raises RequestError. An echo of the prompt alone still takes one token, which is not told."""
+    """Return the sampling parameters of a completion. Raises RequestError for an invalid value.
+
+    For an echo of the prompt alone, the engine still generates one token, which the answer leaves out.
+    """
     if body.suffix:
-        raise RequestError("suffix is not supported: these models continue a text, they do not fill a gap in it")
+        raise RequestError("suffix is not supported; models continue a text but do not fill a gap in it")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError(f"best_of is {body.best_of}: answers are not ranked; ask for n and choose")
+        raise RequestError(f"best_of is {body.best_of}, but answers are not ranked; set n and choose among the answers")
     fields: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
     if body.echo and body.max_tokens == 0:
         fields["max_tokens"] = 1
@@ -37,16 +40,19 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> Samp
 
 
 def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: StructuredOutputs | None) -> SamplingParams:
-    """structure: what a choice of tools asks for. Raises RequestError."""
+    """Return the sampling parameters of a chat. structure: what tool_choice requires. Raises RequestError."""
     longest = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields: dict[str, Any] = {"max_tokens": longest}
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     elif body.top_logprobs:
-        raise RequestError(f"top_logprobs is {body.top_logprobs}; it needs logprobs: true")
+        raise RequestError(f"top_logprobs is {body.top_logprobs}; set logprobs to true as well")
     if structure is not None:
         if _structure(body) is not None:
-            raise RequestError("tool_choice asks for a call, response_format or structured_outputs for something else")
+            raise RequestError(
+                "tool_choice requires a tool call, but response_format or structured_outputs requires another format; "
+                "leave one of them out"
+            )
         fields["structured_outputs"] = structure
     return _params(body, defaults, fields)
 
@@ -54,7 +60,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: Structur
 def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> SamplingParams:
     check_stream(body.stream, body.stream_options)
     if body.stream and (body.prompt_logprobs is not None or "prompt_logprobs" in fields):
-        raise RequestError("the prompt's log probabilities come with whole answers only: leave stream out")
+        raise RequestError("log probabilities of the prompt are not available in a stream; leave stream out")
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias:
         given["logit_bias"] = {_token(key): bias for key, bias in body.logit_bias.items()}
@@ -64,13 +70,13 @@ def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str
 
 
 def check_stream(stream: bool | None, options: object) -> None:
-    """Raises RequestError for stream_options without a stream."""
+    """Raise RequestError for stream_options without a stream."""
     if options is not None and not stream:
-        raise RequestError("stream_options is given, but the answer is no stream; set stream to true, or leave it out")
+        raise RequestError("stream_options needs a stream; set stream to true or leave stream_options out")
 
 
 def prompt_options(body: Body) -> dict[str, Any]:
-    """How a body's prompts are read: what it says of PromptOptions."""
+    """Return the fields of PromptOptions that a body sets."""
     return {name: value for name in OPTION_KEYS if (value := getattr(body, name, None)) is not None}
 
 
@@ -84,31 +90,31 @@ def _structure(body: SamplingBody) -> StructuredOutputs | None:
     }
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) > 1:
-        raise RequestError(f"{' and '.join(named)} both say what the answer is like; give one")
+        raise RequestError(f"{' and '.join(named)} both set the format of the answer; give only one")
     return next(iter(named.values()), None)
 
 
 def _guided(body: Guided) -> StructuredOutputs | None:
-    """What vLLM's older fields ask for."""
+    """Return the structure of vLLM's older fields, or None."""
     names = ("json", "regex", "choice", "grammar", "whitespace_pattern")
     given = {name: value for name in names if (value := getattr(body, f"guided_{name}")) is not None}
     return StructuredOutputs.of(given) if given else None
 
 
 def response_structure(wanted: ResponseFormat) -> StructuredOutputs | None:
-    """What a response_format asks for. Raises RequestError."""
+    """Return the structure of a response_format, or None. Raises RequestError."""
     if wanted.schema_ is not None and wanted.type != "json_object":
-        raise RequestError(f"response_format: schema belongs to json_object; with {wanted.type} it is not read")
+        raise RequestError(f"response_format: schema needs the type json_object, not {wanted.type}")
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return StructuredOutputs.of({"json": wanted.schema_, "json_object": wanted.schema_ is None})
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise RequestError("response_format: json_schema needs json_schema.schema")
+        raise RequestError("response_format: the type json_schema needs json_schema.schema")
     return StructuredOutputs.of({"json": wanted.json_schema.schema_})
 
 
 def _token(key: str) -> int:
     if not (key.isascii() and key.isdecimal()) or len(key) > 10:
-        raise RequestError(f"logit_bias has the key {key!r:.40}; keys are token ids")
+        raise RequestError(f"logit_bias has the key {key!r:.40}; keys must be token ids")
     return int(key)

@@ -1,6 +1,6 @@
-"""What clients send, as OpenAI and vLLM name it. Every field is listed: one that is not known is an error.
+"""Fields of requests, with the names of OpenAI and vLLM. A field that is not listed here is an error.
 
-None everywhere is the default, as in a request that leaves the field out.
+The default of a field is None, which means that the request does not set the field.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from pydantic import (
 
 from ridgeline.spec.request import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 
-MAX_FIELDS = 256  # of an object
-MAX_IDS = 1 << 20  # token ids in a list: more than a context holds
-MAX_ITEMS = 1 << 14  # of lists of objects and texts
-MAX_STOP = 32  # texts that end an answer: each is looked for in every token's text
-MAX_STOP_CHARS = 1024  # of each of them
-MAX_VOCABULARY = 1 << 19  # token ids that are allowed, forbidden, favored or end an answer
+MAX_FIELDS = 256  # fields of an object
+MAX_IDS = 1 << 20  # token ids in a list, more than any context length
+MAX_ITEMS = 1 << 14  # objects or texts in a list
+MAX_STOP = 32  # stop texts: each new token's text is searched for all of them
+MAX_STOP_CHARS = 1024  # characters of a stop text
+MAX_VOCABULARY = 1 << 19  # token ids in logit_bias, allowed_token_ids, bad_token_ids or stop_token_ids
 
-MAX_REQUEST_ID = 128  # characters; it is written into every event
+MAX_REQUEST_ID = 128  # characters of a request id, which every event contains
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """Of a list or dict: validation ends at the first wrong element, and at this length.
+    """Limits the length of a list or dict, and stops its validation at the first invalid element.
 
-    A body of 16 MiB has millions of elements, and pydantic would keep an error for each.
+    Otherwise pydantic would keep an error for each of the millions of elements in a body of 16 MiB.
     """
 
     length: int
@@ -55,20 +55,20 @@ Biases = Annotated[dict[str, float], AtMost(MAX_VOCABULARY)]
 
 def _short(stop: str | list[str]) -> str | list[str]:
     if (longest := max(map(len, [stop] if isinstance(stop, str) else stop), default=0)) > MAX_STOP_CHARS:
-        raise ValueError(f"a text that ends the answer has {longest} characters; the limit is {MAX_STOP_CHARS}")
+        raise ValueError(f"a stop text has {longest} characters; the limit is {MAX_STOP_CHARS}")
     return stop
 
 
 Stop = Annotated[str | Annotated[list[str], AtMost(MAX_STOP)], AfterValidator(_short)]
 BadWords = Annotated[list[str], AtMost(MAX_BAD_WORDS)]
-Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # what counters of 8 bytes hold
-# Visible characters of ASCII, for it is a header too.
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # a signed integer of 8 bytes
+# Visible ASCII characters only, since the id is also sent as a header.
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID, pattern=r"^[!-~]+$")]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 def told(**bounds: Any) -> Any:
-    """Bounds that /openapi.json shows. SamplingParams and the frontend check them, whose errors say more."""
+    """Show bounds in /openapi.json without checking them. SamplingParams checks them, with better error messages."""
     return Field(json_schema_extra=bounds)
 
 
@@ -86,7 +86,7 @@ Text = Annotated[str, told(minLength=1)]
 
 
 def _shape(value: Any) -> str:
-    """Which of `Prompts` a value means to be: its first element decides, and the others must be like it."""
+    """Return which type of `Prompts` a value has. Its first element decides; the others must have the same type."""
     if not isinstance(value, list):
         return "text"
     first = value[0] if value else ""
@@ -103,27 +103,29 @@ Prompts = Annotated[
 
 
 class Body(BaseModel):
-    """Base of all requests and their parts: unknown fields are errors, numbers are numbers."""
+    """Base of all requests and their parts. Unknown fields are errors, and values are not converted to other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _not_endless(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each that is not known would be an error of its own
+        if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each unknown field would be an error
             raise ValueError(f"the object has {len(given)} fields; the limit is {MAX_FIELDS}")
         return given
 
 
 class StreamOptions(Body):
-    """include_usage: one more event at the end, with the tokens used. continuous_usage_stats: in every event."""
+    """Options of a stream. include_usage: add an event with the numbers of tokens at the end. continuous_usage_stats:
+    add the numbers of tokens to every event.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class JSONSchema(Body):
-    """The schema of a response_format. strict changes nothing: a schema is always followed."""
+    """The schema of a response_format. strict changes nothing, since answers always follow the schema."""
 
     name: str | None = None
     description: str | None = None
@@ -132,7 +134,10 @@ class JSONSchema(Body):
 
 
 class ResponseFormat(Body):
-    """text, any JSON object, or one that follows a schema. schema: with json_object, as llama.cpp has it."""
+    """The format of the answer: text, any JSON object, or JSON that follows a schema.
+
+    schema: a schema for json_object, as in llama.cpp.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
@@ -140,7 +145,9 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputsBody(Body):
-    """Exactly one: a JSON schema, a regular expression, texts to choose from, a Lark grammar, any JSON object."""
+    """A structure that the answer must have. Set exactly one of json (a JSON schema), regex, choice (a list of texts),
+    grammar (Lark) and json_object (any JSON object).
+    """
 
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -151,7 +158,7 @@ class StructuredOutputsBody(Body):
 
 
 class Guided(Body):
-    """vLLM's older names of structured_outputs. guided_decoding_backend: there is one, so it changes nothing."""
+    """vLLM's older names of structured_outputs. guided_decoding_backend changes nothing, since there is one backend."""
 
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
@@ -162,8 +169,8 @@ class Guided(Body):
 
 
 class Truncated(Body):
-    """truncate_prompt_tokens: keep at most so many tokens of a prompt; -1: as many as leave room for the answer.
-    truncation_side: where tokens are dropped; default: left, at the start of the prompt.
+    """Truncation of prompts. truncate_prompt_tokens: keep at most this number of tokens; -1 keeps what leaves room for
+    the answer. truncation_side: drop tokens at the start (left, the default) or at the end (right).
     """
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
@@ -171,7 +178,7 @@ class Truncated(Body):
 
 
 class Ignored(Body):
-    """Fields of OpenAI's API that change nothing here: no account, no storage, one tier."""
+    """Fields of OpenAI's API that are accepted and ignored: the server has no accounts, no storage and one tier."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -182,10 +189,11 @@ class Ignored(Body):
 
 
 class SamplingBody(Ignored, Guided, Truncated):
-    """How to pick tokens; names, meanings and limits of SamplingParams (docs/generate.md).
+    """Sampling parameters with the names, meanings and limits of SamplingParams (docs/generate.md), and options of the
+    answer.
 
-    request_id: of the answer; the header X-Request-Id says it too, and wins. return_tokens_as_token_ids: tokens of
-    logprobs are named "token_id:N".
+    request_id: id of the request; the header X-Request-Id overrides it. return_tokens_as_token_ids: name the tokens of
+    logprobs "token_id:N".
     """
 
     model: str | None = None
@@ -224,8 +232,8 @@ class SamplingBody(Ignored, Guided, Truncated):
 
 
 class CompletionBody(SamplingBody):
-    """POST /v1/completions. add_special_tokens: whether a text gets the tokens that the model expects around it, the
-    BOS above all; default: true.
+    """The body of POST /v1/completions. add_special_tokens: add the tokens that the model expects around a text, such
+    as BOS; default: true.
     """
 
     prompt: Prompts
@@ -237,7 +245,7 @@ class CompletionBody(SamplingBody):
 
 
 class Function(Body):
-    """A function that the model may call; parameters: a JSON schema."""
+    """A function that the model may call. parameters: a JSON schema."""
 
     name: str = Field(min_length=1, max_length=128)
     description: str | None = None
@@ -246,27 +254,27 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A tool: a function."""
+    """A tool, which is always a function."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
 class NamedFunction(Body):
-    """Which function."""
+    """The name of a function."""
 
     name: str
 
 
 class NamedTool(Body):
-    """The one tool to call."""
+    """The tool that the model must call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class ChatMessage(BaseModel):
-    """One message. Templates may know fields of their own, so all are handed on to them."""
+    """A message. Further fields are passed to the chat template, which may read them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -275,11 +283,11 @@ class ChatMessage(BaseModel):
 
 
 class TemplateBody(Body):
-    """What a chat template is given.
+    """The input of a chat template.
 
-    continue_final_message: the answer goes on with the last message instead of beginning one of its own.
-    add_special_tokens: true adds the tokens that the model expects around a text to what the template writes, false
-    none; default: a BOS where the model uses one and the template writes none. There is never a second BOS.
+    continue_final_message: continue the last message instead of beginning a new one. add_special_tokens: true adds the
+    tokens that the model expects around a text, false adds none; by default a BOS is added if the model uses one and
+    the template writes none. There is never a second BOS.
     """
 
     messages: Annotated[Items[ChatMessage], told(minItems=1)]
@@ -294,7 +302,7 @@ class TemplateBody(Body):
 
 
 class ChatBody(SamplingBody, TemplateBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -305,13 +313,13 @@ class ChatBody(SamplingBody, TemplateBody):
 
 
 class RenderBody(TemplateBody):
-    """POST /v1/chat/completions/render."""
+    """The body of POST /v1/chat/completions/render."""
 
     model: str | None = None
 
 
 class TokenizeBody(TemplateBody):
-    """POST /tokenize: a prompt, or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -320,7 +328,7 @@ class TokenizeBody(TemplateBody):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: Ids
@@ -328,7 +336,9 @@ class DetokenizeBody(Body):
 
 
 class EmbeddingBody(Ignored, Truncated):
-    """POST /v1/embeddings. pooling: which hidden states make the vector. add_special_tokens: as in completions."""
+    """The body of POST /v1/embeddings. pooling: take the mean of the hidden states, or the last one.
+    add_special_tokens: as in /v1/completions.
+    """
 
     model: str | None = None
     input: Prompts
