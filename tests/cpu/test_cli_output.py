@@ -120,9 +120,9 @@ def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: 
     found = run("generate", "-m", model, prompts, "-o", tmp_path / "o", "--max-tokens", "4", "--max-num-seqs", "1")
     memory, engine, total, pages = found.stderr.splitlines()
     assert re.fullmatch(r"memory: .* in 32 pages of 16 tokens, .* of weights, .* of workspace", memory)
-    assert engine == "engine: contexts of 512 tokens, 1 sequences at once, 512 tokens a step"
+    assert engine == "engine: contexts of 512 tokens, at most 1 sequences and 512 tokens a step"
     assert re.fullmatch(r"9 prompts with \d+ tokens, 36 new tokens in [\d.]+ s: [\d,.]+ tokens/s", total)
-    assert re.fullmatch(r"pages: at most 2 of 32; prefix hits: \d+% of prompt tokens; preemptions: 0", pages)
+    assert re.fullmatch(r"pages: peak 2 of 32; prefix hits: \d+% of prompt tokens; preemptions: 0", pages)
     verbose = run("generate", "-m", model, "Once", "-v", "--max-tokens", "1", "--max-num-seqs", "3").stderr
     assert re.search(r"^max_num_seqs +3 +as given +--max-num-seqs$", verbose, re.MULTILINE)
     assert re.search(r"^weights +\S+ [KM]iB$", verbose, re.MULTILINE)
@@ -210,7 +210,7 @@ def test_files_that_cannot_be_written(run: Run, model: Path, prompts: Path, tmp_
 
     assert "No such file" in refused(tmp_path / "absent" / "o.jsonl")
     assert "directory" in refused(tmp_path)
-    assert "/dev/null is not a file" in refused(Path("/dev/null"))
+    assert "/dev/null is not a regular file" in refused(Path("/dev/null"))
     path = tmp_path / "o.jsonl"
     with path.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -460,7 +460,7 @@ def test_bad_input_is_one_line(
 
 def test_models_that_do_not_fit(run: Run, words: Path, tiny: dict[str, Pair], stories: Pair) -> None:
     for args, message in (
-        ((tiny["gemma2"].folder, "--text", words), f"evaluate needs a tokenizer, and {tiny['gemma2'].folder} has none"),
+        ((tiny["gemma2"].folder, "--text", words), f"{tiny['gemma2'].folder} has no tokenizer, and evaluate needs one"),
         ((stories.folder, "--text", words, "--against", tiny["gemma2"].folder), "a vocabulary of 257 tokens"),
         ((stories.folder, "--text", words, "--against", tiny["gpt2"].folder), "cannot be compared"),
     ):

@@ -76,7 +76,7 @@ def test_gguf_chat_templates() -> None:
         (llama_metadata(bos_token_id=10**6), "bos_token_id is 1000000"),
         (llama_metadata(add_bos_token=1), "add_bos_token is a int"),
         (bpe_metadata(pre=None), "pre is missing"),
-        (bpe_metadata(pre="new-bpe"), "'new-bpe', which is not known; known are .*llama-bpe"),
+        (bpe_metadata(pre="new-bpe"), "'new-bpe', which is not supported; supported: .*llama-bpe"),
         (bpe_metadata(merges=None), "merges is missing"),
         (bpe_metadata(merges=["ab"]), "merges holds 'ab'"),
         (bpe_metadata(merges=["a zz"]), "merges does not fit"),

@@ -192,9 +192,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_price_is_measured_once_and_printed(run: Run) -> None:
     arguments = ("generate", "--model", "pocket", "--max-tokens", "2", "--kv-cache-dtype", "int8", "-v", "Once")
     said = [run(*arguments)[1] for _ in range(2)]
-    assert "measuring its price" in said[0] and "measuring its price" not in said[1]
+    assert "measuring the accuracy cost" in said[0] and "measuring the accuracy cost" not in said[1]
     for text in said:
-        assert "state in int8: KL to float32" in text and "tokens of a sample text" in text
+        assert "state in int8: KL to float32 state is" in text and "tokens of a sample text" in text
         assert re.search(r"kv_cache_dtype +int8 +as given", text)
 
 

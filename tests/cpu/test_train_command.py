@@ -176,9 +176,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, data: Path) -> None:
               "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
     assert "hidden_size" in refused(given(config))
     assert "no room for 256 bytes" in refused(given(to_json(spec(mixer(), vocab=200))))
-    assert "--context 256 is more than the model's 128" in refused(given(None, "--context", "256"))
+    assert "--context is 256, but the model has only 128 positions" in refused(given(None, "--context", "256"))
     assert "multiple of" in refused(given(None, "--batch-tokens", "100"))
-    assert "precision 'int8' is none of float32, bfloat16" in refused(given(None, "--precision", "int8"))
+    assert "precision is 'int8'; use float32 or bfloat16" in refused(given(None, "--precision", "int8"))
     for option, value, allowed in (
         ("--learning-rate", "nan", "from 0 to 1000"), ("--dropout", "1.5", "from 0 to 1"), ("--seed", "-1", "from 0"),
         ("--decay-share", "2", "from 0 to 1"), ("--epochs", "inf", "at most 1,000,000"),
@@ -195,10 +195,10 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, data: Path) -> None:
         flags = given()
         flags[flags.index("--data") + 1] = str(path)
         assert word in refused(flags)
-    assert "more than 0" in refused(given(None, "--epochs", "0"))
+    assert "above 0" in refused(given(None, "--epochs", "0"))
     assert "less than one batch" in refused(given(None, "--batch-tokens", "65536"))
-    assert "there is no data" in refused(["train", str(tmp_path / "spec.json"), "--out", "x"])
-    assert "known are pocket" in refused(["train", "--recipe", "bread"])
+    assert "data is missing" in refused(["train", str(tmp_path / "spec.json"), "--out", "x"])
+    assert "use pocket" in refused(["train", "--recipe", "bread"])
     assert "leave out data" in refused(["train", "--recipe", "pocket", "--data", "x"])
 
 

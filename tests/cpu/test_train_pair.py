@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ridgeline.train.data.folder.folder import prepare
 
 from ridgeline import LLM
 from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
-from ridgeline.train.data.folder import prepare
 from ridgeline.train.data.manifest import Manifest
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.pocket.continuations import ContinuationOptions, draw_prompts
@@ -133,7 +133,7 @@ def test_the_shipped_recipe_can_be_read() -> None:
     recipe = Recipe.read("pocket")
     for model in (recipe.target, recipe.draft):
         assert model.config["vocab_size"] == recipe.vocab_size and model.config["tie_word_embeddings"]
-    with pytest.raises(DataError, match="known are pocket"):
+    with pytest.raises(DataError, match="use pocket"):
         Recipe.read("bread")
 
 

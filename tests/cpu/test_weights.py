@@ -239,7 +239,7 @@ def test_the_price_falls_with_bits_and_with_smaller_groups(model: str) -> None:
     assert abs(found["int8"].nll_difference.value) < 0.02
     for name in ROUNDED:
         (note,) = (n for n in llms[name].loaded.notes if "KL" in n)
-        assert note.startswith(f"weights in {name}: KL to the model as stored ")
+        assert note.startswith(f"weights in {name}: KL to the stored model is ")
 
 
 def test_the_price_is_what_is_measured_side_by_side() -> None:
@@ -250,9 +250,9 @@ def test_the_price_is_what_is_measured_side_by_side() -> None:
     documents = encode_texts([Text("sample", price.SAMPLE.read_text())], llm.tokenizer, price.MAX_TOKENS)
     wanted = measure_divergence(plain.loaded, llm.loaded, documents)
     (note,) = (n for n in llm.loaded.notes if "KL" in n)
-    assert f"{wanted.kl.value:.2g} nats a token" in note
+    assert f"{wanted.kl.value:.2g} nats per token" in note
     assert f"{wanted.top1_agreement.value:.1%} of 256 tokens" in note
-    assert said == ["int8 on pocket: measuring its price on a sample text, once"]
+    assert said == ["int8 on pocket: measuring the accuracy cost on a sample text, once"]
 
 
 def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_where_there_is_no_price_it_says_why(folders: Mapping[str, Path]) -> None:
     folder = str(folders["llama"])
     note = LLM(folder, device="cpu", weights="int8", skip_tokenizer_init=True).loaded.notes[-1]
-    assert note == "weights in int8: their price is not known: there is no tokenizer for the sample text"
+    assert note == "weights in int8: the accuracy cost is not known: there is no tokenizer for the sample text"
     note = LLM(folder, device="cpu", weights="int4", load_format="dummy", skip_tokenizer_init=True).loaded.notes[-1]
-    assert note == "weights in int4: their price is not known: the weights are random"
+    assert note == "weights in int4: the accuracy cost is not known: the weights are random"
     assert LLM(folder, device="cpu", skip_tokenizer_init=True).loaded.notes == ()
 
 

@@ -443,7 +443,7 @@ def test_rotations_that_are_refused() -> None:
     both = {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     assert read("llama", **both) == read("llama", rope_scaling=both["rope_scaling"])  # it goes first
     message = refusal("llama", rope_scaling={"type": "mrope"})
-    assert "rope_scaling.rope_type is 'mrope'; known are default, dynamic, linear, llama3" in message
+    assert "rope_scaling.rope_type is 'mrope'; supported: default, dynamic, linear, llama3" in message
     assert "rope_scaling.factor is missing" in refusal("llama", rope_scaling={"type": "linear"})
     assert "short_factor must be a list of positive numbers" in refusal(
         "llama", rope_scaling={"type": "longrope", **_LONG, "short_factor": [True] * 8}
@@ -552,7 +552,7 @@ def v2_default() -> MoE:
 
 
 def test_what_deepseek_refuses() -> None:
-    assert "topk_method is 'noaux_tc'; known are greedy" in refusal("deepseek_v2", topk_method="noaux_tc")
+    assert "topk_method is 'noaux_tc'; supported: greedy" in refusal("deepseek_v2", topk_method="noaux_tc")
     assert "n_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", topk_group=1)
     assert "topk_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", n_group=8)
     assert "norm_topk_prob is True" in refusal("deepseek_v2", norm_topk_prob=True)

@@ -1,6 +1,6 @@
-"""One small file per group of families: a checkpoint's config.json to a ModelSpec, its weight names to ours.
+"""One small file per group of families: it turns a config.json into a ModelSpec and maps the checkpoint's weight names.
 
-A forward pass cannot be written here: this package imports `spec` and nothing else.
+A forward pass cannot be written here, because this package imports nothing but `spec`.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ __all__ = [
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a parsed config.json. Raises ConfigError, listing the known ones, if there is none."""
+    """Return the family of a parsed config.json. Raises ConfigError, which lists the supported ones, for any other."""
     model_type = config.get("model_type")
     if model_type == OUR_MODEL_TYPE:
         return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         named = f"model_type {model_type!r}" if model_type is not None else "a missing model_type"
         known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"config.json: {named} is not a known architecture; known are {known}")
+        raise ConfigError(f"config.json: {named} is not a supported architecture; supported: {known}")
     return FAMILIES[model_type]
 
 
 def packing_of(config: Mapping[str, Any]) -> str | None:
-    """How the checkpoint packs some of its matrices: "fp8" (see `weight_blocks`), in any family, or one of its family's
-    `packings`; None where it does not.
+    """Return how the checkpoint packs some of its matrices: "fp8" (see `weight_blocks`) in any family, or one of its
+    family's `packings`; None if it does not.
 
-    Raises ConfigError for a packing that its family's loader cannot unpack, or a field of it that is not understood.
+    Raises ConfigError for a packing that the family's loader cannot unpack, and for unknown fields of it.
     """
     return packing_method(config, family_of(config).packings)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The ModelSpec that a parsed config.json describes.
+    """Return the ModelSpec that a parsed config.json describes.
 
-    Raises ConfigError for an unknown architecture, a missing or ill-typed field, a value that is not supported,
-    weights quantized in a way that is not read, and any field that nobody read (but for those listed as harmless).
+    Raises ConfigError for an unknown architecture, a missing field or one of the wrong type, a value that is not
+    supported, an unsupported quantization, and for any field that was not read and is not listed as harmless.
     """
     family = family_of(config)
     packing_of(config)
@@ -88,16 +88,16 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     reader.raw("quantization_config")
     try:
         spec = family.spec(reader) if family.within is None else _part(reader, family, family.within)
-    except ValueError as e:  # a part refused its fields
+    except ValueError as e:  # raised by the spec's classes
         raise ConfigError(f"config.json: {e}") from None
     except ArithmeticError as e:
-        raise ConfigError(f"config.json: its numbers do not fit together: {e}") from None
+        raise ConfigError(f"config.json: its numbers contradict each other: {e}") from None
     reader.finish(HARMLESS | set(family.harmless))
     return spec
 
 
 def _part(c: Config, family: Family, name: str) -> ModelSpec:
-    """The language model of a config that describes more."""
+    """Return the language model of a config that describes several parts."""
     text = c.sub(name)
     if text is None:
         raise c.error(name, "is missing")
@@ -107,5 +107,5 @@ def _part(c: Config, family: Family, name: str) -> ModelSpec:
     if tied == spec.tie_word_embeddings:
         return spec
     if text.present("tie_word_embeddings"):
-        raise c.error("tie_word_embeddings", f"is {tied}, but that of {name} is {not tied}; make them one")
+        raise c.error("tie_word_embeddings", f"is {tied}, but in {name} it is {not tied}; make both equal")
     return replace(spec, tie_word_embeddings=tied)

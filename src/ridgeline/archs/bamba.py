@@ -1,4 +1,4 @@
-"""Bamba: an attention layer now and then among Mamba-2 layers, an MLP in each."""
+"""Bamba: Mamba-2 layers with some attention layers among them, and an MLP in each layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = LLAMA.with_parts(
         "mlp.down": "feed_forward.down_proj",
     },
 )
-# How a scan is cut, and what follows from attn_layer_indices.
+# The chunk size of a scan, and fields that follow from attn_layer_indices.
 HARMLESS = (
     "mamba_chunk_size",
     "partial_rotary_factor",
@@ -50,11 +50,11 @@ def bamba(c: Config) -> ModelSpec:
 
 
 def mamba2_mixer(c: Config, norm: RMSNorm) -> Mamba2:
-    """Mamba-2 as the configs of Bamba and Granite 4 describe it."""
+    """Return Mamba-2 as the configs of Bamba and Granite 4 describe it."""
     heads, inner = c.get_size("mamba_n_heads", 128), c.get_size("mamba_expand", 2) * c.get_size("hidden_size")
     head_dim = c.get_auto("mamba_d_head", inner // heads)
     if heads * head_dim != inner:
-        raise c.error("mamba_expand", f"makes {inner} channels, mamba_n_heads x mamba_d_head {heads * head_dim}")
+        raise c.error("mamba_expand", f"gives {inner} channels, but mamba_n_heads x mamba_d_head is {heads * head_dim}")
     least, most = step_limits(c)
     groups = c.get_size("mamba_n_groups", 1)
     c.divide("mamba_n_heads", heads, "mamba_n_groups", groups)

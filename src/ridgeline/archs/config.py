@@ -1,4 +1,4 @@
-"""A parsed config.json that knows which of its fields were read: a field that nobody reads is an error."""
+"""Read a parsed config.json and record which fields were read; a field that is never read is an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N = TypeVar("N")
 REQUIRED: Final[Any] = object()
 MAX_INT: Final = 2**53
 MAX_LAYERS: Final = 10_000
-MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields stop being numbers
+MAX_FLOAT: Final = 1e15  # beyond it, ratios and powers of fields may overflow
 
 # Names that published configs use for the same functions.
 ACTIVATIONS: Final[dict[str, Activation]] = {
@@ -27,7 +27,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "relu2": "relu2",
 }
 
-# Fields that change nothing in a forward pass, by what they are for.
+# Fields that change nothing in a forward pass, grouped by purpose.
 HARMLESS: Final = frozenset(
     # identity and bookkeeping
     "model_type architectures transformers_version _name_or_path name_or_path auto_map torch_dtype dtype "
@@ -45,7 +45,7 @@ HARMLESS: Final = frozenset(
     "tie_encoder_decoder cross_attention_hidden_size add_cross_attention is_llama_config "
     # classification heads and tasks
     "id2label label2id num_labels problem_type task_specific_params finetuning_task "
-    # generation defaults that old configs carry: generation_config.json is the place that is read
+    # generation defaults in old configs; generation_config.json is read instead
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature "
     "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
     "encoder_no_repeat_ngram_size num_return_sequences exponential_decay_length_penalty "
@@ -54,11 +54,10 @@ HARMLESS: Final = frozenset(
 
 
 class Config:
-    """Typed, tracked access to a mapping. Every message names the field by its path.
+    """Typed access to a mapping, which records the fields that are read. Every error names the field by its path.
 
-    An absent field and a null are two things, as they are in transformers: each getter takes the `default` of an absent
-    field and, apart from it, what a `null` means. Without a default the field is required; without `null` a null is an
-    error.
+    An absent field and a null are different, as in transformers: each getter takes the `default` for an absent field
+    and, separately, the value of a `null`. Without a default the field is required; without `null` a null is an error.
     """
 
     def __init__(self, raw: Mapping[str, Any], path: str = "config.json: ", model_type: str | None = None) -> None:
@@ -69,24 +68,24 @@ class Config:
 
     @property
     def names_read(self) -> Collection[str]:
-        """The fields that were asked for, be they there or not."""
+        """The fields that were read, whether they exist or not."""
         return self._read
 
     @property
     def filled(self) -> bool:
-        """Tell whether there is any field at all."""
+        """Whether there is any field."""
         return bool(self._raw)
 
     def fields(self, name: str | None = None) -> Mapping[str, Any]:
-        """The mapping as it was parsed, or the one at `name`; empty where there is none."""
+        """Return the parsed mapping, or the one at `name`; an empty one if there is none."""
         return self._raw if name is None else self._raw.get(name) or {}
 
     def is_null(self, name: str) -> bool:
-        """Tell whether the field is there and null."""
+        """Return whether the field exists and is null."""
         return self.present(name) and self._raw[name] is None
 
     def present(self, name: str) -> bool:
-        """Tell whether the field is there, be it null."""
+        """Return whether the field exists; it may be null."""
         return name in self._raw
 
     @overload
@@ -96,10 +95,10 @@ class Config:
     @overload
     def get_int(self, name: str, default: T, null: N) -> int | T | N: ...
     def get_int(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A whole number. Raises ConfigError for anything else."""
+        """Return a whole number. Raises ConfigError for anything else."""
         value = self._get(name, (int,), default, null)
         if type(value) is int and abs(value) > MAX_INT:
-            raise self.error(name, f"is {value}; no model is that large")
+            raise self.error(name, f"is {value}; no model is that large, so check the value")
         return value
 
     @overload
@@ -109,7 +108,7 @@ class Config:
     @overload
     def get_size(self, name: str, default: T, null: N) -> int | T | N: ...
     def get_size(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A whole number of at least one, such as a number of heads or of rows."""
+        """Return a whole number of at least 1, such as a number of heads or of rows."""
         value = self.get_int(name, default, null)
         if type(value) is int and value < 1:
             raise self.error(name, f"is {value}; it must be at least 1")
@@ -122,7 +121,7 @@ class Config:
     @overload
     def get_float(self, name: str, default: T, null: N) -> float | T | N: ...
     def get_float(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A finite number."""
+        """Return a finite number."""
         value = self._get(name, (int, float), default, null)
         if type(value) not in (int, float):
             return value
@@ -131,14 +130,14 @@ class Config:
         return float(value)
 
     def get_auto(self, name: str, auto: int) -> int:
-        """A whole number of at least one, or `auto` where the field is absent or says "auto"."""
+        """Return a whole number of at least 1, or `auto` if the field is absent or "auto"."""
         if not self.present(name) or self.raw(name) == "auto":
             self.raw(name)
             return auto
         return self.get_size(name)
 
     def get_layer_count(self, name: str = "num_hidden_layers") -> int:
-        """The number of layers: from one to MAX_LAYERS, so that a typing error does not fill the memory."""
+        """Return the number of layers, from 1 to MAX_LAYERS, so that a typing error does not exhaust the memory."""
         count = self.get_int(name)
         if not 1 <= count <= MAX_LAYERS:
             raise self.error(name, f"is {count}; it must be from 1 to {MAX_LAYERS}")
@@ -151,21 +150,21 @@ class Config:
     @overload
     def get_positive(self, name: str, default: T, null: N) -> float | T | N: ...
     def get_positive(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A number above zero."""
+        """Return a number above zero."""
         value = self.get_float(name, default, null)
         if value is not None and value <= 0:
             raise self.error(name, f"is {value}; it must be positive")
         return value
 
     def get_eps(self, name: str, default: float) -> float:
-        """Return the number that a norm adds to a mean square; it is zero or more."""
+        """Return the number that a norm adds to a mean square, which is at least zero."""
         value = self.get_float(name, default)
         if value < 0:
             raise self.error(name, f"is {value}; it must not be negative")
         return value
 
     def get_bool(self, name: str, default: bool, null: Any = REQUIRED) -> bool:
-        """True or false."""
+        """Return true or false."""
         value: bool = self._get(name, (bool,), default, null)
         return value
 
@@ -176,7 +175,7 @@ class Config:
     @overload
     def get_str(self, name: str, default: T, null: N) -> str | T | N: ...
     def get_str(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A text."""
+        """Return a text."""
         return self._get(name, (str,), default, null)
 
     @overload
@@ -186,11 +185,11 @@ class Config:
     @overload
     def get_list(self, name: str, default: T, null: N) -> list[Any] | T | N: ...
     def get_list(self, name: str, default: Any = REQUIRED, null: Any = REQUIRED) -> Any:
-        """A list of anything."""
+        """Return a list of any values."""
         return self._get(name, (list,), default, null)
 
     def get_choices(self, name: str, count: int, allowed: Collection[Any], null: bool = True) -> list[Any] | None:
-        """A list of `count` entries, each one of `allowed`; None where it is absent or, with `null`, null."""
+        """Return a list of `count` entries that are all in `allowed`; None if it is absent or, with `null`, null."""
         values: list[Any] | None = self.get_list(name, None, None if null else REQUIRED)
         if values is None:
             return None
@@ -200,44 +199,44 @@ class Config:
         return values
 
     def get_indices(self, name: str, default: T) -> list[int] | T:
-        """A list of whole numbers, such as layers' places; a null is the default."""
+        """Return a list of whole numbers, such as indices of layers; a null means the default."""
         values: list[int] | T = self.get_list(name, default, default)
         if isinstance(values, list) and not all(type(v) is int for v in values):
             raise self.error(name, f"is {values!r}; it must be a list of whole numbers")
         return values
 
     def sub(self, name: str) -> Config | None:
-        """An object inside this one, or None where it is absent or null."""
+        """Return a reader of an object inside this one, or None if it is absent or null."""
         value = self._get(name, (dict,), None, None)
         return None if value is None else self.inside(name, value)
 
     def inside(self, name: str, raw: Mapping[str, Any]) -> Config:
-        """A reader of an object that stands at `name`; its messages name the model type of this one."""
+        """Return a reader of the object at `name`, whose errors name this model type."""
         return Config(raw, f"{self._path}{name}.", self.model_type)
 
     def raw(self, name: str) -> Any:
-        """The value as it was parsed, or None."""
+        """Return the parsed value, or None."""
         self._read.add(name)
         return self._raw.get(name)
 
     def expect(self, name: str, *allowed: object, null: bool = True) -> None:
-        """A field that is supported only at these values; absent; or null, where the class takes one."""
+        """Check a field that is supported only with these values. It may be absent, or null if `null` is set."""
         value = self.raw(name)
         if not null and self.is_null(name):
-            raise self.error(name, "is null, which means nothing here")
+            raise self.error(name, "is null, which has no meaning here")
         if not any(value is a or (type(value) is type(a) and value == a) for a in (None, *allowed)):
             wanted = " or ".join(repr(a) for a in allowed) or "absent"
             raise ConfigError(f"{self._path}{name} is {value!r}, which is not supported; it must be {wanted}")
 
     def get_activation(self, name: str, default: str) -> Activation:
-        """The function that a name stands for."""
+        """Return the activation function with this name."""
         value = self.get_str(name, default)
         if value not in ACTIVATIONS:
-            raise self.error(name, f"is {value!r}; known are {', '.join(sorted(ACTIVATIONS))}")
+            raise self.error(name, f"is {value!r}; supported: {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
     def divide(self, name: str, value: int, other: str, divisor: int) -> None:
-        """Raise ConfigError unless the value of one field is a multiple of that of the other."""
+        """Raise ConfigError unless the value of one field is a multiple of another's."""
         if value % divisor:
             raise self.error(name, f"{value} is not a multiple of {other} {divisor}")
 
@@ -245,11 +244,11 @@ class Config:
         return ConfigError(f"{self._path}{name} {problem}")
 
     def finish(self, harmless: Collection[str] = HARMLESS) -> None:
-        """Raise ConfigError, naming them, if fields are left that nobody read and that are not harmless."""
+        """Raise ConfigError, which names them, if there are fields that were not read and are not harmless."""
         if unread := sorted(set(self._raw) - self._read - set(harmless)):
             raise ConfigError(
                 f"{self._path}{', '.join(unread)}: not understood for model_type {self.model_type!r}; "
-                "refusing to compute something other than what it describes"
+                "the model is refused, because ignoring the field could change its outputs"
             )
 
     def _get(self, name: str, types: tuple[type, ...], default: Any, null: Any) -> Any:
@@ -257,7 +256,7 @@ class Config:
         if value is None:
             found = null if self.present(name) else default
             if found is REQUIRED:
-                raise self.error(name, "is null, which means nothing here" if self.present(name) else "is missing")
+                raise self.error(name, "is null, which has no meaning here" if self.present(name) else "is missing")
             return found
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join(t.__name__ for t in types)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite and V3 (R1 has V3's config): latent attention, many small experts, shared ones beside them."""
+"""DeepSeek-V2, V2-Lite and V3 (R1 has V3's config): latent attention, many small experts, and shared experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Nor
 
 
 def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
-    """The heads of both generations; yarn's temperature is on the scale, where configs ask for it there."""
+    """Read the attention of both generations; yarn's temperature is part of the scale if the config asks for that."""
     nope, rotated = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
     rope = read_rope(c, rotated, Rotation(interleaved=interleaved))
@@ -23,8 +23,8 @@ def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
         qk_rope_head_dim=rotated,
         v_head_dim=c.get_size("v_head_dim", 128),
         scale=(nope + rotated) ** -0.5 * _temperature(c, rope.scaling) ** 2,
-        latent_norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
-        q_lora_rank=c.get_size("q_lora_rank", 1536, None),  # null: no compression
+        latent_norm=RMSNorm(1e-6),  # independent of rms_norm_eps
+        q_lora_rank=c.get_size("q_lora_rank", 1536, None),  # null: queries are not compressed
         rope=rope,
         latent_bias=bias,
         out_bias=bias,
@@ -32,7 +32,7 @@ def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
 
 
 def _temperature(c: Config, scaling: object) -> float:
-    """By what yarn multiplies queries and keys, besides cosines and sines: `mscale_all_dim` says it."""
+    """Return the factor on queries and keys besides cosines and sines; the config gives it as `mscale_all_dim`."""
     old, new = c.sub("rope_scaling"), c.sub("rope_parameters")
     fields = old if old is not None and old.filled else new
     if fields is None or scaling is None:
@@ -42,15 +42,16 @@ def _temperature(c: Config, scaling: object) -> float:
 
 
 def _layers(c: Config, mixer: LatentAttention, norm: Norm, moe: MoE, dense: GatedMLP, first: int) -> tuple[Layer, ...]:
-    """Experts from the layer `first` on."""
+    """Return the layers: dense MLPs before layer `first`, experts from there on."""
     c.expect("moe_layer_freq", 1)
     return tuple(Layer(mixer, moe if i >= first else dense, norm) for i in range(c.get_layer_count()))
 
 
-def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shared: int, width: int) -> MoE:
-    """The experts, chosen in the plainest way; the defaults of how many there are, of shared ones, and of their width.
-    The shared ones are one MLP of their widths together."""
-    inner = c.get_size("moe_intermediate_size", width)
+def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shared: int, size: int) -> MoE:
+    """Return the experts with plain routing. count, num_shared, size: defaults for the number of experts, the number of
+    shared experts and their intermediate size. The shared experts are one MLP of their summed size.
+    """
+    inner = c.get_size("moe_intermediate_size", size)
     together = c.get_int("n_shared_experts", num_shared)
     shared = replace(dense, intermediate_size=inner * together) if together else None
     experts = c.get_size("n_routed_experts", count)
@@ -60,7 +61,7 @@ def _experts(c: Config, dense: GatedMLP, per_token: int, *, count: int, num_shar
 def deepseek_v2(c: Config) -> ModelSpec:
     """DeepSeek-V2 and V2-Lite: softmax scores, experts from the best groups (arXiv:2405.04434)."""
     norm, dense = rms_norm(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
-    c.expect("norm_topk_prob", False)  # published code and transformers disagree on what true would mean
+    c.expect("norm_topk_prob", False)  # the published code and transformers disagree on the meaning of true
     c.expect("scoring_func", "softmax")
     method = c.get_str("topk_method", "greedy")
     count, chosen = c.get_size("n_group", None, None), c.get_size("topk_group", None, None)
@@ -71,9 +72,9 @@ def deepseek_v2(c: Config) -> ModelSpec:
         experts = c.get_size("n_routed_experts", 64)
         groups = expert_groups(c, ("n_routed_experts", experts), ("n_group", count), ("topk_group", chosen), "best")
     elif method != "greedy":
-        raise c.error("topk_method", f"is {method!r}; known are greedy, group_limited_greedy")
+        raise c.error("topk_method", f"is {method!r}; supported: greedy, group_limited_greedy")
     moe = replace(
-        _experts(c, dense, c.get_size("num_experts_per_tok"), count=64, num_shared=2, width=1407),
+        _experts(c, dense, c.get_size("num_experts_per_tok"), count=64, num_shared=2, size=1407),
         normalize=False,
         groups=groups,
         scale=c.get_float("routed_scaling_factor", 1.0),
@@ -83,12 +84,12 @@ def deepseek_v2(c: Config) -> ModelSpec:
 
 
 def deepseek_v3(c: Config) -> ModelSpec:
-    """DeepSeek-V3 and R1: sigmoid scores, and a bias that balances the load by the choice alone (arXiv:2412.19437)."""
+    """DeepSeek-V3 and R1: sigmoid scores, and a bias that only affects which experts are chosen (arXiv:2412.19437)."""
     norm, dense = rms_norm(c), gated_mlp(c)
     c.expect("scoring_func", "sigmoid")
     c.expect("topk_method", "noaux_tc")
     moe = replace(
-        _experts(c, dense, c.get_size("num_experts_per_tok", 8), count=256, num_shared=1, width=2048),
+        _experts(c, dense, c.get_size("num_experts_per_tok", 8), count=256, num_shared=1, size=2048),
         normalize=c.get_bool("norm_topk_prob", True, null=False),
         scores="sigmoid",
         choice_bias=True,
@@ -121,13 +122,13 @@ V2_NAMES = LLAMA.with_parts(
         **{f"mlp.shared.{n}": f"mlp.shared_experts.{n}_proj" for n in _EXPERTS},
     }
 )
-# V3's files hold one more layer, which predicts the token after the next one: a draft model's, no part of this one.
+# V3's files contain one more layer for multi-token prediction, which is a draft model and is not loaded here.
 V3_NAMES = V2_NAMES.with_parts(
     parts={"mlp.choice": Tensor("mlp.gate.e_score_correction_bias")},
     ignore=(*LLAMA.ignore, r"^model\.layers\.{layers}\."),
 )
 
-# The keys' heads have their sizes from other fields; load balancing is training's; and how experts were spread.
+# Other fields give the head sizes; load balancing matters in training only; ep_size is about placement.
 _HARMLESS = ("num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
 FAMILIES = (
     Family("deepseek_v2", deepseek_v2, V2_NAMES, _HARMLESS),

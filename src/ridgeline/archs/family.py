@@ -1,4 +1,4 @@
-"""What every family shares: reading the common fields, and the registry entry."""
+"""Code that all families share: reading the common fields, and the registry entry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ridgeline.spec import AnyLayer, Attention, ExpertGroups, GatedMLP, Layer, M
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture: config -> ModelSpec, and where its weights lie in a checkpoint.
+    """One architecture: how its config becomes a ModelSpec, and the names of its weights in a checkpoint.
 
-    harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: ways
-    (`quant_method`) to pack matrices in its checkpoints that the loader unpacks. within: the field of its configs that
-    describes the language model, where that is one part of several; note: what is left out then.
+    harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: values of
+    `quant_method` that the loader can unpack. within: the config field that describes the language model, if that is
+    one of several parts. note: message about the parts that are then left out.
     """
 
     model_type: str
@@ -32,7 +32,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The sizes of an attention layer."""
+    """Sizes of an attention layer."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,9 +43,11 @@ class Heads:
         cls, c: Config, *, num_kv_heads: int | None = None, head_dim_default: int | None = None,
         null_kv: bool = True, null_head_dim: bool = False,
     ) -> Heads:  # fmt: skip
-        """As most configs write them. num_kv_heads, head_dim_default: what the family's class means by leaving
-        `num_key_value_heads` or `head_dim` out; None is as many as queries, and the width over the heads, which is what
-        a null means where the class takes one (null_kv, null_head_dim).
+        """Read the sizes as most configs write them.
+
+        num_kv_heads, head_dim_default: the class's defaults if `num_key_value_heads` or `head_dim` is absent; None
+        means the number of query heads, and hidden_size / num_attention_heads. A null means the same if the class
+        accepts one (null_kv, null_head_dim).
         """
         heads = c.get_size("num_attention_heads")
         head_dim = c.get_size("head_dim", head_dim_default, None if null_head_dim else REQUIRED)
@@ -61,7 +63,7 @@ class Heads:
 
 
 def attention(heads: Heads, rope: Rope | None, **fields: object) -> Attention:
-    """Attention with the usual scale, 1/sqrt(head_dim), unless `fields` says otherwise."""
+    """Return attention with the usual scale, 1/sqrt(head_dim), unless `fields` overrides it."""
     sizes = {"num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim}
     return Attention(**{**sizes, "scale": heads.head_dim**-0.5, "rope": rope, **fields})
 
@@ -75,7 +77,7 @@ def gated_mlp(c: Config, activation: str = "hidden_act", *, bias: bool = False) 
 
 
 def pre_norm_layers(c: Config, mixer: Attention, norm: Norm, mlp: GatedMLP | None = None) -> tuple[Layer, ...]:
-    """The Llama arrangement, all layers equal."""
+    """Return equal layers in Llama's arrangement."""
     return (Layer(mixer, mlp or gated_mlp(c), norm),) * c.get_layer_count()
 
 
@@ -83,7 +85,9 @@ def expert_groups(
     c: Config, experts: tuple[str, int], count: tuple[str, int], chosen: tuple[str, int],
     score: Literal["best", "best_two"],
 ) -> ExpertGroups | None:  # fmt: skip
-    """Groups of experts, from the names and the values of three fields; None for one group, which limits nothing."""
+    """Return the groups of experts, given as names and values of three fields; None for one group, which limits
+    nothing.
+    """
     c.divide(*experts, *count)
     if not 0 < chosen[1] <= count[1]:
         raise c.error(chosen[0], f"is {chosen[1]}; it must be at least 1 and at most {count[0]} {count[1]}")
@@ -91,13 +95,15 @@ def expert_groups(
 
 
 def layer_windows(c: Config, default: Callable[[int], bool], window: int | None) -> list[int | None]:
-    """The window of every layer (None: full), from `layer_types` or, where that is absent or null, from `default(i)`:
-    is it local? window: of the local layers. Raises ConfigError if there are some and there is none."""
+    """Return the window of every layer (None: full attention), from `layer_types`; if that is absent or null,
+    `default(i)` says whether layer i is local. window: the window of local layers. Raises ConfigError if a layer is
+    local and there is no window.
+    """
     count = c.get_layer_count()
     kinds = c.get_choices("layer_types", count, {FULL, SLIDING})
     local = [default(i) for i in range(count)] if kinds is None else [kind == SLIDING for kind in kinds]
     if any(local) and window is None:
-        raise c.error("sliding_window", "is null or switched off, but some layers are sliding")
+        raise c.error("sliding_window", "is null or switched off, but some layers are sliding; give a window")
     return [window if is_local else None for is_local in local]
 
 
@@ -105,7 +111,7 @@ def decoder(
     c: Config, layers: tuple[AnyLayer, ...], norm: Norm, *, tied: bool = False, max_len: int | None = None,
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
 ) -> ModelSpec:  # fmt: skip
-    """The model around the layers; `tied` is the family's default for `tie_word_embeddings`."""
+    """Return the model around the layers. tied: the family's default for `tie_word_embeddings`."""
     rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
     if max_len is None:
         max_len = stretched_context(c, rope) if rope else c.get_size("max_position_embeddings")

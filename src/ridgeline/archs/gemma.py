@@ -1,4 +1,6 @@
-"""Gemma 2 and Gemma 3 (text): sandwich norms stored as weight - 1, scaled embeddings, local and global layers."""
+"""Gemma 2 and Gemma 3 (text): norms before and after each branch, stored as weight - 1; scaled embeddings; local
+layers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ def _mlp(c: Config) -> GatedMLP:
 
 
 def gemma2(c: Config) -> ModelSpec:
-    """Every second layer is local; scores and logits are capped (arXiv:2408.00118)."""
+    """Gemma 2: every second layer is local; attention scores and logits are soft-capped (arXiv:2408.00118)."""
     heads, norm, bias = (
         Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False),
         rms_norm(c, offset=1.0),
@@ -22,7 +24,7 @@ def gemma2(c: Config) -> ModelSpec:
     )
     c.expect("use_bidirectional_attention", False)
     rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
-    # Left out, a cap is the default; only null is none.
+    # An absent cap has the default; only null means no cap.
     softcap = c.get_positive("attn_logit_softcapping", 50.0, None)
     logit_softcap = c.get_positive("final_logit_softcapping", 30.0, None)
     scale = c.get_size("query_pre_attn_scalar", 256) ** -0.5
@@ -43,7 +45,7 @@ def gemma2(c: Config) -> ModelSpec:
 
 
 def gemma3(c: Config) -> ModelSpec:
-    """Five local layers to one global, each kind with its own rotation; q and k norms (arXiv:2503.19786)."""
+    """Gemma 3: five local layers for each global one, with separate RoPE settings; q and k norms (arXiv:2503.19786)."""
     heads, norm, bias = (
         Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False),
         rms_norm(c, offset=1.0),
@@ -81,7 +83,7 @@ NAMES = LLAMA.with_parts(
     }
 )
 
-# Some configs also carry hidden_act and sliding_window_size, which the published code does not read.
+# Some configs also contain hidden_act and sliding_window_size, which the published code does not read.
 FAMILIES = (
     Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
     Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act", "_sliding_window_pattern")),

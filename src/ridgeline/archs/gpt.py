@@ -10,7 +10,7 @@ from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelL
 
 
 def gpt2(c: Config) -> ModelSpec:
-    """GPT-2: learned positions, tied head (Radford et al. 2019)."""
+    """GPT-2: learned position embeddings, tied head (Radford et al. 2019)."""
     width, heads, positions = c.get_size("n_embd"), c.get_size("n_head"), c.get_size("n_positions")
     c.expect("n_ctx", positions)
     if width % heads:
@@ -39,7 +39,7 @@ def gpt2(c: Config) -> ModelSpec:
 
 
 def gpt_neox(c: Config) -> ModelSpec:
-    """GPT-NeoX and Pythia: rotation of a quarter of each head, both branches in parallel (arXiv:2204.06745)."""
+    """GPT-NeoX and Pythia: RoPE on a quarter of each head, and parallel branches (arXiv:2204.06745)."""
     count, width = c.get_size("num_attention_heads"), c.get_size("hidden_size")
     c.divide("hidden_size", width, "num_attention_heads", count)
     heads, norm = Heads(count, count, width // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))

@@ -1,4 +1,4 @@
-"""GPT-OSS: attention with sinks, local and global layers in turn, experts with biases and a clamped gate."""
+"""GPT-OSS: attention with sinks, alternating local and global layers, experts with biases and a clamped gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ridgeline.archs.names import LLAMA, AllExperts
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import ClampedSwiGLU, Layer, ModelSpec, MoE
 
-# The published scaling, which stands for absent or null rope_parameters.
+# The published scaling, used if rope_parameters is absent or null.
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -20,7 +20,7 @@ def gpt_oss(c: Config) -> ModelSpec:
     heads = Heads.read(c, num_kv_heads=8, head_dim_default=64, null_kv=False)
     norm, bias = rms_norm(c, 1e-5), c.get_bool("attention_bias", True)
     rope = read_rope(c, heads.head_dim, Rotation(150_000.0, parameters=YARN))
-    c.expect("hidden_act", "silu", null=False)  # the gate's sigmoid, whose slope is swiglu_alpha
+    c.expect("hidden_act", "silu", null=False)  # the gate uses a sigmoid with slope swiglu_alpha
     experts = MoE(
         c.get_size("num_local_experts", 128), c.get_size("num_experts_per_tok", 4), c.get_size("intermediate_size"),
         ClampedSwiGLU(c.get_float("swiglu_alpha", 1.702), c.get_positive("swiglu_limit", 7.0)),
@@ -35,7 +35,7 @@ def gpt_oss(c: Config) -> ModelSpec:
 
 NAMES = LLAMA.with_parts(
     parts={
-        "mixer": "self_attn",  # of the sinks
+        "mixer": "self_attn",  # for the sinks
         "mlp.router": "mlp.router",
         "mlp.experts.gate": AllExperts("mlp.experts.gate_up_proj", 0, 2),
         "mlp.experts.up": AllExperts("mlp.experts.gate_up_proj", 1, 2),
@@ -44,6 +44,6 @@ NAMES = LLAMA.with_parts(
 )
 
 FAMILIES = (
-    # experts_per_token and initial_context_length repeat what other fields say; the published code reads those.
+    # experts_per_token and initial_context_length repeat other fields, which the published code reads.
     Family("gpt_oss", gpt_oss, NAMES, harmless=("experts_per_token", "initial_context_length"), packings=("mxfp4",)),
 )

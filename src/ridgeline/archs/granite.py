@@ -1,4 +1,4 @@
-"""Granite's mixtures of experts, and Granite 4: Mamba-2 and attention layers, an MLP beside the experts or alone."""
+"""Granite's mixtures of experts, and Granite 4: Mamba-2 and attention layers, with or without experts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NAMES = EXPERT_NAMES.with_parts(
         "mlp.down": "shared_mlp.output_linear",
     }
 )
-# Layers that attend, by either word for them.
+# Both names of each kind of layer -> whether it has attention.
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
-# How a scan is cut, how weights are drawn; a word that says what the norms are, which the class is built with.
+# The chunk size of a scan, the initialization of weights, and the kind of norm, which the class fixes.
 HARMLESS = ("mamba_chunk_size", "init_method", "normalization_function")
 
 
@@ -42,13 +42,13 @@ def granitemoe(c: Config) -> ModelSpec:
 
 
 def granitemoeshared(c: Config) -> ModelSpec:
-    """The same, with an MLP that every token visits besides."""
+    """Granite with experts plus a shared MLP that every token uses."""
     size = c.get_int("shared_intermediate_size", 0)
     return _model(c, [_attention(c)] * c.get_layer_count(), _experts(c, _mlp(c, size) if size else None))
 
 
 def granitemoehybrid(c: Config) -> ModelSpec:
-    """Granite 4: Mamba-2 and attention, mostly without positions; without experts the shared MLP is all there is."""
+    """Granite 4: Mamba-2 and attention, mostly without positions; models without experts use only the shared MLP."""
     full, shared = _attention(c), _mlp(c, c.get_int("shared_intermediate_size", 1024))
     attends = _attends(c)
     if c.get_str("position_embedding_type", None, None) != "rope":
@@ -60,7 +60,7 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     if c.get_int("num_local_experts", 8):
         mlp = _experts(c, shared)
     else:
-        c.get_int("intermediate_size", 0)  # of experts, of which there are none
+        c.get_int("intermediate_size", 0)  # size of the experts, which do not exist here
         c.get_int("num_experts_per_tok", 0, 0)
     return _model(c, [full if attend else mamba for attend in attends], mlp)
 
@@ -76,20 +76,20 @@ def _mlp(c: Config, size: int) -> GatedMLP:
 
 
 def _experts(c: Config, shared: GatedMLP | None) -> MoE:
-    """The experts; their default numbers are those of the class."""
+    """Return the experts; their default numbers are those of transformers' class."""
     count, chosen = c.get_size("num_local_experts", 8), c.get_size("num_experts_per_tok", 2)
     return MoE(count, chosen, c.get_size("intermediate_size"), c.get_activation("hidden_act", "silu"), shared=shared)
 
 
 def _attends(c: Config) -> list[bool]:
-    """Which layers are attention."""
+    """Return for each layer whether it has attention."""
     count = c.get_layer_count()
     kinds = c.get_choices("layer_types", count, KINDS) or c.get_choices("layers_block_type", count, KINDS)
     return [KINDS[kind] for kind in kinds or ["mamba"] * count]
 
 
 def _model(c: Config, mixers: Sequence[TokenMixer], mlp: ChannelMixer) -> ModelSpec:
-    """The four multipliers around it all."""
+    """Return the model with Granite's four multipliers."""
     norm, scale = rms_norm(c), c.get_float("residual_multiplier", 1.0)
     layers = tuple(Layer(mixer, mlp, norm, residual_scale=scale) for mixer in mixers)
     return decoder(

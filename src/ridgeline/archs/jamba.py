@@ -1,4 +1,4 @@
-"""Jamba: one attention layer without positions among Mamba layers, and experts in every other layer."""
+"""Jamba: one attention layer without positions in each group of Mamba layers, and experts in every other layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def jamba(c: Config) -> ModelSpec:
 
 
 def _experts(c: Config, mlp: GatedMLP) -> ChannelMixer:
-    """A mixture of the usual MLP, or that alone where there is one expert."""
+    """Return a mixture of the usual MLP, or only that MLP if there is one expert."""
     experts, chosen = c.get_size("num_experts", 16), c.get_size("num_experts_per_tok", 2)
     if experts == 1:
         return mlp
@@ -66,10 +66,10 @@ def _experts(c: Config, mlp: GatedMLP) -> ChannelMixer:
 
 
 def _period(c: Config, name: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Which layers are of a kind that comes once in a period."""
+    """Return which layers are of a kind that occurs once per period."""
     period, offset = c.get_int(f"{name}_period", period), c.get_int(f"{name}_offset", offset)
     if not 0 <= offset < period:
-        raise c.error(f"{name}_offset", f"is {offset}; it must be from 0 to {period - 1}, the period's last")
+        raise c.error(f"{name}_offset", f"is {offset}; it must be from 0 to {period - 1}, the end of the period")
     return lambda i: i % period == offset
 
 

@@ -1,4 +1,4 @@
-"""Kimi-Linear: delta layers with a decay for each channel, and latent attention without positions now and then."""
+"""Kimi-Linear: delta layers with a decay per channel, and some layers with latent attention without positions."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def kimi_linear(c: Config) -> ModelSpec:
 
 
 def _either(c: Config, name: str, other: str, default: int, least: int = 1) -> int:
-    """A number that transformers and the published code call differently."""
+    """Read a number that transformers and the published code store under different names."""
     value = c.get_int(name, c.get_int(other, default))
     if c.get_int(other, value) != value:
-        raise c.error(other, f"is {c.get_int(other)}, but {name} is {value}; they are one field")
+        raise c.error(other, f"is {c.get_int(other)}, but {name} is {value}; both must be equal")
     if value < least:
         raise c.error(name, f"is {value}; it must be at least {least}")
     return value
 
 
 def _mixers(c: Config) -> tuple[list[str], KimiDelta]:
-    """The kind of every layer, and the delta layers, from the published field or from transformers' own."""
+    """Return the kind of every layer, and the delta layers, from the published field or from transformers' own."""
     count, kinds, delta = c.get_layer_count(), c.get_list("layer_types", None, None), c.sub("linear_attn_config")
     heads, size = c.get_size("linear_num_heads", 32), c.get_size("linear_head_dim", 128)
     conv = c.get_size("linear_conv_kernel_dim", 4)
     if c.is_null("linear_attn_config"):
-        raise c.error("linear_attn_config", "is null, which means nothing here")
+        raise c.error("linear_attn_config", "is null, which has no meaning here")
     if delta is not None:
         heads, size = delta.get_size("num_heads", heads), delta.get_size("head_dim", size)
         conv = delta.get_size("short_conv_kernel_size", conv)
         full, linear = delta.get_list("full_attn_layers", None), delta.get_list("kda_layers", None)
         delta.finish()
-        if kinds is None and full is not None and linear is not None:  # both count from 1
+        if kinds is None and full is not None and linear is not None:  # indices count from 1
             if not all(type(i) is int for i in (*full, *linear)) or sorted([*full, *linear]) != list(
                 range(1, count + 1)
             ):
@@ -80,7 +80,7 @@ def _attention(c: Config) -> LatentAttention:
     return LatentAttention(
         num_heads=c.get_size("num_attention_heads"), kv_lora_rank=c.get_size("kv_lora_rank", 512),
         qk_nope_head_dim=nope, qk_rope_head_dim=shared, v_head_dim=c.get_size("v_head_dim", 128),
-        scale=(nope + shared) ** -0.5, latent_norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
+        scale=(nope + shared) ** -0.5, latent_norm=RMSNorm(1e-6),  # independent of rms_norm_eps
         q_lora_rank=c.get_size("q_lora_rank", None, None), latent_bias=bias, out_bias=bias,
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def _experts(c: Config) -> MoE:
     )
     normalize = c.get_bool("norm_topk_prob", c.get_bool("moe_renormalize", True))
     if c.get_bool("moe_renormalize", normalize) != normalize:
-        raise c.error("norm_topk_prob", f"is {normalize}, but moe_renormalize is not; they are one field")
+        raise c.error("norm_topk_prob", f"is {normalize}, but moe_renormalize is not; both must be equal")
     return MoE(
         experts,
         _either(c, "num_experts_per_token", "num_experts_per_tok", 8),
@@ -111,7 +111,7 @@ def _experts(c: Config) -> MoE:
 
 
 def _sparse(c: Config) -> list[bool]:
-    """Which layers have experts."""
+    """Return for each layer whether it has experts."""
     count, kinds, first = (
         c.get_layer_count(),
         c.get_list("mlp_layer_types", None, None),
@@ -145,13 +145,13 @@ NAMES = V2_NAMES.with_parts(
         **{f"mlp.shared.{n}": f"block_sparse_moe.shared_experts.{n}_proj" for n in _MLP},
     }
 )
-# transformers writes dense layers under the name of sparse ones.
+# transformers saves dense layers under the names of sparse ones.
 SAVED_NAMES = NAMES.with_parts(parts={f"mlp.{n}": f"block_sparse_moe.{n}_proj" for n in _MLP})
 
 FAMILIES = (
     Family(
         "kimi_linear", kimi_linear, NAMES.with_parts(others=(SAVED_NAMES,)),
-        # Sizes of heads that other fields say, and a rotation that no layer has.
+        # Head sizes that other fields give, and RoPE fields that no layer uses.
         harmless=("num_key_value_heads", "head_dim", "qk_head_dim", "rope_theta", "rope_scaling"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2-MoE: gated convolutions over three tokens, and an attention layer now and then."""
+"""LFM2 and LFM2-MoE: gated convolutions over three tokens, with some attention layers among them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lfm2(c: Config) -> ModelSpec:
 
 
 def lfm2_moe(c: Config) -> ModelSpec:
-    """LFM2-8B-A1B: experts, but for the first layers."""
+    """LFM2-8B-A1B: experts in all layers except the first ones."""
     dense, first = GatedMLP(c.get_size("intermediate_size", 7168)), c.get_int("num_dense_layers", 2)
     moe = MoE(
         c.get_size("num_experts", 32), c.get_size("num_experts_per_tok", 4), c.get_size("moe_intermediate_size", 1792),
@@ -61,16 +61,16 @@ def _model(c: Config, mlps: Sequence[ChannelMixer], full: Sequence[bool]) -> Mod
     norm, heads = RMSNorm(c.get_eps("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8, null_kv=False)
     attending = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
     if c.get_size("conv_L_cache", 3) == 1:
-        raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution sees no other token")
+        raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution mixes no tokens")
     conv = ShortConvolution(c.get_size("hidden_size"), c.get_size("conv_L_cache", 3), c.get_bool("conv_bias", False))
     layers = tuple(Layer(attending if is_full else conv, mlp, norm) for is_full, mlp in zip(full, mlps, strict=True))
     tied = c.get_bool("tie_word_embeddings", True)
     model = decoder(c, layers, norm, tied=tied, max_len=c.get_size("max_position_embeddings", 128_000))
-    return replace(model, tie_word_embeddings=c.get_bool("tie_embedding", tied))  # where it is there, it counts
+    return replace(model, tie_word_embeddings=c.get_bool("tie_embedding", tied))  # it overrides the other field
 
 
 def _inner_size(c: Config) -> int:
-    """Two thirds of what the config says, rounded up, unless it says not to."""
+    """Return two thirds of the configured size, rounded up to a multiple, unless the config disables that."""
     size = c.get_size("block_ff_dim", c.get_size("intermediate_size", 12_288))
     multiple, factor = c.get_size("block_multiple_of", 256), c.get_positive("block_ffn_dim_multiplier", 1.0)
     if not c.get_bool("block_auto_adjust_ff_dim", True):
@@ -79,7 +79,7 @@ def _inner_size(c: Config) -> int:
 
 
 def _full(c: Config) -> list[bool]:
-    """Which layers are attention."""
+    """Return for each layer whether it is attention."""
     count, indices = c.get_layer_count(), c.get_indices("full_attn_idxs", None)
     kinds = c.get_choices("layer_types", count, KINDS)
     if kinds is None:

@@ -1,6 +1,6 @@
-"""Read the config of LLaDA (Nie et al., arXiv:2502.09992): a Llama whose tokens see those behind them too.
+"""Read the config of LLaDA (Nie et al., arXiv:2502.09992), a Llama with bidirectional attention.
 
-Only `ridgeline plan` uses it: the matrices are a Llama's, and the engine does not run diffusion models.
+Only `ridgeline plan` uses it: the matrices are a Llama's, but the engine does not run diffusion models.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline.archs.config import Config
 
-# The names of a Llama's fields in LLaDA's config.json.
+# Llama's field -> the field in LLaDA's config.json.
 FIELDS: Mapping[str, str] = {
     "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size", "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "vocab_size": "embedding_size",
@@ -26,7 +26,9 @@ MODEL_TYPE = "llada"
 
 
 def llama_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the Llama with the same matrices. Raises ConfigError for a field that is missing or differs."""
+    """Return the config of the Llama with the same matrices. Raises ConfigError for a field that is missing
+    or differs.
+    """
     c = Config(config)
     for name, wanted in AS_LLAMA.items():
         c.expect(name, wanted)

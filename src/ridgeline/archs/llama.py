@@ -21,7 +21,9 @@ from ridgeline.spec import Attention, Layer, ModelSpec, RMSNorm
 
 
 def llama(c: Config) -> ModelSpec:
-    """Llama 1 to 3.x, and what copies it: Yi, TinyLlama, SmolLM 1 and 2, ... (arXiv:2302.13971, 2407.21783)"""
+    """Llama 1 to 3.x and models of the same architecture: Yi, TinyLlama, SmolLM 1 and 2 ... (arXiv:2302.13971,
+    2407.21783).
+    """
     heads, norm, bias = Heads.read(c, null_head_dim=True), rms_norm(c), c.get_bool("attention_bias", False)
     c.expect("rope_interleaved", False)
     mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias)
@@ -38,7 +40,7 @@ def mistral(c: Config) -> ModelSpec:
 
 
 def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]:
-    """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on are local."""
+    """Return Qwen's layers: with `use_sliding_window`, those from `max_window_layers` on are local."""
     c.expect("use_mrope", False)
     first_local, mlp, window = c.get_int("max_window_layers", 28), gated_mlp(c), switched_window(c)
     windows = layer_windows(c, lambda i: window is not None and i >= first_local, window)
@@ -46,7 +48,7 @@ def qwen_layers(c: Config, mixer: Attention, norm: RMSNorm) -> tuple[Layer, ...]
 
 
 def switched_window(c: Config) -> int | None:
-    """The window of Qwen's local layers: none without `use_sliding_window`, and none where it is null."""
+    """Return the window of Qwen's local layers; None if `use_sliding_window` is off or the window is null."""
     window = c.get_int("sliding_window", 4096, None)
     if not c.get_bool("use_sliding_window", False):
         return None
@@ -61,7 +63,7 @@ def qwen2(c: Config) -> ModelSpec:
 
 
 def qwen3_attention(c: Config, norm: RMSNorm, heads: Heads, window: int | None = None) -> Attention:
-    """No bias by default, a norm on every query and key head."""
+    """Return Qwen 3's attention: no bias by default, and a norm on every query and key head."""
     bias = c.get_bool("attention_bias", False)
     rope = read_rope(c, heads.head_dim)
     return attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, window=window)
@@ -74,7 +76,7 @@ def qwen3(c: Config) -> ModelSpec:
 
 
 def smollm3(c: Config) -> ModelSpec:
-    """SmolLM3: every fourth layer has no position information at all (NoPE, arXiv:2501.18795)."""
+    """SmolLM3: every fourth layer has no position information (NoPE, arXiv:2501.18795)."""
     heads, norm, bias = Heads.read(c, num_kv_heads=4), rms_norm(c), c.get_bool("attention_bias", False)
     count, interval = c.get_layer_count(), c.get_int("no_rope_layer_interval", 4)
     if interval < 1:
@@ -112,10 +114,10 @@ def granite(c: Config) -> ModelSpec:
 def phi3(c: Config) -> ModelSpec:
     """Phi-3 and Phi-4: fused matrices in the checkpoint, LongRoPE in the long-context ones (arXiv:2404.14219)."""
     heads, norm = Heads.read(c), rms_norm(c, 1e-5)
-    trained = c.get_int("original_max_position_embeddings", 4096)  # also where nothing is stretched
+    trained = c.get_int("original_max_position_embeddings", 4096)  # needed even without scaling
     for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
         c.expect(name, False)
-    for name in ("full_attn_mod", "interpolate_factor"):  # Phi-4 mini writes them; the published code has one value
+    for name in ("full_attn_mod", "interpolate_factor"):  # Phi-4 mini has them; the published code supports only 1
         c.expect(name, 1)
     rope = read_rope(c, heads.head_dim, Rotation(partial=1.0, kinds=PHI3_SCALINGS, length=trained))
     mixer = attention(heads, rope, window=c.get_size("sliding_window", None, None))
@@ -127,7 +129,7 @@ FAMILIES = (
     Family("mistral", mistral),
     Family("qwen2", qwen2),
     Family("qwen3", qwen3),
-    # max_window_layers is a leftover of the class that its config was derived from.
+    # max_window_layers remains from the class that this config was derived from.
     Family("smollm3", smollm3, harmless=("max_window_layers",)),
     Family("granite", granite),
     Family("phi3", phi3, LLAMA.with_parts(parts={**FUSED_QKV, **FUSED_GATE_UP})),

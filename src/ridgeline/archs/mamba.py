@@ -1,4 +1,4 @@
-"""State space models without attention: Mamba, FalconMamba, Mamba-2. A layer is a mixer alone."""
+"""State space models without attention: Mamba, FalconMamba, Mamba-2. A layer is only a mixer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ridgeline.archs.family import Family
 from ridgeline.archs.names import Names
 from ridgeline.spec import Layer, Mamba, Mamba2, ModelSpec, RMSNorm
 
-# Their state does not grow and their positions are not numbered, so no length is too long; a limit there has to be.
+# State and positions set no limit to the length, but the spec needs one.
 LONGEST = 1 << 20
-UNLIMITED = ({"__float__": "Infinity"}, "Infinity")  # as JSON without an infinity spells it
+UNLIMITED = ({"__float__": "Infinity"}, "Infinity")  # spellings of infinity in JSON
 
 NAMES = Names(
     root={"embed": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
@@ -27,8 +27,8 @@ NAMES = Names(
         "mixer.out": "mixer.out_proj",
     },
 )
-# How weights are drawn, what is kept in float32 (everything is), which implementation runs, and what the original
-# configs of Mamba call the same sizes.
+# The initialization of weights, float32 residuals (always used here), the choice of an implementation, and other names
+# for the same sizes in the original Mamba configs.
 HARMLESS = (
     "time_step_min", "time_step_max", "time_step_scale", "time_step_floor", "time_step_init_scheme",
     "rescale_prenorm_residual", "residual_in_fp32", "use_mambapy", "use_associative_scan", "use_falcon_mambapy",
@@ -42,7 +42,7 @@ def mamba(c: Config) -> ModelSpec:
 
 
 def falcon_mamba(c: Config) -> ModelSpec:
-    """FalconMamba: Mamba with norms, without weights, of dt, B and C (arXiv:2410.05355)."""
+    """FalconMamba: Mamba with norms of dt, B and C that have no weights (arXiv:2410.05355)."""
     return _model(c, _mamba_mixer(c, RMSNorm(c.get_eps("mixer_rms_eps", 1e-6))))
 
 
@@ -51,7 +51,7 @@ def mamba2(c: Config) -> ModelSpec:
     heads, head_dim = c.get_size("num_heads", 128), c.get_size("head_dim", 64)
     inner = c.get_size("expand", 2) * c.get_size("hidden_size")
     if inner != heads * head_dim:
-        raise c.error("expand", f"makes {inner} channels, num_heads x head_dim {heads * head_dim}")
+        raise c.error("expand", f"gives {inner} channels, but num_heads x head_dim is {heads * head_dim}")
     least, most = step_limits(c)
     groups = c.get_size("n_groups", 8)
     c.divide("num_heads", heads, "n_groups", groups)
@@ -66,19 +66,19 @@ def mamba2(c: Config) -> ModelSpec:
 
 
 def step_limits(c: Config) -> tuple[float, float | None]:
-    """The least and the largest step of a Mamba-2 layer; None: there is no largest one."""
+    """Return the smallest and the largest step of a Mamba-2 layer; None if there is no largest one."""
     limit = [math.inf if x in UNLIMITED else x for x in c.get_list("time_step_limit", [0.0, math.inf])]
     if len(limit) != 2 or not all(type(x) in (int, float) for x in limit) or not 0 <= limit[0] <= limit[1]:
-        raise c.error("time_step_limit", f"is {limit!r}, not a least and a largest step")
+        raise c.error("time_step_limit", f"is {limit!r}; it must be a smallest and a largest step")
     return float(limit[0]), float(limit[1]) if math.isfinite(limit[1]) else None
 
 
 def _mamba_mixer(c: Config, inner_norm: RMSNorm | None) -> Mamba:
     hidden = c.get_size("hidden_size")
-    # FalconMamba's published config has an expand of 16 beside the 8,192 channels that its weights have.
+    # FalconMamba's published config has an expand of 16, but its weights have 8,192 channels.
     inner = c.get_size("intermediate_size", c.get_size("expand", 2) * hidden)
     if c.get_int("d_inner", inner) != inner:
-        raise c.error("d_inner", f"is {c.get_int('d_inner')}, but intermediate_size is {inner}; they are one field")
+        raise c.error("d_inner", f"is {c.get_int('d_inner')}, but intermediate_size is {inner}; both must be equal")
     rank = c.get_auto("time_step_rank", math.ceil(hidden / 16))
     c.expect("ssm_cfg", {})
     return Mamba(
@@ -105,5 +105,5 @@ def _model(c: Config, mixer: Mamba | Mamba2, tied: bool = True) -> ModelSpec:
 FAMILIES = (
     Family("mamba", mamba, NAMES, HARMLESS),
     Family("falcon_mamba", falcon_mamba, NAMES, HARMLESS),
-    Family("mamba2", mamba2, NAMES, (*HARMLESS, "time_step_rank")),  # a leftover of Mamba
+    Family("mamba2", mamba2, NAMES, (*HARMLESS, "time_step_rank")),  # time_step_rank remains from Mamba
 )

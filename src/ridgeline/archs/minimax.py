@@ -1,4 +1,4 @@
-"""MiniMax-Text-01 and MiniMax-M1: lightning attention, one layer in eight full; experts; a normed stream."""
+"""MiniMax-Text-01 and MiniMax-M1: lightning attention, full attention in one layer of eight, experts, DeepNorm."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = MIXTRAL_NAMES.with_parts(
         "mixer.out_norm": "self_attn.norm",
         "mixer.out": "self_attn.out_proj",
     },
-    # Tables that follow from the slopes.
+    # Tensors that follow from the slopes.
     ignore=(*MIXTRAL_NAMES.ignore, r"self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$"),
 )
 LINEAR = "linear_attention"
-TINY = 1e-5  # what the published code adds to the slopes, so that none is zero or divided by it
+TINY = 1e-5  # the published code adds it to the slopes, so that none is zero and no division by zero occurs
 
 
 def minimax(c: Config) -> ModelSpec:
@@ -30,10 +30,10 @@ def minimax(c: Config) -> ModelSpec:
 
 
 def minimax_text_01(c: Config) -> ModelSpec:
-    """The same, with the fields of the published config."""
+    """MiniMax-Text-01, with the fields of the published config."""
     c.expect("postnorm", True)
     if c.raw("shared_intermediate_size") not in (None, 0, [0]):
-        raise c.error("shared_intermediate_size", "is not 0: an expert that every token visits is not supported")
+        raise c.error("shared_intermediate_size", "is not 0, but shared experts are not supported for this model")
     kinds = c.get_choices("attn_type_list", c.get_layer_count(), {0, 1}, null=False)
     if kinds is None:
         raise c.error("attn_type_list", "is missing")
@@ -42,18 +42,20 @@ def minimax_text_01(c: Config) -> ModelSpec:
 
 
 def minimax_m1(c: Config) -> ModelSpec:
-    """MiniMax-M1 (arXiv:2506.13585): the same architecture, published in the same way."""
+    """MiniMax-M1 (arXiv:2506.13585): the architecture and config fields of MiniMax-Text-01."""
     return minimax_text_01(c)
 
 
 def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts: str) -> ModelSpec:
-    """full: which layers are. name: of the field that holds alpha or beta of a part; parts: full, linear attention."""
+    """Return the model. full: for each layer, whether it has full attention. name: returns the field with alpha or beta
+    of a part. parts: the names for full and for linear attention.
+    """
     heads, norm = Heads.read(c, num_kv_heads=8, null_kv=False, null_head_dim=True), rms_norm(c, 1e-5)
     count = c.get_layer_count()
-    # transformers' class rotates whole heads; the model was trained, and is published, with half of them.
+    # transformers' class rotates whole heads, but the published model was trained with RoPE on half of each head.
     rotated = c.get_size("rotary_dim", None, None)
     if rotated is not None and rotated > heads.head_dim:
-        raise c.error("rotary_dim", f"is {rotated}, more than the {heads.head_dim} numbers of a head")
+        raise c.error("rotary_dim", f"is {rotated}, more than the head size {heads.head_dim}")
     partial = None if rotated is None else rotated / heads.head_dim
     rope = read_rope(c, heads.head_dim, Rotation(1e6, partial))
     whole = attention(heads, rope, window=c.get_size("sliding_window", None, None))
@@ -63,7 +65,7 @@ def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts:
     factors = {part: [c.get_float(name(part, f), 1.0) for f in ("alpha", "beta")] for part in (*parts, "mlp")}
 
     def layer(i: int) -> DeepNormLayer:
-        slope = 1 - i / (count - 1 + TINY) + TINY  # from almost 2^(-8/heads), 2^(-16/heads), ... down to almost zero
+        slope = 1 - i / (count - 1 + TINY) + TINY  # falls from almost 1 to almost 0 over the layers
         linear = LightningAttention(heads.num_heads, heads.head_dim, RMSNorm(1e-6), slope, act)
         own = factors[parts[0 if full[i] else 1]]
         return DeepNormLayer(whole if full[i] else linear, moe, norm, *own, *factors["mlp"])
@@ -72,7 +74,7 @@ def _model(c: Config, full: list[bool], name: Callable[[str, str], str], *parts:
 
 
 def _layer_types(c: Config) -> list[bool]:
-    """Which layers are full: every second one, from the first, where the config does not say."""
+    """Return for each layer whether it has full attention; by default every second one, starting with the first."""
     count = c.get_layer_count()
     kinds = c.get_choices("layer_types", count, {FULL, LINEAR})
     if kinds is None:
@@ -80,7 +82,7 @@ def _layer_types(c: Config) -> list[bool]:
     return [kind == FULL for kind in kinds]
 
 
-# block_size: of the kernels. shared_moe_mode: how an expert that is not there would be weighed.
+# block_size: a setting of the kernels. shared_moe_mode: weighting of a shared expert, which does not exist.
 _HARMLESS = ("block_size", "shared_moe_mode")
 FAMILIES = (
     Family("minimax", minimax, NAMES, ("block_size",)),

@@ -21,7 +21,7 @@ def mixtral(c: Config) -> ModelSpec:
 
 
 def qwen3_moe(c: Config) -> ModelSpec:
-    """Qwen3-MoE: a mixture in every `decoder_sparse_step`-th layer, but for `mlp_only_layers` (arXiv:2505.09388)."""
+    """Qwen3-MoE: experts in every `decoder_sparse_step`-th layer, except for `mlp_only_layers` (arXiv:2505.09388)."""
     norm = rms_norm(c)
     heads = Heads.read(c, num_kv_heads=4, null_kv=False)
     mixer = qwen3_attention(c, norm, heads, switched_window(c))
@@ -55,6 +55,6 @@ QWEN_NAMES = LLAMA.with_parts(
 
 FAMILIES = (
     Family("mixtral", mixtral, MIXTRAL_NAMES),
-    # max_window_layers is written by old versions; the published code windows all layers or none.
+    # Old versions write max_window_layers, but the published code windows either all layers or none.
     Family("qwen3_moe", qwen3_moe, QWEN_NAMES, harmless=("max_window_layers",)),
 )

@@ -1,8 +1,8 @@
-"""How each of our weights is cut out of a checkpoint's tensors: one table per family, applied by the loader.
+"""Map our weights to a checkpoint's tensors: one table per family, applied by the loader.
 
-A table maps our module names to the checkpoint's. A value is the other module's name, or says how several of
-our weights lie in one tensor there (`FusedRows`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`) or one of ours in
-several (`Each`), in other axes (`Flat`) or under a name that is not made as ours are (`Tensor`).
+A table maps our module names to the checkpoint's. A value is either a module name, or it describes another layout:
+several of our weights in one tensor (`FusedRows`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`), one of our
+weights in several tensors (`Each`), other axes (`Flat`), or a complete tensor name (`Tensor`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.spec import Attention, GatedDelta, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """Rows of a fused matrix: `names` lie one below the other in `module`."""
+    """Rows of a fused matrix: `names` are stacked in `module`."""
 
     module: str
     names: tuple[str, ...]
@@ -24,7 +24,7 @@ class FusedRows:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """FusedRows `index` of `count` inside every head: rows are [head, part, head_dim] (GPT-NeoX)."""
+    """Part `index` of `count` inside every head: rows are [head, part, head_dim] (GPT-NeoX)."""
 
     module: str
     index: int
@@ -33,9 +33,7 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """Rows of a fused matrix that lies group by group, a group for each key head with what belongs to it: in each,
-    `names` lie one below the other (Qwen3-Next).
-    """
+    """Rows of a fused matrix with one group per key head. In each group, `names` are stacked (Qwen3-Next)."""
 
     module: str
     names: tuple[str, ...]
@@ -43,21 +41,23 @@ class GroupPart:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """One tensor per expert, its number at {e}: stacked along a new first axis."""
+    """One tensor per expert, with its number at {e}; they are stacked along a new first axis."""
 
     module: str
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A matrix per head, [head, out, in] with us, lies there as one: [head * out, in]."""
+    """A matrix per head, [head, out, in] in our weights, that the checkpoint stores as [head * out, in]."""
 
     module: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The whole name of a tensor, where its last part is not ours. axes: of one, before and after ours."""
+    """A complete tensor name, if its last part differs from ours. axes: numbers of axes of size 1 that the
+    checkpoint has before and after ours.
+    """
 
     name: str
     axes: tuple[int, int] = (0, 0)
@@ -65,8 +65,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AllExperts:
-    """All experts in one tensor: matrices [expert, in, out] under `module` itself, biases [expert, out] under
-    `module`_bias. Of every `count` neighboring outputs the one at `index` is ours (GPT-OSS).
+    """All experts in one tensor: matrices [expert, in, out] under `module`, biases [expert, out] under `module`_bias.
+    Of every `count` neighboring outputs, the one at `index` belongs to this weight (GPT-OSS).
     """
 
     module: str
@@ -76,8 +76,8 @@ class AllExperts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """All experts in one tensor [expert, out, in] under `module` itself: in each, `names` lie one below the other
-    (Qwen3.5, Granite).
+    """All experts in one tensor [expert, out, in] under `module`. For each expert, `names` are stacked (Qwen3.5,
+    Granite).
     """
 
     module: str
@@ -89,12 +89,14 @@ Source = str | FusedRows | HeadPart | GroupPart | Each | Flat | Tensor | AllExpe
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One weight of ours: read `keys` (several are stacked), transpose, then take `rows` or a part of each head.
+    """How to read one of our weights: read `keys` (several are stacked), transpose, then take `rows` or a part of each
+    head.
 
-    stacked: one key per entry of the first axis. transpose: of the last two axes. total_rows: rows that a fused tensor
-    must have after the transpose. head_part: (index, count, head_dim). flat: our first two axes are one there. every:
-    (index, count), of an expert's outputs. group_rows: (groups, first, last), of each group of rows. expert_rows:
-    (first, last, all), of each expert. axes: of one, before and after ours.
+    stacked: whether there is one key per entry of the first axis. transpose: whether to swap the last two axes.
+    total_rows: rows that a fused tensor must have after the transpose. head_part: (index, count, head_dim). flat:
+    whether the checkpoint joins our first two axes. every: (index, count) of an expert's outputs. group_rows: (groups,
+    first, last) of each group of rows. expert_rows: (first, last, all) of each expert. axes: numbers of axes of size 1
+    that the checkpoint has before and after ours.
     """
 
     keys: tuple[str, ...]
@@ -114,10 +116,10 @@ class Read:
 class Names:
     """A family's checkpoint names.
 
-    root: modules outside the layers. layer: the prefix of a layer, with {i}. parts: modules inside a layer, or weights.
-    transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors
-    that are known to be derived (masks, frequencies), or no part of the model; {layers} is the number of layers.
-    optional_prefix: some files put it before every name. others: other layouts of the same model's files.
+    root: modules outside the layers. layer: prefix of a layer, with {i}. parts: modules or weights inside a layer.
+    transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors that are
+    derived (masks, frequencies) or belong to another model; {layers} is the number of layers. optional_prefix: prefix
+    of every name in some files. others: other layouts of the same model's files.
     """
 
     root: Mapping[str, Source]
@@ -129,12 +131,14 @@ class Names:
     others: tuple[Names, ...] = ()
 
     def with_parts(self, **changes: object) -> Names:
-        """The same names but for `parts` (a dict of changes; None removes one), `root` or `layer`."""
+        """Return these names with changes in `parts` (a dict; None removes an entry), `root` or `layer`."""
         parts = {**self.parts, **(changes.pop("parts", {}) or {})}  # type: ignore[dict-item]
         return replace(self, parts={k: v for k, v in parts.items() if v is not None}, **changes)  # type: ignore[arg-type]
 
     def fitting(self, spec: ModelSpec, keys: Container[str]) -> Names:
-        """This layout or one of `others`: of which the fewest tensors are missing among `keys`, without the prefix."""
+        """Return this layout or one of `others`, the one that has the fewest tensors missing in `keys`. Prefixes are
+        not compared.
+        """
         if not self.others:
             return self
         return min((self, *self.others), key=lambda names: names._count_missing(spec, keys))
@@ -143,7 +147,7 @@ class Names:
         return sum(key not in keys for read in self.reads(spec).values() for key in read.keys)
 
     def reads(self, spec: ModelSpec) -> dict[str, Read]:
-        """How to read every weight of `spec`, by our name."""
+        """Return how to read every weight of `spec`, by our name."""
         shapes = {w.name: w.shape for w in spec.weights()}
         return {name: self._read(name, shapes, spec) for name in shapes}
 
@@ -171,7 +175,7 @@ class Names:
             return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))
 
         def among(names: tuple[str, ...], axis: int) -> tuple[int, int, int]:
-            """Where ours begins and ends among those that share a tensor, and how long they are together."""
+            """Return the start, the end and the total size of this weight among those that share a tensor."""
             sizes = [shapes[f"{ours}{n}.{suffix}"][axis] for n in names]
             start = sum(sizes[: names.index(module.removeprefix(ours))])
             return start, start + shape[axis], sum(sizes)

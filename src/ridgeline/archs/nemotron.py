@@ -1,4 +1,4 @@
-"""Nemotron-H: each layer is one thing, a Mamba-2, attention without positions, an MLP or a mixture of experts."""
+"""Nemotron-H: each layer is either Mamba-2, attention without positions, an MLP, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NAMES = LLAMA.with_parts(
         "mlp.latent_in": "mixer.fc1_latent_proj",
         "mlp.latent_out": "mixer.fc2_latent_proj",
     },
-    # Layers that predict a second token: a draft model's, no part of this one.
+    # Layers for multi-token prediction, which are a draft model and are not loaded here.
     ignore=(*LLAMA.ignore, r"^mtp\."),
 )
-# What a layer is, in all spellings.
+# The kind of a layer, in all spellings.
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 WORDS = {**{word: word for word in LETTERS.values()}, "linear_attention": "mamba", "full_attention": "attention"}
-# How weights are drawn, how a scan is cut and with what it runs; a second token's prediction; positions that nothing
-# is turned by; what the numbers of heads and their size say again; biases of attention, which no model has.
+# The initialization of weights; implementation choices of a scan; multi-token prediction; RoPE fields, which no layer
+# uses; fields that repeat the numbers and sizes of heads; biases of attention, which no published model has.
 HARMLESS = (
     "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "chunk_size",
     "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep",
@@ -51,8 +51,8 @@ HARMLESS = (
 def nemotron_h(c: Config) -> ModelSpec:
     """Nemotron-H (arXiv:2504.03624), Nemotron Nano 2 and Nemotron 3.
 
-    Steps are limited by `time_step_limit`, as in the published models' own code: `time_step_min`, below which
-    transformers 5 lets no step of a prompt fall, only says how biases are drawn.
+    `time_step_limit` bounds the steps, as in the published models' own code. `time_step_min` only initializes biases;
+    transformers 5, however, also uses it as a lower bound for the steps of a prompt.
     """
     eps = c.get_eps("layer_norm_epsilon", 1e-5)
     for name in ("rms_norm_eps", "norm_eps"):
@@ -70,7 +70,7 @@ def nemotron_h(c: Config) -> ModelSpec:
 
 def _mamba(c: Config, norm: RMSNorm) -> Mamba2:
     least, most = step_limits(c)
-    c.expect("mamba_proj_bias", False, null=False)  # use_bias says it
+    c.expect("mamba_proj_bias", False, null=False)  # use_bias decides
     heads, groups = c.get_size("mamba_num_heads", 128), c.get_size("n_groups", 8)
     c.divide("mamba_num_heads", heads, "n_groups", groups)
     return Mamba2(
@@ -96,11 +96,13 @@ def _mlp(c: Config, size: int) -> MLP:
 
 
 def _experts(c: Config) -> MoE:
-    """Nemotron 3: DeepSeek-V3's choice of experts without gates; in Super and Ultra they work on a shorter vector."""
+    """Return Nemotron 3's experts: routed as in DeepSeek-V3, without gates; Super and Ultra run them on a shorter
+    vector.
+    """
     latent = c.get_size("moe_latent_size", None, None)
     if latent is not None:
-        c.expect("mlp_bias", False)  # the matrices around the experts would have them, too
-    c.expect("n_shared_experts", 1, null=False)  # of the size that moe_shared_expert_intermediate_size says
+        c.expect("mlp_bias", False)  # otherwise the matrices around the experts would have biases, too
+    c.expect("n_shared_experts", 1, null=False)  # its size is moe_shared_expert_intermediate_size
     experts, count, chosen = (
         c.get_size("n_routed_experts", 8),
         c.get_size("n_group", 1),
@@ -118,19 +120,19 @@ def _experts(c: Config) -> MoE:
 
 
 def _kinds(c: Config) -> list[str]:
-    """What each layer is: a letter each, or a list of words, which may have either of two names."""
+    """Return the kind of each layer, from a string of letters or a list of words, which has one of two names."""
     letters, words = c.get_str("hybrid_override_pattern", None, None), c.get_list("layer_types", None, None)
     if letters is None and words is None:
         words = c.get_list("layers_block_type")
-    block = c.get_list("layers_block_type", words, words)  # it is written beside the letters, too
+    block = c.get_list("layers_block_type", words, words)  # may also occur besides the letters
     if c.present("layer_types") and c.present("layers_block_type") and words != block:
-        raise c.error("layer_types", "is not what layers_block_type is; they are one field")
+        raise c.error("layer_types", "differs from layers_block_type; both must be equal")
     words = block
     name, found, known = "hybrid_override_pattern", list(letters or ""), LETTERS
     if words is not None:
         name, found, known = "layers_block_type", words, WORDS
     if not found or not all(isinstance(kind, str) and kind in known for kind in found):
-        raise c.error(name, f"must hold an entry for each layer, one of {', '.join(map(repr, known))}")
+        raise c.error(name, f"must have one entry per layer, each one of {', '.join(map(repr, known))}")
     if (count := c.get_int("num_hidden_layers", len(found))) != len(found):
         raise c.error("num_hidden_layers", f"is {count}, but {len(found)} layers are described")
     return [known[kind] for kind in found]

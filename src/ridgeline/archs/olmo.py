@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: the norms stand after each branch, and over all query heads and all key heads at once."""
+"""OLMo 2 and 3: norms after each branch, and q and k norms over all heads at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def olmo2(c: Config) -> ModelSpec:
 
 
 def olmo3(c: Config) -> ModelSpec:
-    """OLMo 3: three local layers to one global; yarn on the global ones only."""
+    """OLMo 3: three local layers for each global one; yarn only on the global ones."""
     heads, norm, mlp = Heads.read(c), rms_norm(c, 1e-5), gated_mlp(c)
     ropes = read_ropes_by_kind(c, heads.head_dim, full_theta=5e5, sliding_theta=5e5, sliding_theta_field=None)
     layers = tuple(

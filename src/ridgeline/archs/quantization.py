@@ -1,4 +1,4 @@
-"""quantization_config: how a checkpoint's matrices are stored, where that is not as plain numbers."""
+"""Read quantization_config, which says how a checkpoint stores its matrices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ridgeline.archs.config import Config
 from ridgeline.errors import ConfigError
 
 AT = "config.json: quantization_config"
-# Which modules were left as they are shows in their tensors; scale_fmt says that all scales are powers of two;
-# dequantize asks another library to do what is done here in any case.
+# modules_to_not_convert is not needed, since the tensors show which modules are quantized; scale_fmt only says that
+# scales are powers of two; dequantize asks transformers to do what the loader does anyway.
 _HARMLESS_FP8 = ("modules_to_not_convert", "scale_fmt")
 _HARMLESS = ("quant_method", "modules_to_not_convert", "dequantize")
 
 
 def packing_method(config: Mapping[str, Any], packings: Collection[str]) -> str | None:
-    """The `quant_method`: "fp8", if it is in blocks, or one of `packings`; None where nothing is quantized.
+    """Return the `quant_method`: "fp8" for blocks of fp8, or one of `packings`; None if nothing is quantized.
 
-    Raises ConfigError for any other quantization, by name, and for a field that is not understood.
+    Raises ConfigError, which names it, for any other quantization, and for unknown fields.
     """
     raw = config.get("quantization_config")
     if raw is None:
@@ -36,8 +36,8 @@ def packing_method(config: Mapping[str, Any], packings: Collection[str]) -> str 
 
 
 def weight_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of the blocks that have a scale each, in matrices of fp8 numbers (DeepSeek-V3, arXiv:2412.19437,
-    3.3); None where there are none. Raises ConfigError for blocks that are not read.
+    """Return the rows and columns of the blocks that share a scale, for matrices in fp8 (DeepSeek-V3, arXiv:2412.19437,
+    3.3); None if there are none. Raises ConfigError for unsupported blocks.
     """
     raw = config.get("quantization_config")
     if not isinstance(raw, Mapping) or _method(raw) != "fp8" or raw.get("weight_block_size") is None:
@@ -45,7 +45,7 @@ def weight_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
     c = Config(raw, f"{AT}.")
     c.expect("quant_method", "fp8")
     c.expect("fmt", "e4m3")
-    c.expect("activation_scheme", "dynamic")  # others store scales of activations, which nothing here would use
+    c.expect("activation_scheme", "dynamic")  # static schemes store scales of activations, which are not supported
     sizes = c.get_list("weight_block_size")
     if len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
         raise c.error("weight_block_size", f"is {sizes!r}; it must be two positive numbers, rows and columns")

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: three gated delta layers to one of gated attention, norms stored as weight - 1."""
+"""Qwen3-Next and Qwen3.5: three gated delta layers for each gated attention layer; norms are stored as weight - 1."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ridgeline.archs.rope import FULL, Rotation, read_rope
 from ridgeline.spec import ChannelMixer, GatedDelta, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
 LINEAR = "linear_attention"
-MROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three positions are one, and so is the rotation
+MROPE = ("mrope_section", "mrope_interleaved")  # for images; a text's three positions are equal, so they change nothing
 
 
 def qwen3_next(c: Config) -> ModelSpec:
-    """Qwen3-Next: experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`."""
+    """Qwen3-Next: experts in every `decoder_sparse_step`-th layer, except for `mlp_only_layers`."""
     normalize = c.get_bool("norm_topk_prob", True)
     step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])
     count = c.get_layer_count()
@@ -39,7 +39,7 @@ def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
     heads = Heads.read(c, num_kv_heads=num_kv_heads, head_dim_default=256, null_kv=False)
     bias = c.get_bool("attention_bias", False)
     c.expect("attn_output_gate", True)
-    c.expect("output_gate_type", "swish")  # of the delta layers
+    c.expect("output_gate_type", "swish")  # the gate of the delta layers
     rope = read_rope(c, heads.head_dim, Rotation(partial=0.25, null_partial=1.0, harmless=MROPE))
     full = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, out_gate=True)
     mixers: dict[str, TokenMixer] = {FULL: full, LINEAR: _delta(c)}
@@ -59,7 +59,7 @@ def _delta(c: Config) -> GatedDelta:
 
 
 def _experts(c: Config, count: int, per_token: int, normalize: bool) -> MoE:
-    """With the class's defaults of how many there are and how many of them a token visits."""
+    """Return the experts. count, per_token: the class's defaults for their number and for those that a token uses."""
     act = c.get_activation("hidden_act", "silu")
     return MoE(
         c.get_size("num_experts", count), c.get_size("num_experts_per_tok", per_token),
@@ -76,7 +76,7 @@ def _layer_types(c: Config, count: int) -> list[str]:
 _MLP = ("gate", "up", "down")
 _CONV = tuple(f"mixer.{n}_conv" for n in "qkv")
 _QKV = tuple(f"mixer.in_{n}" for n in "qkv")
-# What predicts a second token is a draft model's, and what sees images no part of this one.
+# Tensors of the draft model for multi-token prediction, and of the vision encoder; neither is loaded.
 _MTP, _IMAGES = r"^mtp\.", r"^model\.visual\."
 _COMMON = LLAMA.with_parts(
     parts={
@@ -108,7 +108,7 @@ TEXT_NAMES = _COMMON.with_parts(
         "mixer.decay": "linear_attn.in_proj_a",
     }
 )
-# Inside a model that sees, and there the published files hold all experts of a layer in two tensors.
+# The published multimodal files store all experts of a layer in two tensors.
 WHOLE_NAMES = TEXT_NAMES.with_parts(
     root={"embed": "model.language_model.embed_tokens", "norm": "model.language_model.norm", "head": "lm_head"},
     layer="model.language_model.layers.{i}.",
@@ -123,8 +123,8 @@ PACKED_NAMES = WHOLE_NAMES.with_parts(
     others=(WHOLE_NAMES,),
 )
 
-_NOTE = "images and the prediction of a second token are left out: of this checkpoint only the language model is loaded"
-# mamba_ssm_dtype: of states, which are float32 here as there; mtp_*: of the layer that predicts a second token.
+_NOTE = "only the language model of this checkpoint is loaded, without the vision encoder and multi-token prediction"
+# mamba_ssm_dtype: type of states, which is float32 in any case. mtp_*: fields of the layer for multi-token prediction.
 _HARMLESS = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _WHOLE = (
     *_HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
@@ -133,7 +133,7 @@ _WHOLE = (
 FAMILIES = (
     Family("qwen3_next", qwen3_next, NEXT_NAMES),
     Family("qwen3_5_text", qwen3_5, TEXT_NAMES, _HARMLESS),
-    # intermediate_size is written by old versions; no layer is dense.
+    # Old versions write intermediate_size, but no layer is dense.
     Family("qwen3_5_moe_text", qwen3_5_moe, TEXT_NAMES, (*_HARMLESS, "intermediate_size")),
     Family("qwen3_5", qwen3_5, WHOLE_NAMES, _WHOLE, within="text_config", note=_NOTE),
     Family("qwen3_5_moe", qwen3_5_moe, PACKED_NAMES, (*_WHOLE, "intermediate_size"), within="text_config", note=_NOTE),

@@ -1,7 +1,7 @@
-"""Rotary fields of config.json, in both spellings, as transformers reads them.
+"""Read the RoPE fields of config.json in both spellings, as transformers does.
 
-transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor` at the top level; transformers 5
-writes one object, `rope_parameters`, or one per kind of layer. Both must give the same Rope.
+transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor` at the top level; transformers 5 writes
+one object, `rope_parameters`, or one per kind of layer. Both give the same Rope.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ridgeline.spec import (
 # Kinds of layers, as `layer_types` spells them.
 FULL, SLIDING = "full_attention", "sliding_attention"
 PARTIAL: Final = "partial_rotary_factor"
-MAX_GROWN: Final = 1 << 18  # tokens of dynamic NTK, which has angles of its own at each of them
+MAX_GROWN: Final = 1 << 18  # most tokens with dynamic NTK, which needs separate angles for each length
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary defaults of a family's class in transformers.
+    """The RoPE defaults of a family's class in transformers.
 
-    theta: the base. partial: the factor on the head size where the config gives none; None: whole heads are rotated,
-    and the field is ignored but with a scaling. null_partial: what a null at the top level means; None: it is an error.
-    theta_field, partial_field: the names at the top level; None: there is none. kinds: the scalings by name. length:
-    the trained length, where the class has one of its own. parameters: what stands for absent `rope_parameters`.
-    harmless: fields that change nothing.
+    theta: the base. partial: default share of a head that is rotated; None: whole heads are rotated, and the field is
+    ignored unless there is a scaling. null_partial: meaning of a null at the top level; None: a null is an error.
+    theta_field, partial_field: names at the top level; None: there is none. kinds: supported scalings by name. length:
+    trained length, if the class has a default for it. parameters: `rope_parameters` if they are absent. harmless:
+    fields that change nothing.
     """
 
     theta: float = 10_000.0
@@ -53,9 +53,9 @@ class Rotation:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The fields of a scaling: c is the whole config, r the object that describes the rotation.
+    """The fields of a scaling. c: the whole config. r: the object that describes the rotation.
 
-    outer: the object that holds one rotation per kind of layer, or None where r is the only one.
+    outer: the object that contains one rotation per kind of layer; None if r is the only one.
     """
 
     c: Config
@@ -65,23 +65,23 @@ class _Fields:
 
     @property
     def original(self) -> int:
-        """The trained length: the top level has priority (Phi-3), unless there is a rotation per kind of layer."""
+        """Trained length. The top level has priority (Phi-3), unless there is one rotation per kind of layer."""
         name = "original_max_position_embeddings"
         inner: int | None = self.r.get_size(name, None) if not self.r.is_null(name) else None
         if self.outer is None and (self.length is not None or self.c.present(name)):
             return self.c.get_size(name, REQUIRED if self.length is None else self.length)
         if self.r.is_null(name):
-            raise self.r.error(name, "is null, which means nothing here")
+            raise self.r.error(name, "is null, which has no meaning here")
         return self.c.get_size("max_position_embeddings") if inner is None else inner
 
     def stretch(self, original: int) -> float:
-        """`factor`, where null stands for the ratio of the longest to the trained length."""
+        """Return `factor`; a null means the ratio of the longest to the trained length."""
         ratio = self.c.get_size("max_position_embeddings") / original
         return self.r.get_positive("factor", ratio, ratio)
 
 
 def read_rope(c: Config, head_dim: int, rotation: Rotation = Rotation()) -> Rope:
-    """The one rotation of a model, whichever spelling its config uses; `rope_scaling` goes before `rope_parameters`."""
+    """Return the only rotation of a model, in either spelling; `rope_scaling` has priority over `rope_parameters`."""
     given, scaling = c.sub("rope_parameters"), c.sub("rope_scaling")
     if given is None and rotation.parameters is not None:
         given = c.inside("rope_parameters", rotation.parameters)
@@ -92,19 +92,19 @@ def read_rope(c: Config, head_dim: int, rotation: Rotation = Rotation()) -> Rope
 def read_ropes_by_kind(
     c: Config, head_dim: int, *, full_theta: float, sliding_theta: float, sliding_theta_field: str | None
 ) -> dict[str, Rope]:
-    """The rotations of full and of sliding layers (Gemma 3, OLMo 3).
+    """Return the rotations of full and of sliding layers (Gemma 3, OLMo 3), as in transformers.
 
-    Only what `rope_parameters` says of a kind of layers counts: fields beside the kinds change nothing, but for
-    `truncate`. In the old spelling `rope_theta` and `rope_scaling` speak of the full layers; the sliding ones take
-    their base from `sliding_theta_field`, or from the family's default. All of this is as in transformers.
+    Only the fields inside a kind's object in `rope_parameters` are used, plus `truncate` beside the kinds. In the old
+    spelling `rope_theta` and `rope_scaling` describe the full layers; the sliding ones take their base from
+    `sliding_theta_field` or from the family's default.
     """
     outer, old = c.sub("rope_parameters"), c.sub("rope_scaling")
-    c.get_int("original_max_position_embeddings", None, None)  # each kind of layers has its own
+    c.get_int("original_max_position_embeddings", None, None)  # not used: each kind of layer has its own
     fields = outer or c.inside("rope_parameters", {})
     given = {kind: fields.sub(kind) for kind in (FULL, SLIDING)}
     if old is not None:
         if outer is not None and given[FULL] is None:
-            raise c.error("rope_scaling", f"is given, and rope_parameters has no {FULL} that it could change")
+            raise c.error("rope_scaling", f"is given, but rope_parameters has no {FULL} entry that it could change")
         given[FULL] = c.inside("rope_scaling", {"rope_type": "default", **fields.fields(FULL), **old.fields()})
     rotations = {FULL: Rotation(full_theta), SLIDING: Rotation(sliding_theta, theta_field=sliding_theta_field)}
     ropes = {
@@ -116,10 +116,10 @@ def read_ropes_by_kind(
 
 
 def stretched_context(c: Config, rope: Rope) -> int:
-    """The longest context in tokens, where `max_position_embeddings` holds the length before stretching.
+    """Return the longest context in tokens, for configs whose `max_position_embeddings` is the length before scaling.
 
-    True of linear, dynamic NTK and yarn scaling as Llama and Qwen configs use them; Llama 3 and LongRoPE configs
-    already hold the final length.
+    This holds for linear, dynamic NTK and yarn scaling in Llama and Qwen configs; Llama 3 and LongRoPE configs already
+    give the final length.
     """
     length = c.get_size("max_position_embeddings")
     match rope.scaling:
@@ -131,24 +131,24 @@ def stretched_context(c: Config, rope: Rope) -> int:
 
 
 def _rope(c: Config, r: Config, head_dim: int, rotation: Rotation, outer: Config | None = None) -> Rope:
-    """The rotation that r describes, with what the top level and the family say where it says nothing."""
+    """Return the rotation that r describes, with the top level and the family's defaults for missing fields."""
     kinds = rotation.kinds or SCALINGS
     kind = r.get_str("rope_type") if r.present("rope_type") else r.get_str("type", "default")
-    r.raw("type")  # old files carry both spellings
+    r.raw("type")  # old files contain both spellings
     if kind not in kinds:
-        raise r.error("rope_type", f"is {kind!r}; known are {', '.join(sorted(kinds))}")
+        raise r.error("rope_type", f"is {kind!r}; supported: {', '.join(sorted(kinds))}")
     scaling = kinds[kind](_Fields(c, r, outer, rotation.length))
     rope = _plain(c, r, head_dim, rotation, scaled=scaling is not None)
     r.finish(rotation.harmless)
     if rope.odd and isinstance(scaling, YarnScaling):
-        raise r.error(PARTIAL, f"leaves an odd number of {head_dim} to rotate, which yarn cannot")
+        raise r.error(PARTIAL, f"rotates an odd number of the {head_dim} numbers of a head, which yarn cannot do")
     if rope.theta == 1.0 and isinstance(scaling, YarnScaling):
-        raise r.error("rope_theta", "is 1, which yarn cannot stretch")
+        raise r.error("rope_theta", "is 1, which yarn cannot scale")
     return replace(rope, scaling=scaling)
 
 
 def _plain(c: Config, r: Config, head_dim: int, rotation: Rotation, scaled: bool) -> Rope:
-    """The base and the size of a rotation."""
+    """Return the base and the size of a rotation, without its scaling."""
     theta = rotation.theta
     if rotation.theta_field:
         theta = c.get_float(rotation.theta_field, theta, theta if r.present("rope_theta") else REQUIRED)
@@ -167,9 +167,9 @@ def _plain(c: Config, r: Config, head_dim: int, rotation: Rotation, scaled: bool
     if whole:
         raise r.error(PARTIAL, f"is {factor}, but {c.model_type} rotates whole heads")
     size = int(head_dim * factor)
-    rotated = size + size % 2  # an odd size is rotated as one more, at the frequencies of the odd one
+    rotated = size + size % 2  # an odd size is rotated like the next even one, with the frequencies of the odd one
     if not 0 < rotated <= head_dim:
-        raise r.error(PARTIAL, f"is {factor}: of {head_dim} numbers in a head {size} cannot be rotated")
+        raise r.error(PARTIAL, f"is {factor}, so {size} of {head_dim} numbers in a head would be rotated; change it")
     return Rope(rotated, theta, rotation.interleaved, odd=bool(size % 2))
 
 
@@ -178,10 +178,10 @@ def _linear(f: _Fields) -> RopeScaling:
 
 
 def _dynamic(f: _Fields) -> RopeScaling:
-    f.r.raw("original_max_position_embeddings")  # written by some exporters, read by no implementation
+    f.r.raw("original_max_position_embeddings")  # some exporters write it, but no implementation reads it
     factor, original = f.r.get_positive("factor"), f.c.get_size("max_position_embeddings")
     if factor > 1 and factor * original > MAX_GROWN:
-        raise f.r.error("factor", f"is {factor}, which makes {original} tokens more than {MAX_GROWN}")
+        raise f.r.error("factor", f"is {factor}, which extends {original} tokens beyond the limit of {MAX_GROWN}")
     return DynamicNTKScaling(factor, original)
 
 
@@ -191,7 +191,7 @@ def _llama3(f: _Fields) -> RopeScaling:
 
 
 def yarn_temperature(factor: float, mscale: float) -> float:
-    """By what scores grow with the length, as a factor on queries and on keys (arXiv:2309.00071, 3.4)."""
+    """Return the factor on queries and keys that makes scores grow with the length (arXiv:2309.00071, 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -205,17 +205,17 @@ def _yarn(f: _Fields) -> RopeScaling:
     if mscale and mscale_all:
         below = yarn_temperature(factor, mscale_all)
         if not below:
-            raise r.error("mscale_all_dim", f"is {mscale_all}, which makes a temperature of zero")
+            raise r.error("mscale_all_dim", f"is {mscale_all}, which gives a temperature of zero")
         default = yarn_temperature(factor, mscale) / below
-    fast, slow = (_turns(r, name, default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    fast, slow = (_rotations(r, name, default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
     return YarnScaling(
         factor, original, attention_factor=r.get_float("attention_factor", default, default),
         beta_fast=fast, beta_slow=slow, truncate=_truncate(f),
     )  # fmt: skip
 
 
-def _turns(r: Config, name: str, default: float) -> float:
-    """A number of turns; null and 0 stand for the default."""
+def _rotations(r: Config, name: str, default: float) -> float:
+    """Return a number of full rotations; null and 0 mean the default."""
     value = r.get_float(name, default, default) or default
     if value < 0:
         raise r.error(name, f"is {value}; it must be positive")
@@ -223,7 +223,7 @@ def _turns(r: Config, name: str, default: float) -> float:
 
 
 def _truncate(f: _Fields) -> bool:
-    """Null is false. With a rotation per kind of layer the field beside the kinds counts, as in transformers."""
+    """Return `truncate`; a null means false. With one rotation per kind of layer, the field beside the kinds counts."""
     if f.outer is None:
         return f.r.get_bool("truncate", True, null=False)
     f.r.get_bool("truncate", True, null=False)
@@ -234,7 +234,7 @@ def _longrope(f: _Fields) -> RopeScaling:
     r, original = f.r, f.original
     factor = f.stretch(original)
     if original == 1 and factor > 1 and not r.fields().get("attention_factor"):
-        raise r.error("original_max_position_embeddings", "is 1, of which no temperature follows")
+        raise r.error("original_max_position_embeddings", "is 1, from which no temperature can be computed")
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)) if original > 1 else 1.0
     return LongRopeScaling(
         _divisors(r, "short_factor"), _divisors(r, "long_factor"), original,
@@ -257,9 +257,9 @@ SCALINGS: Final[dict[str, Callable[[_Fields], RopeScaling | None]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-# Phi-3's classes know one way to stretch a rotation, under three names.
+# Phi-3's classes support one scaling under three names.
 PHI3_SCALINGS: Final = {"default": SCALINGS["default"], **dict.fromkeys(("longrope", "su", "yarn"), _longrope)}
-# The fields of a rotation.
+# All fields of a rotation.
 _NAMES: Final = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor "
     "beta_fast beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim "

@@ -1,4 +1,4 @@
-"""A ModelSpec back to a config.json: of a family that other programs know, or of our own."""
+"""Convert a ModelSpec to a config.json, of a family that other programs support or in our own format."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ CLASSES = {
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """A config that `spec_from_config` reads as this spec, but for its family's name.
+    """Return a config that `spec_from_config` reads as this spec, except for the name of its family.
 
-    Of a family in CLASSES, which transformers knows, where one can say all of it; otherwise with the spec itself.
+    It is the config of a family in CLASSES, which transformers supports, if one can express the spec completely;
+    otherwise it contains the spec itself.
     """
     for config in _candidates(spec):
         if reads_as(config, spec):
@@ -30,7 +31,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
 
 def reads_as(config: Mapping[str, Any], spec: ModelSpec) -> bool:
-    """Whether a config describes this spec, whatever its family is called."""
+    """Return whether a config describes this spec, apart from the name of its family."""
     try:
         return replace(spec_from_config(config), family=spec.family) == spec
     except ConfigError:

@@ -1,1 +1,1 @@
-"""Look up published machines, links and models by name. Nothing here computes a cost."""
+"""Look up published machines, links and models by name. Code that computes a cost belongs in cost/."""

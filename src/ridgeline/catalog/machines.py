@@ -1,4 +1,4 @@
-"""Machines, links and published models by name, from data files: no network, no weights."""
+"""Look up machines, links and published models by name, from data files. Needs no network and no weights."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ GIGA, TERA = 10**9, 10**12
 
 
 def hardware(name: str) -> HardwareSpec:
-    """A machine by its name or another one of its. Raises RequestError with the nearest names."""
+    """Return a machine by its name or an alias. Raises RequestError with the nearest names."""
     known = _machines()
     found = known.get(name.lower())
     if found is None:
-        raise RequestError(f"hardware {name!r} is not known; {nearest(name.lower(), known)}")
+        raise RequestError(f"unknown hardware {name!r}; {nearest(name.lower(), known)}")
     return found
 
 
 def machines() -> tuple[HardwareSpec, ...]:
-    """All that are known, each once."""
+    """Return all machines of the catalog, each once."""
     return tuple({machine.name: machine for machine in _machines().values()}.values())
 
 
 def link(name: str) -> Link:
-    """What joins devices, by its name. Raises RequestError with the nearest names."""
+    """Return a link between devices by its name. Raises RequestError with the nearest names."""
     known = _links()
     found = known.get(name.lower())
     if found is None:
-        raise RequestError(f"link {name!r} is not known; {nearest(name.lower(), known)}")
+        raise RequestError(f"unknown link {name!r}; {nearest(name.lower(), known)}")
     return found
 
 
 def nearest(name: str, known: Iterable[str], same: Mapping[str, object] | None = None) -> str:
-    """The five names that a user may have meant, as the end of a message. same: what a name stands for, where several
-    stand for one thing; the nearest of them is enough.
+    """Return the five nearest names as the end of a message ("did you mean ...?").
+
+    same: the thing that each name stands for; of several names for one thing, only the nearest is listed.
     """
     found: dict[object, str] = {}
     names = sorted(known)
@@ -51,7 +52,7 @@ def nearest(name: str, known: Iterable[str], same: Mapping[str, object] | None =
 
 
 def read_data(name: str) -> Any:
-    """What a file of data/ holds."""
+    """Return the parsed content of a file in data/."""
     return json.loads(files("ridgeline.catalog").joinpath("data", name).read_text(encoding="utf-8"))
 
 

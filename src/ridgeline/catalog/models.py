@@ -1,4 +1,4 @@
-"""A model by what a user calls it: a published one's name, a folder, a config.json, a ModelSpec as JSON. No network."""
+"""Find a model by what a user calls it: a published name, a folder, a config.json, or a ModelSpec as JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ BUILT_IN = ("pocket", "pocket-draft")
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to plan for. weights, experts: types that its matrices, and those of its experts, are published in.
-    denoises: it does not write token by token (plan/denoise.py), and its spec is of a model that would.
+    """A model to plan for. weights, experts: published types of its matrices and of its experts' matrices. denoises:
+    whether it is a diffusion model (plan/denoise.py); its spec then describes the autoregressive model of the same
+    shape.
     """
 
     name: str
@@ -35,20 +36,20 @@ class KnownModel:
 
 
 def find_writer(name: str) -> KnownModel:
-    """As `find_model`, of what writes token by token. Raises RequestError for a diffusion model too."""
+    """Find a model as `find_model` does, but raise RequestError for a diffusion model."""
     found = find_model(name)
     if found.denoises:
         raise RequestError(
-            f"{found.name} is a diffusion model, which only `ridgeline plan` knows: it has no decode steps"
+            f"{found.name} is a diffusion model, which has no decode steps; only `ridgeline plan` supports it"
         )
     return found
 
 
 def find_model(name: str) -> KnownModel:
-    """A folder or a file where there is one of that name, else a model that ships with Ridgeline, else a published one
-    by its hub id or a short name of it, upper and lower case being one.
+    """Return the model of a folder or file; if there is none, a model that ships with Ridgeline or a published one, by
+    its hub id or short name in any case.
 
-    Raises CheckpointError or ConfigError for a file that is no model, RequestError with the nearest names.
+    Raises CheckpointError or ConfigError for a file that is not a model, and RequestError with the nearest names.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -60,26 +61,27 @@ def find_model(name: str) -> KnownModel:
     if entry is None:
         meant = nearest(name.lower(), [*(n for n in _names() if "," not in n), *BUILT_IN], _names())
         raise RequestError(
-            f"model {name!r} is neither a file nor known by name; {meant} "
-            "(for another one, give the path of its config.json)"
+            f"unknown model {name!r}: there is no such file or published name; {meant} "
+            "(for any other model, give the path of its config.json)"
         )
     return from_config(entry["name"], entry["config"])
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """The config.json of a published model, by its hub id or a short name; None for another name."""
+    """Return the config.json of a published model, by its hub id or a short name; None for an unknown name."""
     entry = _names().get(name.lower())
     return None if entry is None else dict(entry["config"])
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """The published models that the engine runs, by hub id: "params", the count that is known of it, "source", of that
-    and of "config"."""
+    """Return the published models that the engine runs, by hub id: "params" is the published count, "source" says where
+    it and "config" come from.
+    """
     return {entry["name"]: entry for entry in _entries() if entry["config"].get("model_type") != MODEL_TYPE}
 
 
 def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
-    """A parsed config.json. Raises ConfigError."""
+    """Return the model of a parsed config.json. Raises ConfigError."""
     if config.get("model_type") == MODEL_TYPE:
         return replace(from_config(name, llama_of(config)), denoises=True)
     plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
@@ -103,7 +105,9 @@ def _entries() -> tuple[Mapping[str, Any], ...]:
 
 @cache
 def _names() -> Mapping[str, Mapping[str, Any]]:
-    """Hub ids, what stands after their slash, and other names, in lower case. An id goes before a short name."""
+    """Map lower-case names to entries: hub ids, their parts after the slash, and aliases. A hub id wins over a short
+    name.
+    """
     ids = {entry["name"].lower(): entry for entry in _entries()}
     short = {name.split("/")[-1]: entry for name, entry in ids.items()}
     others = {alias.lower(): entry for entry in _entries() for alias in entry["aliases"]}

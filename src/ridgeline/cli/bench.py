@@ -1,4 +1,4 @@
-"""`ridgeline bench`: latency and throughput, beside what the machine's roofline allows."""
+"""`ridgeline bench`: measure latency and throughput, and compare them with the machine's roofline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.cli.flags.prompts import Row
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from ridgeline.spec.dtype import DType
     from ridgeline.spec.request import RequestOutput
 
-app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, beside what the roofline allows.")
+app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, and compare with the machine's roofline.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON line.")]
+Json = Annotated[bool, option("--json", help="Print one JSON line.")]
 INPUT_LEN, OUTPUT_LEN, NUM_PROMPTS = 128, 128, 200
 ENGINE_SETTINGS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "steps_in_flight", "num_pages")
 
@@ -31,11 +32,19 @@ ENGINE_SETTINGS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "s
 @app.command("latency")
 def latency(
     model: o.Model,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 8,
-    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a prompt.")] = INPUT_LEN,
-    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens of an answer.")] = OUTPUT_LEN,
-    num_iters_warmup: Annotated[int, typer.Option("--num-iters-warmup", min=0, help="Not counted.")] = 1,
-    num_iters: Annotated[int, typer.Option("--num-iters", min=1, help="Batches to measure.")] = 5,
+    batch_size: Annotated[
+        int, option("--batch-size", min=1, help="Number of sequences in the batch. Default: 8.")
+    ] = 8,
+    input_len: Annotated[
+        int, option("--input-len", min=1, help="Tokens of each prompt. Default: 128.")
+    ] = INPUT_LEN,
+    output_len: Annotated[
+        int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")
+    ] = OUTPUT_LEN,
+    num_iters_warmup: Annotated[
+        int, option("--num-iters-warmup", min=0, help="Batches to run first without timing them. Default: 1.")
+    ] = 1,
+    num_iters: Annotated[int, option("--num-iters", min=1, help="Batches to time. Default: 5.")] = 5,
     json_output: Json = False, verbose: o.Verbose = False,
     device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
     max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
@@ -46,7 +55,7 @@ def latency(
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
-    """Time whole batches: prompts of random token ids, answers of one length, greedy, nothing shared."""
+    """Time whole batches with random prompts of one length, greedy sampling and no shared prefixes."""
     given = locals()  # every option, by its name
     from ridgeline.cli.show.beside import expected, predicted_json
     from ridgeline.cli.show.progress import iterations_bar
@@ -69,12 +78,22 @@ def latency(
 def throughput(
     model: o.Model,
     num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", min=1, help="Default: 200; of a data set, all.")
+        int | None,
+        option("--num-prompts", min=1, help="Number of prompts. Default: 200, or all rows of --dataset."),
     ] = None,
-    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a random prompt.")] = INPUT_LEN,
-    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens of an answer.")] = OUTPUT_LEN,
+    input_len: Annotated[
+        int, option("--input-len", min=1, help="Tokens of each random prompt. Default: 128.")
+    ] = INPUT_LEN,
+    output_len: Annotated[
+        int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")
+    ] = OUTPUT_LEN,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Prompts as for generate; max_tokens of a row comes first.")
+        str | None,
+        option(
+            "--dataset",
+            help="File of prompts, as for `generate`. A row's own max_tokens overrides --output-len. "
+            "Default: random prompts.",
+        ),
     ] = None,
     json_output: Json = False, verbose: o.Verbose = False, tokenizer: o.TokenizerName = None,
     device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
@@ -86,7 +105,9 @@ def throughput(
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
-    """Answer many prompts, all there from the start: random token ids, or a data set; greedy, to the full length."""
+    """Time many requests that all arrive at the start, with random prompts or a data set, greedy sampling and answers
+    of the full length.
+    """
     given = locals()  # every option, by its name
     from ridgeline.cli.show.beside import asked_of, expected, predicted_json
     from ridgeline.cli.show.progress import prompts_bar
@@ -112,7 +133,7 @@ def throughput(
     _report("throughput", given, llm, roof, what, measured, _throughput_tables(found, predicted, note))
 
 
-# ---- what to measure -----------------------------------------------------------------------------------------------
+# ---- the requests to measure ----------------------------------------------------------------------------------------
 
 
 def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LLM, Roof]:
@@ -127,14 +148,14 @@ def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LL
 
 
 def _dtype(llm: LLM) -> DType:
-    """Of the weight matrices, as they are stored."""
+    """Return the type in which the weight matrices are stored."""
     from ridgeline.cli.inspect import weight_dtype
 
     return weight_dtype(dict(llm.checkpoint.config), llm.options.dtype)
 
 
 def _rows(dataset: str | None, num_prompts: int | None) -> Sequence[Row] | None:
-    """The prompts of a data set, None for random ones. Raises RequestError where it holds too few."""
+    """Return the rows of a data set, or None for random prompts. Raises RequestError if there are too few rows."""
     from ridgeline.cli.flags.prompts import read_prompts
     from ridgeline.errors import RequestError
 
@@ -142,22 +163,26 @@ def _rows(dataset: str | None, num_prompts: int | None) -> Sequence[Row] | None:
         return None
     rows = read_prompts(dataset).rows
     if num_prompts is not None and num_prompts > len(rows):
-        raise RequestError(f"--num-prompts {num_prompts}, but {dataset} holds {len(rows)}")
+        raise RequestError(
+            f"--num-prompts is {num_prompts}, but {dataset} has only {len(rows)} prompts; use a smaller number"
+        )
     return rows[:num_prompts]
 
 
 def _requests(llm: LLM, rows: Sequence[Row], output_len: int) -> list[GenerationRequest]:
-    """Those of a data set. Raises RequestError or TokenizerError, with the place of a row that cannot be served."""
+    """Return the requests of a data set. Raises RequestError or TokenizerError, which names the row that cannot be
+    served.
+    """
     from ridgeline.errors import RequestError, TokenizerError
     from ridgeline.spec.request import SamplingParams
 
     common: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": output_len}
     requests = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         try:
             prompt = {"prompt_token_ids": llm.encode(row.prompt), "cache_salt": row.cache_salt}
             params = SamplingParams(**{**common, **row.sampling_params})
-            requests.append(llm.frontend.request(prompt, params, place, row.priority))
+            requests.append(llm.frontend.request(prompt, params, index, row.priority))
         except (RequestError, TokenizerError) as e:
             raise type(e)(row.say(e)) from None
     return requests
@@ -180,7 +205,7 @@ def _report(
     name: str, given: Mapping[str, Any], llm: LLM, roof: Roof, what: str, found: dict[str, Any],
     parts: Sequence[Table | str],
 ) -> None:  # fmt: skip
-    """Print one JSON line, or the tables below the conditions of the measurement."""
+    """Print one JSON line, or a heading with the conditions of the measurement and then the tables."""
     from ridgeline.cli.doctor import machine, versions
 
     computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.format
@@ -213,20 +238,20 @@ def _report(
 
 
 def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[Table | str]:
-    times = _table("", "mean", "median", "p90", "p99", "predicted", "off", "roofline", "share", drop=("p90", "median"))
-    said: tuple[float | None, ...] = (None, None, None)
+    times = _table("", "mean", "median", "p90", "p99", "predicted", "error", "least", "of roof", drop=("p90", "median"))
+    forecasts: tuple[float | None, ...] = (None, None, None)
     if predicted:
         each = [x for x in predicted.tpot_s if x is not None]
-        said = predicted.elapsed_s, max(predicted.ttft_s), sum(each) / len(each) if each else None
+        forecasts = predicted.elapsed_s, max(predicted.ttft_s), sum(each) / len(each) if each else None
     rows: list[tuple[str, Spread | None, float | None]] = [
         ("whole batch", found.latency_s, found.roofline_latency_s),
-        ("first token of all", found.ttft_s, found.roofline_ttft_s),
-        ("each token after it", found.tpot_s, found.roofline_tpot_s),
+        ("TTFT, last sequence", found.ttft_s, found.roofline_ttft_s),
+        ("TPOT", found.tpot_s, found.roofline_tpot_s),
     ]
-    for (name, spread, least), guess in zip(rows, said, strict=True):
-        if spread is not None and least is not None:
-            off = ("", "") if guess is None else (_time(guess), f"{guess / spread.mean - 1:+.0%}")
-            times.add_row(name, *_spread(spread), *off, _time(least), f"{least / spread.mean:.1%}")
+    for (name, spread, floor), forecast in zip(rows, forecasts, strict=True):
+        if spread is not None and floor is not None:
+            off = ("", "") if forecast is None else (_time(forecast), f"{forecast / spread.mean - 1:+.0%}")
+            times.add_row(name, *_spread(spread), *off, _time(floor), f"{floor / spread.mean:.1%}")
     return [times, f"{found.output_tokens_per_s:,.1f} tokens/s out", note]
 
 
@@ -239,29 +264,29 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str
         ("tokens/s in and out", found.total_tokens_per_s),
     ):
         rates.add_row(name, f"{rate:,.2f}", f"{rate * stretch:,.2f}", f"{1 / stretch:.1%}")
-    rates.add_row("in all", _time(found.elapsed_s), _time(found.roofline_s), "")
+    rates.add_row("total time", _time(found.elapsed_s), _time(found.roofline_s), "")
     if predicted:
         off = f"{predicted.elapsed_s / found.elapsed_s - 1:+.0%}"
-        rates.add_row("in all, predicted", _time(predicted.elapsed_s), "", off)
-    times = _table("of a request, its wait included", "mean", "median", "p90", "p99")
-    for name, spread in (("first token", found.ttft_s), ("each token after it", found.tpot_s)):
+        rates.add_row("total time, predicted", _time(predicted.elapsed_s), "", off)
+    times = _table("per request", "mean", "median", "p90", "p99")
+    for name, spread in (("TTFT, with queueing", found.ttft_s), ("TPOT", found.tpot_s)):
         if spread is not None:
             times.add_row(name, *_spread(spread))
     if (use := found.pages) is None:
         return [rates, times, note]
-    pages = _table("engine", "mean", "most", "of")
-    pages.add_row("sequences at once", f"{use.mean_running:,.1f}", "", "")
+    pages = _table("engine", "mean", "peak", "available")
+    pages.add_row("sequences running", f"{use.mean_running:,.1f}", "", "")
     pages.add_row("pages in use", f"{use.mean_used_pages:,.1f}", f"{use.peak_used_pages:,}", f"{use.num_pages:,}")
     swapped = f" ({use.swaps:,} to the host)" if use.swaps else ""
     last = (
-        f"{use.waste:.1%} of the places in pages wasted; {use.hit_rate:.1%} of prompt tokens from the prefix cache; "
-        f"{use.preemptions:,} preemptions{swapped}"
+        f"{use.waste:.1%} of the token slots in pages wasted; {use.hit_rate:.1%} of prompt tokens from the prefix "
+        f"cache; {use.preemptions:,} preemptions{swapped}"
     )
     return [rates, times, pages, last, note]
 
 
 def _table(*names: str, drop: Sequence[str] = ()) -> Table:
-    """drop: the columns that are given up where there is no room, first the first."""
+    """Return an empty table. drop: columns to leave out on a narrow terminal, in this order."""
     from ridgeline.cli.show.tables import Column, Table
 
     order = {name: i for i, name in enumerate(drop)}

@@ -1,11 +1,11 @@
-"""`ridgeline calibrate`: this machine's ceilings and overheads, for the planner."""
+"""`ridgeline calibrate`: measure this machine's peak rates and overheads for the planner."""
 
 from __future__ import annotations
 
 from datetime import date
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,29 +14,31 @@ if TYPE_CHECKING:
     from ridgeline.cost.calibration import Calibration
     from ridgeline.spec.rates import Rates
 
-BUSY = 0.1  # share of all cores that others took, from which on it is said
+BUSY = 0.1  # share of all cores that other programs use, above which a warning is printed
 
 
 def calibrate(
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", help="Draw it: out.png or out.svg.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show what was measured before; measure nothing.")] = False,
+    json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
+    plot: Annotated[
+        str | None, option("--plot", help="Write a picture to this file, .png or .svg. Default: none.")
+    ] = None,
+    show: Annotated[bool, option("--show", help="Print the saved calibration without measuring.")] = False,
 ) -> None:
-    """Measure how fast this machine reads, copies and multiplies, and what a step costs besides; keep it for `plan`."""
+    """Measure this machine's memory bandwidth, compute rates and step overheads, and save them for `plan`."""
     from ridgeline.cost.calibration import calibration_path, load, save
     from ridgeline.errors import RequestError
 
     if show:
         found = load()
         if found is None:
-            raise RequestError("this machine has not been calibrated: ridgeline calibrate does that")
+            raise RequestError("this machine has not been calibrated; run `ridgeline calibrate` first")
         path = calibration_path()
     else:
         found = _measure()
         try:
             path = save(found)
         except OSError as e:
-            raise RequestError(f"{calibration_path()} cannot be written: {e.strerror}") from None
+            raise RequestError(f"the calibration cannot be written to {calibration_path()}: {e.strerror}") from None
     if plot:
         from ridgeline.plan.calibration_picture import draw
 
@@ -59,7 +61,7 @@ def _measure() -> Calibration:
 
     machine = fingerprint()
     if machine["kernels"] == "none":
-        raise DeviceError("the extension with the kernels is missing, so there is nothing to measure: ridgeline doctor")
+        raise DeviceError("there is nothing to measure: the C++ kernels are missing; `ridgeline doctor` says why")
     load = OthersLoad()
     with parts_bar("measuring", PARTS) as done:
         found = measure_rates(done)
@@ -77,16 +79,16 @@ def _print(found: Calibration, path: Path) -> None:
         f", {m['cores']} cores, {rates.threads} threads, {rates.isa} kernels; {found.date}, {found.seconds:.0f} s",
         "not bold",
     )
-    show(screen(), title, *tables(rates), f"kept in {path}")
+    show(screen(), title, *tables(rates), f"saved in {path}")
     if found.others > BUSY:
         say(
-            f"other programs took {found.others:.0%} of this machine meanwhile: what was measured is of a busy one; "
-            "run it again when it is quiet"
+            f"other programs used {found.others:.0%} of this machine during the measurement, so the rates are too low; "
+            "run it again when the machine is idle"
         )
 
 
 def tables(rates: Rates) -> list[Table]:
-    """What was measured: memory, products, attention, the terms of a step."""
+    """Return the tables of a calibration: memory, matrix products, attention, overheads of a step."""
     from ridgeline.plan.units import seconds
 
     memory = _table("memory, GB/s", "", *[_size(s) for s in rates.read[str(rates.threads)].places])
@@ -97,11 +99,11 @@ def tables(rates: Rates) -> list[Table]:
     found = [memory]
     for title, passes in (("products", rates.products), ("attention", rates.attention)):
         rows = next(iter(passes.values())).near.places
-        table = _table(f"{title}, GFLOP/s by rows: numbers in caches / in memory", "", *[f"{r:.0f}" for r in rows])
+        table = _table(f"{title}, GFLOP/s by rows: data in caches / in memory", "", *[f"{r:.0f}" for r in rows])
         for kind, p in passes.items():
             table.add_row(kind, *[f"{2e-9 / p.near.at(r):.0f} / {2e-9 / p.far.at(r):.0f}" for r in rows])
         found.append(table)
-    terms = _table("what a step takes besides", "of each", "seconds")
+    terms = _table("overheads of a step", "for each", "seconds")
     for name, value in sorted(rates.terms.items()):
         if value:
             terms.add_row(name, seconds(value))

@@ -1,4 +1,4 @@
-"""`ridgeline evaluate`: perplexity and bits per byte of texts, and the distance to another model."""
+"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, and the divergence from another model."""
 
 from __future__ import annotations
 
@@ -11,38 +11,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
     from ridgeline.evals import Divergence, Document, Estimate, Perplexity
     from ridgeline.llm import LLM
 
-SHOWN = 3  # skipped files that are named
+SHOWN = 3  # number of skipped files that the note names
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face hub id.")],
+    model: Annotated[str, typer.Argument(help="A folder or a Hugging Face hub id.")],
     text: Annotated[
-        list[str], typer.Option("--text", help="A text file, a .jsonl with a text in each row, a folder; repeatable.")
+        list[str],
+        option(
+            "--text", help="A text file, a .jsonl file with a text per row, or a folder. May be given several times."
+        ),
     ],
     against: Annotated[
-        str | None, typer.Option("--against", help="The original, as stored: adds divergence from it and agreement.")
+        str | None,
+        option(
+            "--against",
+            help="The original model: also report the divergence from it and the top-1 agreement. Default: none.",
+        ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", help="Tokens of a window; default: the model's, up to 2048.")
+        int | None,
+        option("--context", help="Tokens of a window. Default: the model's longest context, at most 2048."),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option("--stride", help="Tokens from one window to the next; default: half the context.")
+        int | None,
+        option("--stride", help="Tokens from one window's start to the next. Default: half of --context."),
     ] = None,
     limit_tokens: Annotated[
-        int | None, typer.Option("--limit-tokens", min=2, help="Read the first so many tokens only.")
+        int | None, option("--limit-tokens", min=2, help="Use only the first N tokens. Default: all.")
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
-    """How well a model predicts texts: perplexity, bits per byte. With --against, how far it is from its original."""
+    """Measure how well a model predicts texts: perplexity and bits per byte. With --against, also compare it with its
+    original.
+    """
     from ridgeline.cli.show.report import say
     from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
 
@@ -82,14 +94,14 @@ def _prepare(
     model: str, against: str | None, common: dict[str, Any], given: dict[str, Any], texts: Sequence[Any],
     limit_tokens: int | None,
 ) -> tuple[LLM, LLM | None, list[Document]]:  # fmt: skip
-    """The model, the original, and the texts as tokens. Raises TokenizerError without a tokenizer."""
+    """Return the model, the original and the tokenized texts. Raises TokenizerError if there is no tokenizer."""
     from ridgeline.cli.flags.loading import load
     from ridgeline.errors import TokenizerError
     from ridgeline.evals import check_same_tokens, encode_texts
 
     llm = load(model, common | given)
     if llm.tokenizer is None:
-        raise TokenizerError(f"evaluate needs a tokenizer, and {model} has none; say where there is one: --tokenizer")
+        raise TokenizerError(f"{model} has no tokenizer, and evaluate needs one; name one with --tokenizer")
     documents = encode_texts(texts, llm.tokenizer, limit_tokens)
     original = load(against, common) if against is not None else None
     if original is not None and original.tokenizer is not None:
@@ -99,13 +111,13 @@ def _prepare(
 
 @contextmanager
 def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over the tokens to score; call what it gives with the number of those that are done."""
+    """Show a progress bar over the tokens to score. Yields a function to call with the number of tokens just scored."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ridgeline.cli.show.progress import error_console
 
     columns = TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
     bar = Progress(
         *columns, console=error_console(), transient=True, disable=not sys.stderr.isatty(), redirect_stdout=False
     )  # fmt: skip
@@ -156,7 +168,7 @@ def _divergence_table(d: Divergence) -> Table:
 
 
 def _table(*names: str) -> Table:
-    """A table of estimates. A column without a name, but the first, is a remark."""
+    """Return an empty table of estimates. A column without a name, except for the first, holds remarks."""
     from ridgeline.cli.show.tables import Column, Table
 
     return Table("", [Column(name, right=bool(i and name)) for i, name in enumerate(names)])
@@ -170,6 +182,6 @@ def _cells(estimate: Estimate | None, digits: int) -> tuple[str, str]:
 
 
 def _small(estimate: Estimate) -> tuple[str, str]:
-    """For numbers that may be very small."""
+    """Format an estimate that may be very small."""
     error = estimate.standard_error
     return f"{estimate.value:.4g}", "-" if error is None else f"{error:.2g}"

@@ -1,4 +1,4 @@
-"""`ridgeline explain`: every engine setting for a model on this machine, before it runs."""
+"""`ridgeline explain`: show every engine setting for a model on this machine, without loading it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def explain(
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
-    """Show every engine setting for a model on this machine's CPU: its value, the reason, and how to override it.
+    """Show every engine setting for a model on this machine's CPU: its value, the reason, and the flag that overrides
+    it.
 
-    Nothing is loaded; what is given is taken as it is, as `generate` would.
+    No weights are loaded. Flags that are given here have the same effect as in `generate`.
     """
     given = locals()  # every option, by its name
     from ridgeline.cost.calibration import this_machine
@@ -45,7 +46,9 @@ def explain(
 
 
 def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
-    """The settings, the bytes of the weights, and the model's name. Raises RequestError where they do not fit."""
+    """Return the settings, the bytes of the weights and the model's name. Raises RequestError if the weights do not
+    fit.
+    """
     from dataclasses import fields, replace
     from typing import Any, cast
 
@@ -68,8 +71,8 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(
-            f"the weights of {known.name} take {num_bytes(size)}, {num_bytes(free + size)} are free; "
-            "take --weights int8 or int4, or free memory"
+            f"the weights of {known.name} need {num_bytes(size)}, but only {num_bytes(free + size)} are free; "
+            "use --weights int8 or int4, or free some memory"
         )
     advice = machine_advice(known.spec, format.name if format.is_lossy else dtype, storage.dtype)
     config = resolve(
@@ -77,7 +80,7 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
         EngineOptions(**{f.name: g[f.name] for f in fields(EngineOptions)}), kv_cache_dtype=g["kv_cache_dtype"],
         free_bytes=free, fixed_len=g["max_model_len"] is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
-    reasons = {"threads": f"one on each physical core that this process may use, of {num_cores()} CPUs"}
+    reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}
     more = {n: r for n, r in (advice.reasons if advice else {}).items() if n not in config.reasons}
     return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name
 

@@ -1,4 +1,4 @@
-"""`ridgeline inspect`: what a model is, from its config alone."""
+"""`ridgeline inspect`: describe a model from its config alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="A published model by name (mistral-7b), a folder with a config.json, or a hub id.")
+        str, typer.Argument(help="A published model's name (mistral-7b), a folder with a config.json, or a hub id.")
     ],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",
@@ -26,7 +26,7 @@ def inspect(
     max_model_len: o.MaxModelLen = None,
     revision: o.Revision = None,
 ) -> None:
-    """Show a model's layers, weights and state, from config.json alone."""
+    """Show a model's layers, weights and state, computed from config.json alone."""
     from ridgeline.archs import spec_from_config
     from ridgeline.settings import choose_storage
     from ridgeline.spec.quant import format_of
@@ -46,7 +46,7 @@ def inspect(
 
 
 def _config(model: str, revision: str | None) -> dict[str, Any]:
-    """The parsed config.json of a folder, of a published model that `plan` knows by this name, or from the hub."""
+    """Return the parsed config.json of a folder, of a published model in `plan`'s catalog, or of a model on the hub."""
     from pathlib import Path
 
     from ridgeline.catalog.models import find_writer, published_config
@@ -56,30 +56,31 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
     known = published_config(model) if revision is None and not Path(model).exists() else None
     if known is None:
         return read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
-    find_writer(model)  # a diffusion model is an error
+    find_writer(model)  # raises RequestError for a diffusion model
     return known
 
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
-    """The type of the weight matrices: what was asked for, or what config.json says of the checkpoint."""
+    """Return the type of the weight matrices: the requested one, or for "auto" the checkpoint's."""
     from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
     from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        return "float32" if weight_blocks(config) else config_dtype(config)  # as they are dequantized
+        return "float32" if weight_blocks(config) else config_dtype(config)  # fp8 blocks are dequantized to float32
     if wanted not in DTYPE_NAMES:
-        raise RequestError(f"--dtype {wanted}: known are auto, {', '.join(DTYPE_NAMES)}")
+        raise RequestError(f"--dtype is {wanted}; use auto, {', '.join(DTYPE_NAMES)}")
     return DTYPE_NAMES[wanted]
 
 
 def describe(
     spec: ModelSpec, dtype: DType, max_model_len: int | None, format: Format, storage: Storage
 ) -> dict[str, Any]:
-    """The figures of a model for contexts up to `max_model_len` tokens (None: its longest); sizes in bytes. storage: of
-    the rows of attention.
+    """Return a model's figures for contexts of up to `max_model_len` tokens (None: the model's longest). Sizes are in
+    bytes.
 
-    Rounded weights are counted as the kernels take them, and the embedding, whose rows are looked up, beside them.
+    storage: how attention's keys and values are stored. Quantized weights are counted as the kernels pack them, plus
+    the embedding in its own type, because its rows are looked up.
     """
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.storage import state_bytes as bytes_of
@@ -119,7 +120,7 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
     from ridgeline.spec.storage import storage_of
     from ridgeline.spec.text import describe, index_ranges, num_bytes
 
-    about = f"  {spec.family}, {len(spec.layers)} layers, width {spec.hidden_size}"
+    about = f"  {spec.family}, {len(spec.layers)} layers, hidden size {spec.hidden_size}"
     parts: list[Line | Table] = [Line(Text.assemble((model, "bold"), about))]
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
@@ -127,7 +128,7 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
         per = "sequence" if kept.snapshot else "token"
         state = f"{num_bytes(sum(storage_of(kept, storage).part_bytes(p) for p in kept.parts))} of state per {per}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
-        parts.append(Line(Text.assemble((many, "bold"), f"  {params:,} parameters and {state}, each")))
+        parts.append(Line(Text.assemble((many, "bold"), f"  {params:,} parameters and {state} each")))
         mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
         for name, text in (("mixer", mixer), ("mlp", mlp), ("norms", norms(layer))):
             parts.append(Line(f"  {name:<6} {text}", indent=9))
@@ -138,12 +139,12 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
 
 
 def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
-    """The lines below the layers."""
+    """Return the rows of the table below the layers."""
     from ridgeline.spec.text import num_bytes as size
 
     head = "tied to the embedding" if r["tie_word_embeddings"] else "its own matrix"
     active = r["num_active_params"]
-    used = f", {active:,} used per token" if active != r["num_params"] else ""
+    used = f", {active:,} of them used per token" if active != r["num_params"] else ""
     per, late = r["state_bytes_per_token"], r["state_bytes_per_token_at_max_len"]
     windowed = f", {size(late)} once the windows are full" if late != per else ""
     whole = size(r["state_bytes_at_max_len"])
@@ -159,19 +160,19 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stored(r: dict[str, Any]) -> str:
-    """The types of the matrices."""
+    """Describe the types of the matrices."""
     dtype, format = r["weight_dtype"], r["weight_format"]
-    return str(dtype) if format == "plain" else f"{format} and, where rows are looked up or little is saved, {dtype}"
+    return str(dtype) if format == "plain" else f"{format}; {dtype} where rows are looked up or quantizing saves little"
 
 
 def _computed(r: dict[str, Any]) -> str:
     if r["weight_format"] == "plain":
-        return f"{r['compute_dtype']} activations; matrices are widened to float32 as they are used"
-    return f"{r['compute_dtype']} activations, in 8 bits where they meet a rounded matrix"
+        return f"{r['compute_dtype']} activations; matrices are converted to float32 as they are used"
+    return f"{r['compute_dtype']} activations, quantized to 8 bits for products with quantized matrices"
 
 
 def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
-    """The distinct layers, and where each stands."""
+    """Return the distinct layers, each with the indices where it occurs."""
     kinds: dict[AnyLayer, list[int]] = {}
     for i, layer in enumerate(spec.layers):
         kinds.setdefault(layer, []).append(i)
@@ -179,16 +180,16 @@ def _kinds(spec: ModelSpec) -> dict[AnyLayer, list[int]]:
 
 
 def norms(layer: AnyLayer) -> str:
-    """Where a layer normalizes."""
+    """Describe the normalization of a layer."""
     from ridgeline.spec import DeepNormLayer, ParallelLayer
     from ridgeline.spec.text import describe
 
     if isinstance(layer, DeepNormLayer):
         mixer = f"{layer.mixer_alpha:.6g} x + {layer.mixer_beta:.6g} mixer(x)"
         mlp = f"{layer.mlp_alpha:.6g} x + {layer.mlp_beta:.6g} mlp(x)"
-        return f"pre, of the stream itself, which becomes {mixer}, then {mlp}: {describe(layer.pre_norm)}"
+        return f"pre, of the residual stream, which becomes {mixer}, then {mlp}: {describe(layer.pre_norm)}"
     if isinstance(layer, ParallelLayer):
         return f"pre, branches in parallel: {describe(layer.pre_norm)}"
-    places = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]
+    kinds = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]
     norm = layer.pre_norm or layer.post_norm
-    return f"{' and '.join(places)}: {describe(norm)}" if norm else "none"
+    return f"{' and '.join(kinds)}: {describe(norm)}" if norm else "none"

@@ -1,4 +1,4 @@
-"""`ridgeline`: the commands, and how an error looks."""
+"""`ridgeline`: register the commands, and print errors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ridgeline.cli.flags.serve_flags import ServeCommand
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
 
-EPILOG = "Other flags of vLLM's are understood too, and --config FILE with any of them: docs/serve.md lists them."
-# What a system says of an output that has no room for more.
+EPILOG = "Many flags of vLLM work too, and --config FILE may hold any of the flags: docs/serve.md lists them."
+# The errors of the operating system for a full disk, a quota and a file that is too large.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+INTERRUPTED = 130  # typer's exit status for a KeyboardInterrupt
 
 app = typer.Typer(
     name="ridgeline",
@@ -73,18 +73,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run a command.
+    """Run a command, and exit with its status.
 
-    An error that a user can cause is one line on stderr and exit status 2, a disk that is full among them; a signal
-    that ends it one line and 128 plus its number. A reader that went away (`| head`) has what it wanted: status 0, and
-    nothing is said.
+    An error that a user can cause, such as a full disk, prints one line on stderr and exits with status 2. A signal
+    prints one line and exits with 128 plus its number. A closed pipe (`| head`) is no error: the command exits with
+    status 0.
     """
     with stop_signals() as received:
         try:
@@ -104,8 +104,9 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Let go of what cannot be written to stdout or stderr: Python flushes both once more at its exit, and would print
-    an error of its own. Nothing is printed on stdout after this.
+    """Discard output that cannot be written to stdout or stderr.
+
+    Python flushes both again at exit and would print its own error. Nothing is printed on stdout after this.
     """
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -117,13 +118,15 @@ def _drop_output() -> None:
 
 
 def _close(stream: TextIO) -> None:
-    """Send what is still in the buffer of a stream nowhere. A stream in memory has none."""
+    """Redirect a stream to the null device, so that its buffered output is discarded. A stream in memory has no
+    descriptor and is left alone.
+    """
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _run(received: list[int]) -> int:
-    """The exit status of the command. Raises BrokenPipeError, and OSError for what else cannot be written."""
+    """Run the command and return its exit status. Raises BrokenPipeError, and OSError if output cannot be written."""
     reason = ""
     try:
         app()
@@ -131,7 +134,7 @@ def _run(received: list[int]) -> int:
         return _fail(str(e), 2)
     except Interrupted as e:
         reason = f": {e}"
-    except SystemExit as e:  # typer always ends with one
+    except SystemExit as e:  # typer always raises SystemExit at its end
         if isinstance(e.__context__, BrokenPipeError):
             raise e.__context__ from None
         if e.code != INTERRUPTED:
@@ -139,12 +142,12 @@ def _run(received: list[int]) -> int:
     except KeyboardInterrupt:
         pass
     except Exception:
-        if not received:  # what was interrupted may say so in its own way: an import that failed, for one
+        if not received:  # an interrupted import, for example, may fail with any error
             raise
     return _fail(f"interrupted{reason}", 128 + received[0] if received else INTERRUPTED)
 
 
 def _fail(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # stderr may be what cannot be written
+    with contextlib.suppress(OSError):  # stderr itself may be closed or full
         print("ridgeline: " + " ".join(message.split()), file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""`ridgeline plan`: what a model costs on a machine, before it runs. No weights, no torch, no network."""
+"""`ridgeline plan`: predict what a model costs on a machine, before it runs. It needs no weights, torch or network."""
 
 from __future__ import annotations
 
@@ -6,55 +6,104 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli.option import option
+
 if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
     from ridgeline.plan.planner import Deployment, Load
 
-_LOAD, _MACHINE, _ASK = "What runs at once", "On what", "Besides"
+_LOAD, _MACHINE, _ASK = "Load", "Machine", "Output"
 DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
-ANSWER_SHARE = 4  # of a context, where only it is given: one part in so many is the answer
+ANSWER_SHARE = 4  # where only --context is given, one part in four of it is the answer
 
 
-def _option(panel: str, *names: str, help: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+def _option(panel: str, *names: str, help: str) -> Any:
+    return option(*names, help=help, panel=panel)
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A published model by name (mistral-7b), a folder, or a config.json.")],
+    model: Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="kv=fp8 mla=512+64 tp=2 ...: applied, or compared with --compare.")
+        list[str] | None,
+        typer.Argument(help="Changes to apply, or to rank with --compare: kv=fp8 mla=512+64 tp=2 ... Default: none."),
     ] = None,
-    hardware: Annotated[str, _option(_MACHINE, "--hardware", help="local: this machine; h100, mi300x, rtx4090 ...")] = (
-        DEFAULT_HARDWARE
-    ),
-    tp: Annotated[int, _option(_MACHINE, "--tp", help="Devices that share every matrix.")] = 1,
-    ep: Annotated[int, _option(_MACHINE, "--ep", help="Devices that share the experts.")] = 1,
-    pp: Annotated[int, _option(_MACHINE, "--pp", help="Devices that share the layers.")] = 1,
-    replicas: Annotated[int, _option(_MACHINE, "--replicas", help="Whole copies.")] = 1,
-    link: Annotated[str | None, _option(_MACHINE, "--link", help="Between devices: nvlink4, pcie5, ethernet-100g")] = (
-        None
-    ),
-    batch: Annotated[int, _option(_LOAD, "--batch", help="Sequences at once, on each replica.")] = 1,
-    context: Annotated[int | None, _option(_LOAD, "--context", help="Tokens of each: prompt and answer.")] = None,
-    prompt: Annotated[int | None, _option(_LOAD, "--prompt", help="Of these, the prompt's.")] = None,
-    output: Annotated[int | None, _option(_LOAD, "--output", help="Of these, the answer's.")] = None,
-    weights: Annotated[str | None, _option(_LOAD, "--weights", help="bf16, fp8, int8, int4 ...; as published.")] = None,
-    kv: Annotated[str | None, _option(_LOAD, "--kv", help="Of keys, values and latents; as activations are.")] = None,
-    activations: Annotated[str | None, _option(_LOAD, "--activations", help="bf16; float32 on a CPU.")] = None,
-    page: Annotated[int, _option(_LOAD, "--block-size", help="Tokens of a page.")] = 16,
-    compare: Annotated[bool, _option(_ASK, "--compare", help="Rank the changes, each by itself.")] = False,
-    slo: Annotated[str | None, _option(_ASK, "--slo", help="Find the settings: ttft=200ms,tpot=30ms")] = None,
-    explain: Annotated[bool, _option(_ASK, "--explain", help="Every formula with its numbers.")] = False,
+    hardware: Annotated[
+        str,
+        _option(
+            _MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: local."
+        ),
+    ] = DEFAULT_HARDWARE,
+    tp: Annotated[
+        int,
+        _option(_MACHINE, "--tp", help="Tensor parallelism: devices that share every matrix. Default: 1."),
+    ] = 1,
+    ep: Annotated[
+        int, _option(_MACHINE, "--ep", help="Expert parallelism: devices that share the experts. Default: 1.")
+    ] = 1,
+    pp: Annotated[
+        int, _option(_MACHINE, "--pp", help="Pipeline parallelism: devices that share the layers. Default: 1.")
+    ] = 1,
+    replicas: Annotated[
+        int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")
+    ] = 1,
+    link: Annotated[
+        str | None,
+        _option(
+            _MACHINE, "--link", help="Link between devices: nvlink4, pcie5, ethernet-100g ... Default: the machine's."
+        ),
+    ] = None,
+    batch: Annotated[int, _option(_LOAD, "--batch", help="Sequences per step on each replica. Default: 1.")] = 1,
+    context: Annotated[
+        int | None,
+        _option(
+            _LOAD,
+            "--context",
+            help="Tokens per sequence, prompt and answer together. Default: --prompt + --output, else 4096 or the "
+            "model's longest if that is shorter.",
+        ),
+    ] = None,
+    prompt: Annotated[
+        int | None, _option(_LOAD, "--prompt", help="Tokens of each prompt. Default: the context without the answer.")
+    ] = None,
+    output: Annotated[
+        int | None, _option(_LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        _option(_LOAD, "--weights", help="Type of the weights: bf16, fp8, int8, int4 ... Default: as published."),
+    ] = None,
+    kv: Annotated[
+        str | None, _option(_LOAD, "--kv", help="Type of the KV cache: bf16, fp8, int8 ... Default: as --activations.")
+    ] = None,
+    activations: Annotated[
+        str | None,
+        _option(_LOAD, "--activations", help="Type of the activations. Default: bf16, or float32 on a CPU."),
+    ] = None,
+    page: Annotated[int, _option(_LOAD, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")] = 16,
+    compare: Annotated[
+        bool, _option(_ASK, "--compare", help="Rank the changes, each applied alone, by tokens/s.")
+    ] = False,
+    slo: Annotated[
+        str | None,
+        _option(
+            _ASK, "--slo", help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. Default: none."
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")
+    ] = False,
     json_output: Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")] = False,
-    plot: Annotated[str | None, _option(_ASK, "--plot", help="Draw it: out.png or out.svg.")] = None,
+    plot: Annotated[
+        str | None, _option(_ASK, "--plot", help="Write a roofline picture to this file, .png or .svg. Default: none.")
+    ] = None,
 ) -> None:
-    """Say what a model will cost on a machine: memory, time, what binds it, and what each technique would change."""
+    """Predict what a model costs on a machine: memory, time, the bottleneck, and what each technique would change."""
     from ridgeline.errors import RequestError
     from ridgeline.plan.changes import change
     from ridgeline.plan.compare import compare as ranked
 
     if compare and not changes:
-        raise RequestError("--compare: say with what, as in --compare kv=fp8 weights=int4 tp=2")
+        raise RequestError("--compare needs at least one change, as in --compare kv=fp8 weights=int4 tp=2")
     options: dict[str, Any] = {
         "hardware": hardware, "link": link, "weights": weights, "kv": kv, "activations": activations, "page": page,
         "scheme": {"replicas": replicas, "tp": tp, "ep": ep, "pp": pp},
@@ -64,8 +113,8 @@ def plan(
     if known.denoises:
         from ridgeline.cli.show.plan_denoise import plan_denoiser
 
-        besides = {"changes": changes, "--slo": slo, "--explain": explain, "--plot": plot}
-        plan_denoiser(name, deployment, load, note, besides, json_output)
+        unsupported = {"changes": changes, "--slo": slo, "--explain": explain, "--plot": plot}
+        plan_denoiser(name, deployment, load, note, unsupported, json_output)
         return
     if changes and not compare:
         deployment = change(deployment, ",".join(changes)).deployment
@@ -91,7 +140,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
 
 
 def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, Deployment]:
-    """What is known of it, how far its times can be trusted, and what is planned."""
+    """Return the model, a note on how accurate the machine's times are, and the deployment to plan."""
     from dataclasses import replace
 
     from ridgeline.catalog.machines import link as find_link
@@ -113,13 +162,15 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     )  # fmt: skip
     scheme = Scheme(**options["scheme"])
     if machine.rates is not None and machine.link is not None and scheme.devices > scheme.replicas:
-        note += f"; its {scheme.devices} devices are as many of this machine, joined by {machine.link.name} at "
+        note += f"; {scheme.devices} machines like this one are assumed, joined by {machine.link.name} at "
         note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
 
 
 def shape(batch: int, context: int | None, prompt: int | None, output: int | None, limit: int) -> Load:
-    """What runs at once, from what was given of it. Raises RequestError for what cannot be."""
+    """Return the load that the flags describe; missing lengths get defaults. Raises RequestError if they contradict
+    each other or the model's limit.
+    """
     from ridgeline.errors import RequestError
     from ridgeline.plan.planner import Load
 
@@ -129,7 +180,7 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
     for name, value in (("prompt", prompt), ("output", output)):
         if value is not None and value >= limit:
             raise RequestError(
-                f"--{name} is {value:,}, the model's positions allow {limit:,} for prompt and answer together; "
+                f"--{name} is {value:,}, but the model has {limit:,} positions for prompt and answer together; "
                 f"lower it to {limit - 1:,} at most"
             )
     if context is None:
@@ -137,22 +188,22 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
         if not (prompt and output):
             context = min(max(context, (prompt or output or 0) * 4 // 3), limit)
     if context < 2:
-        raise RequestError("--context is 1; a prompt and an answer take at least 2 tokens")
+        raise RequestError("--context is 1; a prompt and an answer need at least 2 tokens")
     if context > limit:
-        raise RequestError(f"--context is {context:,}, the model's positions allow {limit:,}; lower it to that")
+        raise RequestError(f"--context is {context:,}, but the model has {limit:,} positions; lower it to {limit:,}")
     if prompt is None:
         prompt = context - (output or max(context // ANSWER_SHARE, 1))
     output = context - prompt if output is None else output
     if prompt + output != context or min(prompt, output) < 1:
         raise RequestError(
-            f"a prompt of {prompt} and an answer of {output} tokens do not make a context of {context}; "
-            "leave one of the three out"
+            f"a prompt of {prompt} and an answer of {output} tokens do not add up to a context of {context}; "
+            "leave out one of the three"
         )
     return Load(batch, prompt, output)
 
 
 def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool) -> dict[str, Any]:
-    """What is printed as JSON; names with a leading underscore are for the tables alone."""
+    """Return the report that --json prints. Names with a leading underscore are for the tables alone."""
     from ridgeline.plan import report as r
     from ridgeline.plan.explain import explain as lines
     from ridgeline.plan.limits import Slo

@@ -1,4 +1,4 @@
-"""What a signal does to a command: SIGINT (Ctrl-C) and SIGTERM end it in good order, the second one at once."""
+"""Stop a command on SIGINT (Ctrl-C) or SIGTERM: the first signal lets it clean up, the second one kills it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """A command was cut short and has said what became of its work: `str()`, to be shown on one line."""
+    """A signal stopped a command, which knows what became of its work. `str()` is that message, for one line."""
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Inside, either signal raises KeyboardInterrupt wherever the program is, and its number is in what this yields.
+    """Raise KeyboardInterrupt in this block when one of the signals arrives. Yields a list that then holds the signal's
+    number.
 
-    A signal that was ignored from the start (nohup, a background job) stays so.
+    A signal that was ignored at the start (nohup, a background job) stays ignored.
     """
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
         for each in changed:
-            signal.signal(each, signal.SIG_DFL)  # whoever insists need not wait
+            signal.signal(each, signal.SIG_DFL)  # a second signal kills the process
         raise KeyboardInterrupt
 
     changed = {number: old for number in STOPPING if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None)}

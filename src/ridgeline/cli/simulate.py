@@ -1,4 +1,4 @@
-"""`ridgeline simulate`: what a workload will see of a model on a machine. No weights, no torch, no network."""
+"""`ridgeline simulate`: predict a workload's latencies on a model and machine. It needs no weights or network."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli.option import option
+
 if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
 
-_WORK, _MACHINE, _OUT = "What comes in", "On what", "What comes out"
+_WORK, _MACHINE, _OUT = "Workload", "Machine", "Output"
 DEFAULT_REQUESTS, DEFAULT_ARRIVALS = 1000, "poisson:8"
 
 
 class Routing(StrEnum):
-    """Which replica a request goes to."""
+    """How requests are spread over replicas."""
 
     round_robin = "round-robin"
     least_loaded = "least-loaded"
@@ -26,51 +28,95 @@ class Routing(StrEnum):
     prefix = "prefix"
 
 
-def _option(panel: str, *names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def _option(panel: str, *names: str, help: str) -> Any:
+    return option(*names, help=help, panel=panel)
 
 
 def simulate(
-    model: Annotated[str, typer.Argument(help="A published model by name (mistral-7b), a folder, or a config.json.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="kv=fp8 weights=int4 tp=2 ...: as for plan.")] = None,
-    trace: Annotated[str | None, _option(_WORK, "--trace", help="Azure CSV or Mooncake JSON lines.")] = None,
+    model: Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to apply, as for plan: kv=fp8 weights=int4 tp=2 ... Default: none."),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        _option(_WORK, "--trace", help="Trace to run: Azure CSV or Mooncake JSON lines. Default: random lengths."),
+    ] = None,
     arrivals: Annotated[
         str | None,
-        _option(_WORK, "--arrivals", help="poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30, closed:32,think=1"),
+        _option(
+            _WORK,
+            "--arrivals",
+            help="Arrival process: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30 or closed:32,think=1. Default: the "
+            "trace's times; without a trace poisson:8 (8 requests per second).",
+        ),
     ] = None,
     num_requests: Annotated[
-        int | None, _option(_WORK, "--num-requests", help="Default: the trace's; without one 1000.")
+        int | None,
+        _option(_WORK, "--num-requests", help="Number of requests. Default: all of the trace; without a trace 1000."),
     ] = None,
-    rate_scale: Annotated[float, _option(_WORK, "--rate-scale", help="So many times as fast as the trace.")] = 1.0,
-    input_len: Annotated[int, _option(_WORK, "--input-len", help="Mean, without a trace.")] = 1024,
-    output_len: Annotated[int, _option(_WORK, "--output-len", help="Mean, without a trace.")] = 256,
+    rate_scale: Annotated[
+        float, _option(_WORK, "--rate-scale", help="Multiply the arrival rate by this factor. Default: 1.")
+    ] = 1.0,
+    input_len: Annotated[
+        int, _option(_WORK, "--input-len", help="Mean tokens of a prompt, without a trace. Default: 1024.")
+    ] = 1024,
+    output_len: Annotated[
+        int, _option(_WORK, "--output-len", help="Mean tokens of an answer, without a trace. Default: 256.")
+    ] = 256,
     length_cv: Annotated[
-        float, _option(_WORK, "--length-cv", help="Coefficient of variation of both; 0: all equal.")
+        float,
+        _option(_WORK, "--length-cv", help="Coefficient of variation of both lengths; 0: all equal. Default: 0."),
     ] = 0.0,
-    truncate: Annotated[bool, _option(_WORK, "--truncate", help="Cut requests to the longest context.")] = False,
-    seed: Annotated[int, _option(_WORK, "--seed", help="Of arrivals, lengths and routing.")] = 0,
+    truncate: Annotated[
+        bool, _option(_WORK, "--truncate", help="Shorten requests that exceed the longest context.")
+    ] = False,
+    seed: Annotated[
+        int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and routing. Default: 0.")
+    ] = 0,
     hardware: Annotated[
-        str, _option(_MACHINE, "--hardware", help="h100, mi300x, rtx4090; local: this machine.")
+        str,
+        _option(
+            _MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: h100."
+        ),
     ] = "h100",
     step_times: Annotated[
-        str | None, _option(_MACHINE, "--step-times", help="Those of a JSON file instead of the machine's.")
+        str | None,
+        _option(_MACHINE, "--step-times", help="JSON file with step times. Default: the planner's for the machine."),
     ] = None,
-    replicas: Annotated[int, _option(_MACHINE, "--replicas", help="Whole copies.")] = 1,
-    routing: Annotated[Routing, _option(_MACHINE, "--routing", help="Which replica gets a request.")] = (
-        Routing.round_robin
-    ),
-    max_model_len: Annotated[int | None, _option(_MACHINE, "--max-model-len", help="Longest context.")] = None,
-    max_num_seqs: Annotated[int, _option(_MACHINE, "--max-num-seqs", help="Sequences that run at once.")] = 256,
-    max_num_batched_tokens: Annotated[int, _option(_MACHINE, "--max-num-batched-tokens", help="Of one step.")] = 512,
-    block_size: Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page.")] = 16,
-    slo: Annotated[str | None, _option(_OUT, "--slo", help="For goodput: ttft=200ms,tpot=30ms,e2e=10s")] = None,
+    replicas: Annotated[
+        int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")
+    ] = 1,
+    routing: Annotated[
+        Routing, _option(_MACHINE, "--routing", help="How requests are spread over replicas. Default: round-robin.")
+    ] = Routing.round_robin,
+    max_model_len: Annotated[
+        int | None,
+        _option(_MACHINE, "--max-model-len", help="Longest context in tokens. Default: the model's."),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, _option(_MACHINE, "--max-num-seqs", help="Most sequences in one step. Default: 256.")
+    ] = 256,
+    max_num_batched_tokens: Annotated[
+        int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
+    ] = 512,
+    block_size: Annotated[
+        int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")
+    ] = 16,
+    slo: Annotated[
+        str | None,
+        _option(_OUT, "--slo", help="Latency limits for goodput: ttft=200ms,tpot=30ms,e2e=10s. Default: none."),
+    ] = None,
     json_output: Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")] = False,
-    plot: Annotated[str | None, _option(_OUT, "--plot", help="Draw it: out.png or out.svg.")] = None,
+    plot: Annotated[
+        str | None, _option(_OUT, "--plot", help="Write a picture to this file, .png or .svg. Default: none.")
+    ] = None,
     every_step: Annotated[
-        bool, _option(_OUT, "--every-step", help="Diagnosis: plan every step in full; slower, the same figures.")
+        bool,
+        _option(_OUT, "--every-step", help="For debugging: simulate every step in full. Slower, with equal figures."),
     ] = False,
 ) -> None:
-    """Run the engine's own scheduler on a virtual clock: latencies, goodput, memory and queues of a workload."""
+    """Run the engine's own scheduler on a virtual clock, and report latencies, goodput, memory and queues."""
     given = locals()  # every option, by its name
     _run(given)
 
@@ -103,7 +149,7 @@ def _run(given: dict[str, Any]) -> None:
 
 
 def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
-    """The model's name, a line that says whose step times are taken, and the model on its machine."""
+    """Return the model's name, a note on where the step times come from, and the model on its machine."""
     from ridgeline.catalog.models import find_writer
     from ridgeline.cost.calibration import find_machine
     from ridgeline.cost.precision import default_precision
@@ -111,7 +157,7 @@ def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
     from ridgeline.plan.planner import Deployment
 
     known, (found, note) = find_writer(given["model"]), find_machine(given["hardware"])
-    times = f"step times are those of {given['step_times']}" if given["step_times"] else note
+    times = f"step times come from {given['step_times']}" if given["step_times"] else note
     precision = default_precision(found, known.weights, known.experts)
     sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}
     deployment, changes = Deployment(known.spec, found, precision, **sizes), given["changes"]
@@ -119,14 +165,16 @@ def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
 
 
 def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
-    """What steps take: as the planner times them on this machine, or as a file says."""
+    """Return the cost of steps: the planner's estimate for the machine, or the one of a JSON file."""
     from ridgeline.sim import LinearCost, cost_of
 
     return LinearCost.read(step_times) if step_times else cost_of(deployment)
 
 
 def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
-    """Requests of a trace or of given lengths, at the trace's own times or at others. limit: tokens of the longest."""
+    """Return the requests and their arrival times, from a trace or drawn at random. limit: the longest context in
+    tokens.
+    """
     from itertools import islice
 
     from ridgeline.sim import Workload
@@ -150,22 +198,22 @@ def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Raises RequestError for sizes that cannot be."""
+    """Raise RequestError for a size or rate that is out of range."""
     from math import isfinite
 
     from ridgeline.errors import RequestError
 
     for name in ("num_requests", "input_len", "output_len"):
         if given[name] is not None and given[name] < 1:
-            raise RequestError(f"--{name.replace('_', '-')} {given[name]}; it must be at least 1")
+            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 1")
     if not (given["rate_scale"] > 0 and isfinite(given["rate_scale"])):
-        raise RequestError(f"--rate-scale {given['rate_scale']}; it must be positive")
+        raise RequestError(f"--rate-scale is {given['rate_scale']}; it must be positive and finite")
     if not (given["length_cv"] >= 0 and isfinite(given["length_cv"])):
-        raise RequestError(f"--length-cv {given['length_cv']}; it must be at least 0")
+        raise RequestError(f"--length-cv is {given['length_cv']}; it must be at least 0 and finite")
 
 
 def print_json(given: dict[str, Any], run: Run, **more: str) -> None:
-    """One object: the arguments, every column, and what there was over time."""
+    """Print one JSON object: the arguments, every column, and the timeline."""
     import json
 
     print(json.dumps({"arguments": given, **more, **run.report.to_json(), "timeline": run.timeline.columns()}))
@@ -200,26 +248,26 @@ def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
         times,
         f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "
         f"{r.duration_s:,.1f} s of simulated time and {r.steps:,} steps{refused}",
-        f"each replica: {chosen.max_num_seqs} sequences at once, {chosen.max_num_batched_tokens:,} tokens a step, "
+        f"each replica: at most {chosen.max_num_seqs} sequences and {chosen.max_num_batched_tokens:,} tokens a step, "
         + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True)),
         *report_tables(r),
     )
 
 
 def report_tables(r: Report) -> tuple[Table, Table]:
-    """The columns as tables."""
+    """Return the tables of latencies and of rates."""
     return _latencies(r), _rates(r)
 
 
 def spread_table(*more: str) -> Table:
-    """An empty table of latencies. more: names of columns after the percentiles."""
+    """Return an empty table of latencies. more: names of the columns after the percentiles."""
     from ridgeline.cli.show.tables import Column, Table
 
     return Table(
         "",
         (
-            Column("of a request", right=False), Column("mean"), Column("p50"), Column("p90", drop=2),
-            Column("p95", drop=1), Column("p99"), Column("most", drop=3), *(Column(name) for name in more),
+            Column("per request", right=False), Column("mean"), Column("p50"), Column("p90", drop=2),
+            Column("p95", drop=1), Column("p99"), Column("max", drop=3), *(Column(name) for name in more),
         ),
     )  # fmt: skip
 
@@ -227,7 +275,7 @@ def spread_table(*more: str) -> Table:
 def _latencies(r: Report) -> Table:
     table = spread_table()
     rows: list[tuple[str, Percentiles | None]] = [
-        ("TTFT, the wait included", r.ttft_s), ("TPOT", r.tpot_s), ("between two tokens", r.itl_s),
+        ("TTFT, with queueing", r.ttft_s), ("TPOT", r.tpot_s), ("between two tokens", r.itl_s),
         ("end to end", r.e2e_s),
     ]  # fmt: skip
     for name, p in rows:
@@ -244,16 +292,16 @@ def _rates(r: Report) -> Table:
     limits = {"TTFT": r.slo and r.slo.ttft_s, "TPOT": r.slo and r.slo.tpot_s, "end to end": r.slo and r.slo.e2e_s}
     if r.goodput is not None and r.attainment is not None:
         asked = ", ".join(f"{name} {_time(limit)}" for name, limit in limits.items() if limit)
-        table.add_row("goodput", f"{r.goodput:,.2f} requests/s, {r.attainment:.1%} of all, within {asked}")
+        table.add_row("goodput", f"{r.goodput:,.2f} requests/s; {r.attainment:.1%} of all stay within {asked}")
     table.add_row(
         "throughput",
         f"{r.requests_per_s:,.2f} requests/s, {r.output_tokens_per_s:,.0f} tokens/s out, "
         f"{r.total_tokens_per_s:,.0f} in and out",
     )
-    table.add_row("replicas at work", f"{r.utilization:.1%} of the time")
-    table.add_row("batch", f"{r.mean_batch:,.1f} sequences in a step, {r.mean_waiting:,.1f} waiting, mean of a replica")
+    table.add_row("replicas busy", f"{r.utilization:.1%} of the time")
+    table.add_row("batch", f"mean {r.mean_batch:,.1f} sequences a step, {r.mean_waiting:,.1f} waiting, per replica")
     table.add_row(
-        "state", f"{size(r.mean_used_bytes)} in use, at most {size(r.peak_bytes)} of {size(r.state_bytes)} of a replica"
+        "state", f"mean {size(r.mean_used_bytes)}, peak {size(r.peak_bytes)} of {size(r.state_bytes)}, per replica"
     )
     table.add_row("prefix hits", f"{r.hit_rate:.1%} of prompt tokens")
     table.add_row("preemptions", f"{r.preemptions:,}")

@@ -1,4 +1,4 @@
-"""`ridgeline train`: a model from a spec and texts, or a recipe that ships."""
+"""`ridgeline train`: train a model from a spec and texts, or repeat the recipe of the built-in pair."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -29,58 +30,115 @@ MOST_EPOCHS = 1_000_000
 
 
 def _run_option(*names: str, help: str, least: int | None = None) -> Any:
-    return typer.Option(*names, help=help, min=least, rich_help_panel="Run")
+    return option(*names, help=help, min=least, panel="Run")
 
 
 def train(
     spec: Annotated[
-        str | None, typer.Argument(help="A model's description: Ridgeline's own JSON, or a config.json.")
+        str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json.")
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help="A text file, a .jsonl, a folder; or stdlib, Python's own library; repeatable."),
+        option(
+            "--data",
+            help="Training texts: a text file, a .jsonl file, a folder, or stdlib for Python's own library. "
+            "May be given several times. Required without --recipe.",
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option("--out", help="The folder to write; run again, it goes on there.")] = None,
+    out: Annotated[
+        str | None,
+        option(
+            "--out",
+            help="Folder to write. Repeat the command to continue a run that was stopped. Required without "
+            "--recipe. Default: with --recipe, NAME-recipe.",
+        ),
+    ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Make what ships with Ridgeline again: pocket.")
+        str | None,
+        option("--recipe", help="Train the built-in models again instead: pocket. Default: none."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="A folder with a tokenizer.json; default: learned from the data.")
+        str | None,
+        option("--tokenizer", help="Folder with a tokenizer.json. Default: one is learned from the texts."),
     ] = None,
-    held_out: Annotated[float, typer.Option("--held-out", help="The share of documents that only measure.")] = 0.05,
-    license: Annotated[str | None, typer.Option("--license", help="Of the data, for the model card.")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="Of the stored weights: bfloat16 or float32.")] = "bfloat16",
-    epochs: Annotated[float, _run_option("--epochs", help="How often to go through the data.")] = 1.0,
+    held_out: Annotated[
+        float,
+        option("--held-out", help="Share of documents kept out of training to measure the loss. Default: 0.05."),
+    ] = 0.05,
+    license: Annotated[
+        str | None, option("--license", help="License of the texts, for the model card. Default: not stated.")
+    ] = None,
+    dtype: Annotated[
+        str, option("--dtype", help="Type of the saved weights: bfloat16 or float32. Default: bfloat16.")
+    ] = "bfloat16",
+    epochs: Annotated[float, _run_option("--epochs", help="Number of passes over the texts. Default: 1.")] = 1.0,
     context: Annotated[
-        int | None, _run_option("--context", least=1, help="Tokens of a row; default: up to 1024.")
+        int | None,
+        _run_option(
+            "--context", least=1, help="Tokens of a training row. Default: the model's longest context, at most 1024."
+        ),
     ] = None,
-    batch_tokens: Annotated[int, _run_option("--batch-tokens", least=1, help="Tokens of an update.")] = DEFAULT_BATCH,
+    batch_tokens: Annotated[
+        int, _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192.")
+    ] = DEFAULT_BATCH,
     micro_tokens: Annotated[
-        int | None, _run_option("--micro-tokens", least=1, help="Tokens of one pass; default: an update's, up to 8192.")
+        int | None,
+        _run_option(
+            "--micro-tokens",
+            least=1,
+            help="Tokens per forward pass; lower it if memory runs out. Default: those of an update, at most 8192.",
+        ),
     ] = None,
-    learning_rate: Annotated[float, _run_option("--learning-rate", help="At its peak.")] = 4e-3,
-    warmup_steps: Annotated[int, _run_option("--warmup-steps", help="Until the peak.")] = 50,
-    decay_share: Annotated[float, _run_option("--decay-share", help="Of the run, in which the rate falls to 0.")] = 0.4,
-    weight_decay: Annotated[float, _run_option("--weight-decay", help="Of matrices.")] = 0.1,
-    clip: Annotated[float, _run_option("--clip", help="The largest norm of a gradient; 0: any.")] = 1.0,
-    dropout: Annotated[float, _run_option("--dropout", help="For data that is seen many times.")] = 0.0,
+    learning_rate: Annotated[float, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004.")] = 4e-3,
+    warmup_steps: Annotated[
+        int, _run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
+    ] = 50,
+    decay_share: Annotated[
+        float,
+        _run_option("--decay-share", help="Share of the run in which the learning rate falls to 0. Default: 0.4."),
+    ] = 0.4,
+    weight_decay: Annotated[
+        float, _run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.1.")
+    ] = 0.1,
+    clip: Annotated[float, _run_option("--clip", help="Largest norm of a gradient; 0: no limit. Default: 1.")] = 1.0,
+    dropout: Annotated[
+        float, _run_option("--dropout", help="Dropout rate; raise it if there are many epochs. Default: 0.")
+    ] = 0.0,
     patience: Annotated[
-        int, _run_option("--patience", help="Evaluations without a better held-out loss that end a run; 0: never.")
+        int,
+        _run_option(
+            "--patience",
+            help="Stop after this many evaluations without a lower held-out loss; 0: never stop early. Default: 0.",
+        ),
     ] = 0,
-    eval_every: Annotated[int, _run_option("--eval-every", help="Updates.")] = 100,
-    save_every: Annotated[int, _run_option("--save-every", help="Updates.")] = 100,
-    seed: Annotated[int, _run_option("--seed", help="Of weights, order and dropout.")] = 0,
+    eval_every: Annotated[
+        int, _run_option("--eval-every", help="Updates between two evaluations on the held-out texts. Default: 100.")
+    ] = 100,
+    save_every: Annotated[
+        int, _run_option("--save-every", help="Updates between two saved states of the run. Default: 100.")
+    ] = 100,
+    seed: Annotated[
+        int, _run_option("--seed", help="Random seed for initial weights, data order and dropout. Default: 0.")
+    ] = 0,
     precision: Annotated[
-        str, _run_option("--precision", help="auto (bfloat16 on a GPU, float32 on a CPU), bfloat16 or float32.")
+        str,
+        _run_option(
+            "--precision",
+            help="Type of the computation: bfloat16, float32, or auto (bfloat16 on a GPU, float32 on a CPU). "
+            "Default: auto.",
+        ),
     ] = "auto",
     activation_checkpointing: Annotated[
-        bool, _run_option("--activation-checkpointing", help="Compute activations again rather than keep them.")
+        bool,
+        _run_option(
+            "--activation-checkpointing", help="Compute activations again in the backward pass, to save memory."
+        ),
     ] = False,
     device: o.Device = "auto",
 ) -> None:  # fmt: skip
-    """Train a model from nothing, on the modules that serve it; or repeat the built-in pair with --recipe pocket.
+    """Train a model from scratch on the modules that serve it, or train the built-in pair again with --recipe pocket.
 
-    The folder that comes out loads in Ridgeline and, where it knows the architecture, in transformers.
+    The output folder loads in Ridgeline, and in transformers if it has the architecture.
     """
     given = locals()
     from ridgeline.errors import DataError
@@ -90,7 +148,7 @@ def train(
             _recipe(recipe, given)
         else:
             _spec(given)
-    except OSError as e:  # a disk that is full, a folder that is a file or may not be written
+    except OSError as e:  # for example a full disk, or a path that is not a writable folder
         raise DataError(f"the output cannot be written: {e}") from None
 
 
@@ -98,14 +156,14 @@ def _recipe(name: str, given: Mapping[str, Any]) -> None:
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
 
-    device = training_device(given["device"])  # what follows imports torch
+    device = training_device(given["device"])  # checks for torch, which the imports below need
     from ridgeline.train.pocket.pair import produce_pair
     from ridgeline.train.pocket.recipe import Recipe
     from ridgeline.train.ranks import open_ranks
 
     for other in ("spec", "data", "tokenizer"):
         if given[other]:
-            raise RequestError(f"--recipe {name} says what to train, and on what: leave out {other}")
+            raise RequestError(f"--recipe {name} fixes the model and the texts; leave out {other}")
     wanted, out = Recipe.read(name), Path(given["out"] or f"{name}-recipe")
     with open_ranks(device) as ranks, _bars(ranks) as watch:
         produce_pair(wanted, out, ranks, watch)
@@ -116,21 +174,21 @@ def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
 
-    device = training_device(given["device"])  # what follows imports torch
-    from ridgeline.train.data.folder import check_room, prepare
+    device = training_device(given["device"])  # checks for torch, which the imports below need
+    from ridgeline.train.data.folder.folder import check_room, prepare
     from ridgeline.train.pocket.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config
 
     for needed, remedy in (("spec", "a SPEC.json, or --recipe pocket"), ("data", "--data"), ("out", "--out FOLDER")):
         if not given[needed]:
-            raise RequestError(f"there is no {needed}: give {remedy}")
+            raise RequestError(f"{needed} is missing: give {remedy}")
     if given["dtype"] not in ("bfloat16", "float32"):
-        raise RequestError(f"--dtype {given['dtype']} is neither bfloat16 nor float32")
+        raise RequestError(f"--dtype is {given['dtype']}; use bfloat16 or float32")
     config, out = read_config(Path(given["spec"])), Path(given["out"])
     tokenizer = _tokenizer(given["tokenizer"])
     with open_ranks(device) as ranks, _bars(ranks) as watch:
-        watch.say("reading the texts, and what functions they share")
+        watch.say("reading the texts, and looking for functions that occur in several of them")
         corpus = _corpus(given["data"], given["license"])
         place = Place(folder=out, ranks=ranks, license=given["license"], dtype=given["dtype"])
         data = prepare(
@@ -149,7 +207,7 @@ def _corpus(data: list[str], license: str | None) -> Corpus:
     if data == [STDLIB]:
         return Corpus.stdlib()
     if STDLIB in data:
-        raise RequestError("--data stdlib stands alone; a folder of that name is ./stdlib")
+        raise RequestError("--data stdlib cannot be combined with other data; write ./stdlib for a folder of that name")
     return Corpus.from_paths(data, license or NOT_STATED)
 
 
@@ -160,7 +218,7 @@ def _tokenizer(folder: str | None) -> Any:
 
 
 def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: int, ranks: Ranks) -> TrainOptions:
-    """How to train; what was left open follows from the model, the data and the device."""
+    """Return the training options; missing ones are derived from the model, the data and the device."""
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
     from ridgeline.train.loop import TrainOptions
@@ -168,9 +226,11 @@ def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: in
     spec, batch = spec_from_config(config), given["batch_tokens"]
     context = given["context"] or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
     if context > spec.max_position_embeddings:
-        raise RequestError(f"--context {context} is more than the model's {spec.max_position_embeddings} positions")
+        raise RequestError(
+            f"--context is {context}, but the model has only {spec.max_position_embeddings} positions; lower it"
+        )
     if not 0 < given["epochs"] <= MOST_EPOCHS:
-        raise RequestError(f"--epochs {given['epochs']} must be more than 0, and at most {MOST_EPOCHS:,}")
+        raise RequestError(f"--epochs is {given['epochs']}; it must be above 0 and at most {MOST_EPOCHS:,}")
     precision = given["precision"]
     if precision == "auto":
         precision = "float32" if ranks.on_host else "bfloat16"
@@ -187,17 +247,19 @@ def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: in
 
 
 def _micro_tokens(batch: int, context: int) -> int:
-    """The largest part of a rank's batch, in whole rows, that is at most DEFAULT_BATCH tokens."""
+    """Return the tokens of the largest part of a rank's batch that consists of whole rows and has at most DEFAULT_BATCH
+    tokens.
+    """
     rows = batch // context
     fits = [n for n in range(1, rows + 1) if rows % n == 0 and n * context <= max(DEFAULT_BATCH, context)]
     return max(fits, default=1) * context
 
 
-# ---- what is shown ---------------------------------------------------------------------------------------------------
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
 class _Bars:
-    """Lines and bars on stderr; without a terminal, a line for every evaluation."""
+    """Shows lines and progress bars on stderr; without a terminal, a line for every evaluation."""
 
     def __init__(self, bar: Bar, speaks: bool) -> None:
         self._bar, self._speaks = bar, speaks
@@ -213,8 +275,8 @@ class _Bars:
         tokens = options.steps * options.batch_tokens
         self.say(
             f"{name}: {run.spec.num_params() / 1e6:,.2f} M parameters, {options.steps:,} updates of "
-            f"{options.batch_tokens:,} tokens, {tokens * run.flops_per_token:.2e} operations; {run.machine}: "
-            f"{run.peak_flops_per_s / 1e9:,.0f} GFLOP/s in {options.precision} at best"
+            f"{options.batch_tokens:,} tokens, {tokens * run.flops_per_token:.2e} FLOPs; {run.machine}: "
+            f"{run.peak_flops_per_s / 1e9:,.0f} GFLOP/s peak in {options.precision}"
         )
         task = self._bar.add_task(name, total=options.steps, facts="")
         pace: list[float] = []
@@ -257,7 +319,7 @@ def _bars(ranks: Ranks) -> Iterator[_Bars]:
         TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
     bar = Progress(
         *columns, console=error_console(), disable=not (ranks.is_first and sys.stderr.isatty()), redirect_stdout=False
     )

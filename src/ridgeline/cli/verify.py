@@ -1,4 +1,4 @@
-"""`ridgeline verify`: is every token the same, however a request is served?"""
+"""`ridgeline verify`: check that every token stays the same however a request is served."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
@@ -20,17 +21,22 @@ STYLES = {
     "equal": "green", "near tie": "yellow", "not exercised": "yellow", "DIFFERENT": "bold red", "error": "bold red",
     "not run": "dim",
 }  # fmt: skip
-MAX_SHOWN = 5  # differences of one case
-SMALL = 10**7  # parameters: with fewer, a step is so short that threads only wait for each other
+MAX_SHOWN = 5  # differences shown per case
+SMALL = 10**7  # parameters; below this number a step is so short that threads mostly wait for each other
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face hub id.")],
+    model: Annotated[str, typer.Argument(help="A folder or a Hugging Face hub id.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few values of each axis, short answers: for large models.")
+        bool, option("--quick", help="Test fewer cases with shorter answers. Use it for large models.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    seed: Annotated[int, typer.Option(help="Of prompts, noise, arrivals, combinations, dummy weights.")] = 0,
+    json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
+    seed: Annotated[
+        int,
+        option(
+            "--seed", help="Random seed for prompts, sampling, arrivals, combinations and dummy weights. Default: 0."
+        ),
+    ] = 0,
     device: o.Device = "auto",
     dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto",
@@ -39,9 +45,9 @@ def verify(
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
 ) -> None:
-    """Check that answers do not depend on how they are served: chunks, prefix hits, company, preemption, forks, pages.
+    """Check that answers do not depend on how they are served: chunks, prefix hits, batching, preemption, forks, pages.
 
-    Every token, greedy and sampled, must be that of naive sampling alone. Exit status 1 if one is not.
+    Every token, greedy and sampled, must equal the one of naive sampling. The exit status is 1 if any differs.
     """
     from ridgeline.cli.flags.loading import load
 
@@ -66,10 +72,10 @@ def verify(
 
 
 def _spare_threads(model: str, revision: str | None) -> None:
-    """One thread for a small model, unless OMP_NUM_THREADS says otherwise. Call it before numpy or torch is imported.
+    """Use one thread for a small model unless OMP_NUM_THREADS is set. Call this before numpy or torch is imported.
 
-    Where others use the machine too, threads cost it ten times as long and more: its steps are shorter than the time
-    for which the system lets a thread wait for its core.
+    A step of a small model is shorter than the time for which the system may delay a thread. On a busy machine, several
+    threads therefore make it ten times slower or worse.
     """
     from ridgeline.archs import spec_from_config
     from ridgeline.load.hub import CONFIG_FILES, find_model
@@ -82,13 +88,13 @@ def _spare_threads(model: str, revision: str | None) -> None:
 
 @contextmanager
 def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
-    """A bar over the cases, with the one that was last done; call what it gives after each."""
+    """Show a progress bar over the cases, with the latest one. Yields a function to call after each case."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from ridgeline.cli.show.progress import error_console
 
     columns = TextColumn("cases"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
-    # Redirected, what is printed to stdout meanwhile would go to the console of the bar.
+    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
     shown = sys.stderr.isatty()
     bar = Progress(
         *columns, console=error_console(), transient=True, disable=not shown, redirect_stdout=False
@@ -103,21 +109,21 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
 
 
 def print_report(report: Report) -> None:
-    """Print the matrix as a table, every difference, and the sum of it all."""
+    """Print the matrix of cases as a table, every difference, and a summary."""
     from ridgeline.cli.show.tables import screen, show
 
     show(screen(), matrix_table(report), *_remarks(report), _sum(report))
 
 
 def matrix_table(report: Report) -> Table:
-    """A row for each case."""
+    """Return a table with a row for each case."""
     from rich.text import Text
 
     from ridgeline.cli.show.tables import Column, Table
 
     columns = (
         Column("axis", right=False), Column("value", right=False, wraps=True), Column("greedy"), Column("sampled"),
-        Column("what was seen", right=False, wraps=True), Column("s", drop=1),
+        Column("observed", right=False, wraps=True), Column("s", drop=1),
     )  # fmt: skip
     table, axis = Table("", columns), ""
     for r in report.results:
@@ -135,7 +141,7 @@ def matrix_table(report: Report) -> Table:
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    """A line for everything that is not as it should be."""
+    """Yield a line for every error, difference and case that was not exercised."""
     for r in report.results:
         name = f"{r.case.axis} {r.case.value}"
         if r.error:
@@ -149,7 +155,7 @@ def _remarks(report: Report) -> Iterator[str]:
 
 
 def _sum(report: Report) -> str:
-    """One line: how many cases came out how, how many tokens were compared."""
+    """Summarize in one line: cases by verdict, and tokens compared."""
     greedy, sampled = report.greedy, report.sampled
     cases = ", ".join(f"{count} {verdict}" for verdict, count in report.verdicts().items())
     lead = f"; the smallest lead of a greedy token is {report.smallest_lead:.1e}" if report.smallest_lead else ""

@@ -1,4 +1,4 @@
-"""What a model makes of a text: its loss, how far it is from another model, how well it drafts, whether it parses."""
+"""Measure models on texts: loss, divergence from another model, acceptance of drafts, validity of generated code."""
 
 from ridgeline.evals.acceptance import Acceptance, measure_acceptance
 from ridgeline.evals.completions import Verdict, function_headers, judge

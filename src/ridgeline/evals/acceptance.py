@@ -1,13 +1,13 @@
-"""How many tokens a verification yields when a draft model proposes and its target verifies, both greedily.
+"""Measure how many tokens a verification yields when a draft model proposes and its target verifies, both greedily.
 
-One verification: the draft proposes k tokens after a verified prefix; the target accepts them up to the first one that
-it would not have chosen itself, and adds its own next token, which its pass gives for nothing (Leviathan et al.,
-arXiv:2211.17192, with greedy choice on both sides). So it yields from 1 to k + 1 tokens.
+In one verification, the draft proposes k tokens after a verified prefix. The target accepts them up to the first one
+that it would not have chosen itself, and adds its own next token, which its forward pass gives at no extra cost
+(Leviathan et al., arXiv:2211.17192, with greedy choice on both sides). So a verification yields 1 to k + 1 tokens.
 
-No rollout is needed where the target's greedy continuation is known. A proposal after the first rejected one counts
-for nothing, and all before it equal the continuation; so the draft proposed each of those that count after a prefix of
-the continuation itself. The number accepted is the run of tokens in a row that are the draft's own choice when it reads
-the continuation, k at most: one pass of the draft over each sequence finds them all.
+No speculative run is needed if the target's greedy continuation is known. Only the proposals before the first rejected
+one count, and they equal the continuation; so the draft proposed each of them after a prefix of the continuation
+itself. The number of accepted tokens is therefore the number of successive tokens, at most k, that the draft itself
+chooses when it reads the continuation. One pass of the draft over each sequence finds them all.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Continuation = tuple[Sequence[int], Sequence[int]]  # token ids: a prompt, and t
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What verifications of `num_draft_tokens` drafts each yield, over the counted ones (see `accepted_counts`).
+    """The yield of verifications with `num_draft_tokens` drafts each, over those that count (see `accepted_counts`).
 
-    num_sequences: those with a counted verification. num_tokens: that the verifications yielded.
-    tokens_per_verification: accepted drafts and the target's own token, from 1 to num_draft_tokens + 1; its error takes
-    the verifications of a sequence to depend on each other. accepted_shares [num_draft_tokens]: of verifications, those
-    with at least 1, 2, ... accepted drafts; their sum is tokens_per_verification - 1.
+    num_sequences: number of sequences with a verification that counts. num_tokens: total yield.
+    tokens_per_verification: accepted drafts plus the target's own token, from 1 to num_draft_tokens + 1; its standard
+    error assumes that verifications of one sequence depend on each other. accepted_shares [num_draft_tokens]: shares of
+    verifications with at least 1, 2, ... accepted drafts; their sum is tokens_per_verification - 1.
     """
 
     num_draft_tokens: int
@@ -48,7 +48,9 @@ class Acceptance:
 
     @classmethod
     def of(cls, accepted: Sequence[Sequence[int]], num_draft_tokens: int) -> Acceptance:
-        """From how many drafts each verification of each sequence accepted; at least one verification."""
+        """Compute the yield from the numbers of accepted drafts, per sequence and verification. At least one
+        verification is needed.
+        """
         lengths = [len(counts) for counts in accepted if counts]
         each = np.concatenate([np.asarray(counts, np.int64) for counts in accepted if counts])
         return cls(
@@ -61,7 +63,7 @@ class Acceptance:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers; None for what is not known."""
+        """Return plain numbers, None for unknown ones."""
         return {
             "num_draft_tokens": self.num_draft_tokens,
             "num_sequences": self.num_sequences,
@@ -76,16 +78,17 @@ def measure_acceptance(
     draft: LoadedModel, sequences: Sequence[Continuation], num_draft_tokens: int = 4, *,
     batch_tokens: int = BATCH_TOKENS, on_tokens: Callable[[int], None] = lambda read: None,
 ) -> Acceptance:  # fmt: skip
-    """Replay speculative decoding over a target's greedy continuations, the first verification right after each prompt.
+    """Replay speculative decoding over a target's greedy continuations. The first verification follows each prompt
+    directly.
 
-    sequences: prompt and continuation, in token ids that mean the same to the draft (see `check_same_tokens`). That the
-    continuations are greedy is the caller's word. batch_tokens: of one forward pass. on_tokens: called with the number
-    of continuation tokens that were read since the last call. A continuation of num_draft_tokens tokens or fewer adds
-    nothing, and is not read. Raises RequestError for no draft token, an empty prompt, a sequence that is too long for
-    the draft or holds a token that it does not have, and where no verification counts.
+    sequences: prompts and continuations, in token ids that mean the same to the draft (see `check_same_tokens`). The
+    caller guarantees that the continuations are greedy. batch_tokens: tokens of one forward pass. on_tokens: called
+    with the number of continuation tokens read since the last call. Continuations of at most num_draft_tokens tokens
+    are ignored. Raises RequestError if there is no draft token, for an empty prompt, for a sequence that is too long
+    for the draft or has a token outside its vocabulary, and if no verification counts.
     """
     if num_draft_tokens < 1:
-        raise RequestError(f"num_draft_tokens is {num_draft_tokens}; a draft proposes at least one token")
+        raise RequestError(f"num_draft_tokens is {num_draft_tokens}; it must be at least 1")
     documents = _documents(draft, sequences, num_draft_tokens)
     hits = []
     sliding = SlidingContext(draft.max_model_len, draft.max_model_len - 1)  # every sequence fits into one window
@@ -101,13 +104,14 @@ def measure_acceptance(
 
 
 def accepted_counts(hits: Sequence[bool], num_draft_tokens: int) -> list[int]:
-    """How many drafts each verification of a continuation accepts; hits: which of its tokens are the draft's choice.
+    """Return how many drafts each verification of a continuation accepts. hits: for each of its tokens, whether the
+    draft chooses it.
 
-    A verification counts if at least num_draft_tokens + 1 tokens of the continuation are still before it, so that any
-    outcome would fit. Where fewer are left nobody knows what it would have yielded: counted as what is left it would
-    pull the mean down, and counted only when its first rejection is seen, as well. Whether one counts depends on the
-    ones before it alone and never on its own outcome, so the mean is not biased by where continuations end (Wald's
-    identity: the expected sum is the expected count times the mean).
+    A verification counts if at least num_draft_tokens + 1 tokens of the continuation remain, so that every outcome
+    fits. With fewer tokens the yield is unknown, and counting only the visible part, or only verifications whose
+    rejection is visible, would bias the mean. Whether a verification counts depends only on earlier ones, not on its
+    own outcome, so the ends of continuations do not bias the mean (Wald's identity: the expected sum is the expected
+    count times the mean).
     """
     found, at = [], 0
     while at + num_draft_tokens < len(hits):
@@ -118,22 +122,24 @@ def accepted_counts(hits: Sequence[bool], num_draft_tokens: int) -> list[int]:
 
 
 def _documents(draft: LoadedModel, sequences: Sequence[Continuation], num_draft_tokens: int) -> list[Document]:
-    """What the draft must read: the sequences with a verification that counts, checked."""
+    """Return the sequences that the draft must read: checked, and with at least one verification that counts."""
     documents = []
     for number, (prompt, continuation) in enumerate(sequences, 1):
         name = f"sequence {number} of {len(sequences)}"
         if not prompt:
-            raise RequestError(f"{name} has an empty prompt: a draft needs a token to begin from")
+            raise RequestError(f"{name} has an empty prompt; the draft needs at least one token")
         if len(continuation) <= num_draft_tokens:
             continue
         length = len(prompt) + len(continuation)
         if length > draft.max_model_len:
-            raise RequestError(f"{name} has {length:,} tokens; the draft's longest context is {draft.max_model_len:,}")
+            raise RequestError(
+                f"{name} has {length:,} tokens, but the draft's longest context is {draft.max_model_len:,}; shorten it"
+            )
         documents.append(Document([*prompt, *continuation], num_unscored=len(prompt), name=name))
     if not documents:
         raise RequestError(
-            f"there is no verification to count: none of {len(sequences)} continuations has more than "
-            f"{num_draft_tokens} tokens, the drafts of one"
+            f"no verification can be counted: none of the {len(sequences)} continuations has more than "
+            f"{num_draft_tokens} tokens, the number of drafts"
         )
     check_documents(documents, draft.spec.vocab_size)
     return documents

@@ -1,10 +1,10 @@
-"""Does a model of Python write functions: a criterion that only reads what it wrote, and never runs it.
+"""Judge whether a model writes valid Python functions, by parsing its output without running it.
 
-A model gets the header of a function, `def` to colon, and goes on for a while. Its answer passes if enough of it, from
-the start, is Python that parses: a body of at least LEAST_STATEMENTS statements that reaches over at least
-LEAST_COVERED of the answer. The rest may be cut off in the middle, as answers of a fixed length are.
+The model gets the header of a function, from `def` to the colon, and continues it. The answer passes if a prefix of it
+parses that has at least LEAST_STATEMENTS statements and covers at least LEAST_COVERED of the answer. The rest may be
+cut off, as in answers of a fixed length.
 
-This asks for grammar, not for sense: `a` parses, and what repeats one line passes. Read some answers beside the figure.
+This checks grammar, not meaning: `a` parses, and repeated lines pass. Read some answers as well.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from ridgeline.evals.python_text import parse
 
 LEAST_STATEMENTS = 2
-LEAST_COVERED = 0.6  # of the bytes of a completion
+LEAST_COVERED = 0.6  # share of a completion's bytes
 
 _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the longest prefix of header and completion holds that parses; see `judge`.
+    """The longest prefix of header and completion that parses; see `judge`.
 
-    num_statements: beside the function of the header. covered: bytes of the completion inside the prefix over all of
-    its bytes, in UTF-8; 0 where there are none.
+    num_statements: statements besides the header's function. covered: bytes of the completion inside the prefix,
+    divided by all of its bytes in UTF-8; 0 for an empty completion.
     """
 
     num_statements: int
@@ -40,17 +40,16 @@ class Verdict:
 
 
 def judge(header: str, completion: str) -> Verdict:
-    """Judge what a model wrote after a header (see `function_headers`); the two are joined as they are.
+    """Judge a model's completion of a header (see `function_headers`). The two are joined without a separator.
 
-    The prefix is the longest one, over all character positions, that holds the whole header and that `ast.parse` takes.
-    Warnings do not count; what Python cannot read for its depth, its size or a NUL does not parse. Statements are all
-    `ast.stmt` nodes at any depth but the function of the header: a docstring is one, an `if` with one statement inside
-    is two, and what follows the function counts like its body.
+    The prefix is the longest one, over all character positions, that contains the whole header and that `ast.parse`
+    accepts. Warnings are ignored. Text that is too deep or too large for Python, or contains NUL, does not parse. All
+    `ast.stmt` nodes at any depth are statements, except for the function of the header: a docstring counts one, an `if`
+    with one statement inside counts two, and code after the function counts as well.
 
-    Where no prefix parses there is no statement and nothing is covered; an empty completion is such a case. Blank lines
+    If no prefix parses, there are no statements and nothing is covered; so it is for an empty completion. Blank lines
     and comments at the end of a prefix are covered. A prefix may end inside a word, which is then a name: an answer
-    that was cut off inside `return color` is covered to its end, and where a line holds `class` and no more, `clas` is
-    a statement.
+    that was cut inside `return color` is covered completely, and a line with only `class` gives the statement `clas`.
     """
     end = parsed_length(header, completion)
     if end is None:
@@ -62,24 +61,24 @@ def judge(header: str, completion: str) -> Verdict:
 
 
 def parsed_length(header: str, completion: str) -> int | None:
-    """Characters of the completion inside the longest prefix that parses; None where none does."""
+    """Return the number of the completion's characters in the longest prefix that parses, or None if none does."""
     text = header + completion
     return next((end - len(header) for end in range(len(text), len(header) - 1, -1) if parse(text[:end])), None)
 
 
 def function_headers(text: str) -> list[str]:
-    """The headers of a Python file's functions in the order of the file, inner ones and methods included.
+    """Return the headers of a Python file's functions in file order, with inner functions and methods.
 
-    From `def` or `async def` to the colon that ends the signature, as written, comments inside it too; without
-    decorators. The indentation of the `def` is taken off every line but those that begin inside a string. Line ends are
-    "\\n", as the parser sees them. A text that does not parse has none.
+    A header goes from `def` or `async def` to the colon that ends the signature, with comments and without decorators.
+    The indentation of the `def` is removed from every line that does not begin inside a string. Line ends become "\\n",
+    as in the parser. A text that does not parse has no headers.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if parse(text) is None:
         return []
     lines = text.split("\n")
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    # A string of several lines; since Python 3.12 the pieces of an f-string.
+    # Lines that begin inside a multi-line string or, since Python 3.12, between the pieces of an f-string.
     inside = {row for t in tokens for row in range(t.start[0] + 1, t.end[0] + 1)}
     headers = []
     for i, token in enumerate(tokens):
@@ -90,14 +89,14 @@ def function_headers(text: str) -> list[str]:
 
 
 def _colon(tokens: Iterable[tokenize.TokenInfo]) -> tuple[int, int]:
-    """Where the signature ends that begins here, after its colon: line from 1 and column from 0, in characters."""
+    """Return the position after the colon that ends the signature: line from 1, and column from 0 in characters."""
     depth = lambdas = 0
     for token in tokens:
         if token.type == tokenize.OP:
             depth += (token.string in _OPEN) - (token.string in _CLOSE)
         if depth:
             continue
-        if token.type == tokenize.NAME and token.string == "lambda":  # a bare one may be the annotation of the result
+        if token.type == tokenize.NAME and token.string == "lambda":  # may be the annotation of the result
             lambdas += 1
         elif token.type == tokenize.OP and token.string == ":":
             if not lambdas:
@@ -107,7 +106,9 @@ def _colon(tokens: Iterable[tokenize.TokenInfo]) -> tuple[int, int]:
 
 
 def _cut(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int], inside: Collection[int]) -> str:
-    """The text between two places, without the indentation of the first line; `inside`: lines to leave alone."""
+    """Return the text between two positions without the indentation of the first line. inside: lines to keep
+    unchanged.
+    """
     (first, column), (last, stop) = start, end
     if first == last:
         return lines[first - 1][column:stop]
@@ -117,7 +118,7 @@ def _cut(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int], ins
 
 
 def _dedent(line: str, indent: str) -> str:
-    """Without the indent, or without all blanks at the start where the line has another one."""
+    """Remove the indentation, or all leading white space if the line is indented differently."""
     return line[len(indent) :] if line.startswith(indent) else line.lstrip(" \t\f")
 
 

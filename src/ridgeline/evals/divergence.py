@@ -1,4 +1,4 @@
-"""How far a model is from another one, on the same tokens: the price of whatever made one of the other."""
+"""Measure how far a model is from its original on the same tokens, for example after quantization."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ridgeline.sample.logits import Floats
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Another model beside its original, over the predictions of all scored tokens; in nats per token.
+    """A model compared with its original over the predictions of all scored tokens, in nats per token.
 
-    kl: mean of KL(original || other), with its median and 99th percentile. top1_agreement: how often both find the same
-    token most likely. nll_difference: the other's loss less the original's, its error that of the pairs.
+    kl: mean of KL(original || other), with its median and 99th percentile. top1_agreement: share of tokens for which
+    both have the same most likely token. nll_difference: loss of the other minus loss of the original; its error is
+    computed from the paired differences.
     """
 
     original: Perplexity
@@ -36,7 +37,7 @@ class Divergence:
     nll_difference: Estimate
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, without those of the two models alone."""
+        """Return plain numbers of the comparison, without those of each model."""
         agreement = self.top1_agreement
         return {
             **estimate_json("kl", self.kl),
@@ -53,14 +54,14 @@ def measure_divergence(
     stride: int | None = None, batch_tokens: int = BATCH_TOKENS,
     on_tokens: Callable[[int], None] = lambda scored: None,
 ) -> Divergence:  # fmt: skip
-    """Score documents with both models, side by side; arguments and errors of `measure_perplexity`.
+    """Score documents with both models; the arguments and errors are those of `measure_perplexity`.
 
-    The default context is one that fits both. Raises RequestError where their vocabularies are not of one size.
+    The default context fits both models. Raises RequestError if their vocabularies have different sizes.
     """
     sizes = original.spec.vocab_size, other.spec.vocab_size
     if sizes[0] != sizes[1]:
         raise RequestError(
-            f"the original has a vocabulary of {sizes[0]:,} tokens, the other model one of {sizes[1]:,}; their "
+            f"the original has a vocabulary of {sizes[0]:,} tokens and the other model one of {sizes[1]:,}, so their "
             "predictions cannot be compared"
         )
     limit = min(original.max_model_len, other.max_model_len)
@@ -72,7 +73,9 @@ def measure_divergence(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a model makes of documents, so that it can go before another one comes: float32 logits, in memory."""
+    """The logits of a model for some documents, in float32, so that the model can be freed before another one is
+    loaded.
+    """
 
     documents: Sequence[Document]
     sliding: SlidingContext
@@ -80,14 +83,14 @@ class Recorded:
 
     @classmethod
     def of(cls, original: LoadedModel, documents: Sequence[Document]) -> Recorded:
-        """Arguments and errors of `measure_divergence`."""
+        """Record a model. The arguments and errors are those of `measure_divergence`."""
         sliding = SlidingContext.choose(original.max_model_len)
         check_documents(documents, original.spec.vocab_size)
         every = batches(documents, sliding)
         return cls(documents, sliding, [[x.copy() for x in logit_blocks(original, batch)] for batch in every])
 
     def measure(self, other: LoadedModel) -> Divergence:
-        """How far another model is from it, whose vocabulary and context are the same."""
+        """Compare another model, with the same vocabulary and context, with the recorded one."""
         kept = iter(self.logits)
         every = batches(self.documents, self.sliding)
         return _compare(lambda batch: logprobs(next(kept)), other, self.documents, self.sliding, every, lambda n: None)
@@ -97,7 +100,7 @@ def _compare(
     original: Callable[[Batch], Iterable[Floats]], other: LoadedModel, documents: Sequence[Document],
     sliding: SlidingContext, every: Iterable[Batch], on_tokens: Callable[[int], None],
 ) -> Divergence:  # fmt: skip
-    """original: log probabilities of the rows of a batch, in blocks."""
+    """Compare two models. original: returns the log probabilities of a batch's rows, in blocks."""
     began, computed, columns = time.perf_counter(), 0, []
     for batch in every:
         computed += batch.num_tokens
@@ -122,12 +125,16 @@ def _compare(
 
 
 def divergences(p: Floats, q: Floats) -> Floats:
-    """KL(p || q) of each row in nats, from log probabilities [n, vocabulary]; what rounding puts below 0 is 0."""
+    """Return KL(p || q) of each row in nats, from log probabilities [n, vocabulary]. Values that rounding makes
+    negative become 0.
+    """
     found: Floats = (np.exp(p) * (p - q)).sum(axis=1)
     return np.maximum(found, 0.0, out=found)
 
 
 def agreements(p: Floats, q: Floats) -> Floats:
-    """1 for each row whose most likely token is the same in both, else 0; of equals the lower id counts."""
+    """Return 1 for each row in which both have the same most likely token, and 0 otherwise. Of equal values the lower
+    id wins.
+    """
     found: Floats = (p.argmax(axis=1) == q.argmax(axis=1)).astype(np.float64)
     return found

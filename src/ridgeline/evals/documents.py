@@ -1,9 +1,9 @@
-"""From files to the token ids that are scored.
+"""Read texts from files, and tokenize them for scoring.
 
-A document is a file, or a row of a .jsonl file. Its tokens are those of `Tokenizer.encode`: with the BOS (or whatever
-the tokenizer puts first) that the model was trained to see there, and an end token only where the tokenizer adds one.
-Scored is every token but the special ones at the start, and always without the first: nothing predicts it. So a
-tokenizer with a BOS has the whole text scored, one without all but the first token.
+A document is a file, or a row of a .jsonl file. Its tokens are those of `Tokenizer.encode`, with BOS (or what else the
+tokenizer puts first), and with an end token only if the tokenizer adds one. All tokens are scored except the special
+ones at the start and the first one, which nothing predicts. So with a BOS the whole text is scored, and without one all
+of it but the first token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JSONL = ".jsonl"
 
 
 class Text(NamedTuple):
-    """A document as it was written, and where: a file, or a file and a line."""
+    """A document's text and its source: a file, or a file and a line."""
 
     name: str
     text: str
@@ -29,9 +29,9 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids that belong together; all but the first `num_unscored` are scored, and have something before them.
+    """The token ids of a document. All tokens but the first `num_unscored` are scored.
 
-    num_bytes: UTF-8 bytes of the text of the scored tokens; 0 where there is no text.
+    num_bytes: UTF-8 bytes of the text of the scored tokens; 0 if there is no text.
     """
 
     token_ids: Sequence[int]
@@ -49,11 +49,12 @@ class Document:
 
 
 def read_texts(paths: Iterable[str | Path], on_skip: Callable[[str], None] = lambda reason: None) -> Iterator[Text]:
-    """The documents of files and, in alphabetical order, of the files below folders, read when they are asked for.
+    """Yield the documents of files and of the files below folders, in alphabetical order. Each file is read when it is
+    needed.
 
-    Hidden files of folders are left out. What else is found in a folder and is empty or not UTF-8, and an empty row
-    of a .jsonl file, is skipped, and on_skip told. Raises RequestError for a path that cannot be read, a named file
-    that is empty or not UTF-8, a folder without a file, or a row that is not an object with a "text".
+    Hidden files in folders are ignored. Other files in folders that are empty or not UTF-8, and empty rows of a .jsonl
+    file, are skipped and reported to on_skip. Raises RequestError for a path that cannot be read, for a file given by
+    name that is empty or not UTF-8, for a folder without files, and for a row that is not an object with a "text".
     """
     for given in paths:
         path = Path(given)
@@ -62,7 +63,7 @@ def read_texts(paths: Iterable[str | Path], on_skip: Callable[[str], None] = lam
             continue
         files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
         if not files:
-            raise RequestError(f"{path} holds no file")
+            raise RequestError(f"{path} contains no file; give a text file or a folder with some")
         for file in files:
             try:
                 text = _read(file)
@@ -73,10 +74,12 @@ def read_texts(paths: Iterable[str | Path], on_skip: Callable[[str], None] = lam
 
 
 def encode_texts(texts: Iterable[Text], tokenizer: Tokenizer, limit_tokens: int | None = None) -> list[Document]:
-    """Documents with at least one token to score, `limit_tokens` tokens together at most: the last one is cut there.
+    """Tokenize texts, up to `limit_tokens` tokens in total; the last one is cut there. Documents without a token to
+    score are left out.
 
-    Bytes are those of the texts. Of a cut one, they are those that its tokens decode to; and where the first token
-    is text and not scored, without the characters that it completes. Raises RequestError where nothing can be scored.
+    The byte counts are those of the texts. For a cut text they are the bytes that its tokens decode to. If the first
+    token is text and not scored, the characters that it completes are not counted. Raises RequestError if nothing can
+    be scored.
     """
     documents: list[Document] = []
     left = limit_tokens
@@ -92,12 +95,14 @@ def encode_texts(texts: Iterable[Text], tokenizer: Tokenizer, limit_tokens: int 
             if left <= 0:
                 break
     if not documents:
-        raise RequestError("there is nothing to score: no document has a token with another one before it")
+        raise RequestError("there is nothing to score: no document has at least two tokens")
     return documents
 
 
 def encode_text(text: str, tokenizer: Tokenizer, limit_tokens: int | None = None, name: str = "document") -> Document:
-    """One document, cut after `limit_tokens` tokens. Raises RequestError for a text that is not valid Unicode."""
+    """Tokenize one document, cut after `limit_tokens` tokens. Raises RequestError for a text that is not
+    valid Unicode.
+    """
     ids = tokenizer.encode(text)
     if limit_tokens is None or len(ids) <= limit_tokens:
         num_bytes = len(text.encode())
@@ -111,18 +116,18 @@ def encode_text(text: str, tokenizer: Tokenizer, limit_tokens: int | None = None
 
 
 def check_same_tokens(documents: Iterable[Document], one: Tokenizer, other: Tokenizer) -> None:
-    """Raise RequestError if a token of the documents is not the same text for two tokenizers."""
+    """Raise RequestError if a token of the documents stands for different texts in two tokenizers."""
     for token in sorted({token for document in documents for token in document.token_ids}):
         first, second = (t.decode([token], skip_special_tokens=False) for t in (one, other))
         if first != second:
             raise RequestError(
-                f"token {token} is {first!r} in the one model's vocabulary and {second!r} in the other's; their "
+                f"token {token} is {first!r} in one model's vocabulary and {second!r} in the other's, so their "
                 "predictions cannot be compared"
             )
 
 
 def _bytes_completed(ids: Sequence[int], tokenizer: Tokenizer) -> int:
-    """Bytes of the characters that tokens complete at the start of a text."""
+    """Return the bytes of the characters that tokens complete at the start of a text."""
     stream = tokenizer.detokenizer()
     return sum(len(stream.push(token).encode()) for token in ids)
 
@@ -143,16 +148,16 @@ def _documents(path: Path, text: str, on_skip: Callable[[str], None]) -> Iterato
     if path.suffix.lower() != JSONL:
         yield Text(str(path), text)
         return
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): other line ends may be inside a string
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): a string may contain other separators
         if not line.strip():
             continue
         name = f"{path}:{number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as e:
-            raise RequestError(f"{name}: not JSON: {e}") from None
+            raise RequestError(f"{name} is not valid JSON: {e}") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise RequestError(f'{name}: write an object with a "text", as in {{"text": "Once upon a time"}}')
+            raise RequestError(f'{name} is not an object with a "text", as in {{"text": "Once upon a time"}}')
         if row["text"]:
             yield Text(name, row["text"])
         else:

@@ -1,4 +1,4 @@
-"""Means and proportions with their errors."""
+"""Means and proportions with their standard errors."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ import numpy as np
 
 from ridgeline.sample.logits import Floats
 
-BLOCK_TOKENS = 512  # neighbors whose values are taken to depend on each other
-_Z = 1.959963984540054  # 95 % of a normal distribution lies within so many standard deviations
+BLOCK_TOKENS = 512  # tokens of a block, whose values are assumed to depend on each other
+_Z = 1.959963984540054  # standard deviations around the mean that hold 95 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its standard error; None where one block is all there is, which says nothing of the spread."""
+    """A value and its standard error; None if there is only one block, from which no error can be computed."""
 
     value: float
     standard_error: float | None
 
     def scaled(self, factor: float) -> Estimate:
-        """The estimate times a positive number."""
+        """Return the estimate times a positive number."""
         error = self.standard_error
         return Estimate(self.value * factor, None if error is None else error * factor)
 
     def exp(self) -> Estimate:
-        """e to the value, to first order in the error (the delta method); infinite where no float is so large."""
+        """Return e to the value, with the error to first order (delta method); infinite if it exceeds the range of a
+        float.
+        """
         value = math.exp(self.value) if self.value < 709 else math.inf
         return Estimate(value, None if self.standard_error is None else value * self.standard_error)
 
 
 @dataclass(frozen=True, slots=True)
 class Proportion:
-    """A share of so many trials, with Wilson's interval that holds the true one in 95 % of cases."""
+    """A share of independent trials, with Wilson's 95 % interval."""
 
     value: float
     low: float
@@ -42,7 +44,7 @@ class Proportion:
 
     @classmethod
     def of(cls, count: int, total: int) -> Proportion:
-        """Wilson (1927), for independent trials."""
+        """Compute the share and its interval (Wilson, 1927). The trials must be independent."""
         share, square = count / total, _Z**2 / total
         center = (share + square / 2) / (1 + square)
         half = _Z * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
@@ -50,12 +52,12 @@ class Proportion:
 
 
 def block_mean(values: Floats, lengths: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> Estimate:
-    """The mean of values [n] of documents with `lengths` [documents] values each, and its standard error.
+    """Return the mean of values [n] and its standard error. Documents have `lengths` [documents] values each.
 
-    Neighboring tokens are not independent; blocks of them nearly are. Every document is cut into runs of
+    Neighboring tokens are not independent, but blocks of them nearly are. Every document is cut into blocks of
     `block_tokens` values, the last one shorter. The error is that of a ratio of sums over clusters, sum over count
-    (Cochran, Sampling Techniques, 1977, section 6.4): with B blocks, each with the sum s and the count c,
-    sqrt(B / (B - 1) * sum((s - mean * c) ** 2)) / n.
+    (Cochran, Sampling Techniques, 1977, section 6.4): with B blocks, each with the sum s and the count c, sqrt(B / (B -
+    1) * sum((s - mean * c) ** 2)) / n.
     """
     mean = float(values.mean())
     ends = np.cumsum(lengths)

@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte: how well a model predicts texts, token by token, under a sliding context."""
+"""Measure perplexity and bits per byte: how well a model predicts texts, token by token, with a sliding context."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ridgeline.sample.logits import Floats
 class Perplexity:
     """How well a model predicts documents.
 
-    num_tokens, num_bytes: scored. num_computed_tokens: read by the model; windows overlap. nll_per_token: mean negative
-    log likelihood in nats. seconds: of the run; where two models ran, of both.
+    num_tokens, num_bytes: scored ones. num_computed_tokens: tokens that the model computed; windows overlap.
+    nll_per_token: mean negative log likelihood in nats. seconds: duration of the run; with two models, of both.
     """
 
     num_documents: int
@@ -39,7 +39,7 @@ class Perplexity:
     def of(
         cls, nll: Floats, documents: Sequence[Document], sliding: SlidingContext, computed: int, seconds: float
     ) -> Perplexity:  # fmt: skip
-        """From the losses of all scored tokens in nats, in the order of the documents."""
+        """Compute the figures from the losses of all scored tokens, in nats and in the order of the documents."""
         scored = [d for d in documents if d.num_scored]
         mean = block_mean(nll, [d.num_scored for d in scored])
         num_bytes = sum(d.num_bytes for d in scored)
@@ -47,14 +47,14 @@ class Perplexity:
 
     @property
     def perplexity(self) -> Estimate:
-        """e to the mean loss."""
+        """Perplexity: e to the mean loss."""
         return self.nll_per_token.exp()
 
     @property
     def bits_per_byte(self) -> Estimate | None:
-        """The loss of all scored tokens in bits over the bytes of their text; None where there is no text.
+        """Loss of all scored tokens in bits, divided by the bytes of their text; None if there is no text.
 
-        The error is that of the loss: how many tokens there are to a byte is taken as given.
+        The error is that of the loss; the number of tokens per byte is treated as exact.
         """
         if not self.num_bytes:
             return None
@@ -66,7 +66,7 @@ class Perplexity:
         return self.num_tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers; None for what is not known, and for a perplexity that is too large for a float."""
+        """Return plain numbers, None for unknown ones and for a perplexity beyond the range of a float."""
         return {
             "num_documents": self.num_documents,
             "num_tokens": self.num_tokens,
@@ -83,7 +83,7 @@ class Perplexity:
 
 
 def estimate_json(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """A value and its standard error under two keys; None for what is not known or not finite."""
+    """Return a value and its standard error under two keys; None if unknown or not finite."""
     value, error = (estimate.value, estimate.standard_error) if estimate else (None, None)
     pair = {name: value, f"{name}_standard_error": error}
     return {key: number if number is not None and math.isfinite(number) else None for key, number in pair.items()}
@@ -95,8 +95,8 @@ def measure_perplexity(
 ) -> Perplexity:  # fmt: skip
     """Score documents.
 
-    context, stride: in tokens, see `SlidingContext.choose`. batch_tokens: of one forward pass. on_tokens: called with
-    the number of tokens that were scored since the last call. Raises RequestError for what does not fit the model.
+    context, stride: in tokens, see `SlidingContext.choose`. batch_tokens: tokens of one forward pass. on_tokens: called
+    with the number of tokens scored since the last call. Raises RequestError if the arguments do not fit the model.
     """
     sliding = SlidingContext.choose(loaded.max_model_len, context, stride)
     check_documents(documents, loaded.spec.vocab_size)

@@ -1,7 +1,7 @@
-"""What rounding a model's weights or its state costs, on a short text of ours: measured when a model is first loaded in
-a format, and kept in the user's cache folder.
+"""Measure what quantizing a model's weights or its state costs in accuracy, on a short sample text.
 
-Of weights, the two models are never in memory together: the original's answers come first, layer by layer.
+This runs once for each model and format; the result is kept in the user's cache folder. For quantized weights, the two
+models are never in memory together: the original's logits are recorded first, layer by layer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ridgeline.spec.quant import format_of
 from ridgeline.spec.storage import EXACT
 
 SAMPLE = Path(__file__).with_name("sample.txt")
-MAX_TOKENS = 257  # of the sample; one less is scored
-VERSION = 1  # of what is kept: raise it when a format, or how it is computed, changes
+MAX_TOKENS = 257  # tokens of the sample; all but the first are scored
+VERSION = 1  # version of the kept results: raise it if a format or its computation changes
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """On the sample: mean KL(as stored || rounded) in nats a token, and how often both find the same token most likely,
-    of so many tokens.
+    """The accuracy cost on the sample: mean KL(stored || quantized) in nats per token, and the share of `num_tokens`
+    tokens for which both models have the same most likely token.
     """
 
     kl: float
@@ -42,9 +42,9 @@ class Price:
 
 
 class Appraisal:
-    """The price of a format, in two halves: before its model is loaded, and after.
+    """The accuracy cost of a format, in two parts: one before the quantized model is loaded, and one after.
 
-    The first half takes nothing where the price is known, and otherwise runs the original: `on_start` is told.
+    If the cost is known, the first part does nothing. Otherwise it runs the original and calls `on_start` first.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Appraisal:
         self._path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options)}.json"
         self._known = _read(self._path)
         if self._known is None:
-            on_start(f"{options.weights} on {model}: measuring its price on a sample text, once")
+            on_start(f"{options.weights} on {model}: measuring the accuracy cost on a sample text, once")
             try:
                 self._recorded = _record(model, options, with_tokenizer)
             except RidgelineError as e:
                 self._why_not = str(e)
 
     def describe(self, loaded: LoadedModel) -> str:
-        """A line on what the format costs. loaded: the rounded model."""
+        """Return a line about the cost of the format. loaded: the quantized model."""
         price = self._known or self._measure(loaded)
         name = self._options.weights
         if price is None:
-            return f"weights in {name}: their price is not known: {self._why_not}"
+            return f"weights in {name}: the accuracy cost is not known: {self._why_not}"
         return (
-            f"weights in {name}: KL to the model as stored {price.kl:.2g} nats a token, the same likeliest token for "
-            f"{price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
+            f"weights in {name}: KL to the stored model is {price.kl:.2g} nats per token; the most likely token is the "
+            f"same for {price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
         )
 
     def _measure(self, loaded: LoadedModel) -> Price | None:
@@ -99,14 +99,16 @@ class Appraisal:
 def describe_state(
     model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
 ) -> str:
-    """A line on what rounding a model's state costs, beside float32 over the same weights, however they are stored."""
+    """Return a line about the accuracy cost of quantizing a model's state, compared with float32 state and equal
+    weights.
+    """
     name = loaded.storage.dtype
     try:
         price = _state_price(model, options, tokenizer, loaded, on_start)
     except RidgelineError as e:
-        return f"state in {name}: its price is not known: {e}"
+        return f"state in {name}: the accuracy cost is not known: {e}"
     return (
-        f"state in {name}: KL to float32 {price.kl:.2g} nats a token, the same likeliest token for "
+        f"state in {name}: KL to float32 state is {price.kl:.2g} nats per token; the most likely token is the same for "
         f"{price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
     )
 
@@ -114,7 +116,9 @@ def describe_state(
 def _state_price(
     model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
 ) -> Price:
-    """Both passes are over the model that is there. Raises RidgelineError where there is nothing to measure."""
+    """Measure or look up the cost. Both passes use the model that is loaded. Raises RidgelineError if nothing can be
+    measured.
+    """
     if options.load_format == "dummy":
         raise RequestError("the weights are random")
     folder = find_model(model, revision=options.revision, files=MODEL_FILES)
@@ -125,7 +129,7 @@ def _state_price(
     path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, state=name)}.json"
     if (known := _read(path)) is not None:
         return known
-    on_start(f"state in {name} on {model}: measuring its price on a sample text, once")
+    on_start(f"state in {name} on {model}: measuring the accuracy cost on a sample text, once")
     text = SAMPLE.read_text(encoding="utf-8")
     document = encode_text(text, Tokenizer.from_folder(with_tokenizer), MAX_TOKENS, "the sample text")
     found = measure_divergence(replace(loaded, storage=EXACT), loaded, [document])
@@ -142,19 +146,19 @@ def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
 
 
 def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) -> str:
-    """What the price depends on."""
+    """Return a key made of everything that the cost depends on."""
     sample = blake2b(SAMPLE.read_bytes(), digest_size=8).hexdigest()
     device = resolve_device(options.device)
-    bearing = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": device}
+    settings = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": device}
     other = "" if with_tokenizer == folder else model_fingerprint(with_tokenizer, SMALL_FILES, size=16)
     format = asdict(format_of(options.weights))
     return model_fingerprint(
-        folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **bearing, **more
+        folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **settings, **more
     )
 
 
 def _read(path: Path) -> Price | None:
-    """What was kept; None for nothing, and for what is not a price."""
+    """Return the kept cost, or None if there is none or the file is invalid."""
     try:
         return Price(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -162,6 +166,6 @@ def _read(path: Path) -> Price | None:
 
 
 def _write(path: Path, price: Price) -> None:
-    """Whole or not at all. Where it cannot be kept it is measured again."""
+    """Write the file completely or not at all. If that fails, the cost is measured again next time."""
     with suppress(OSError):
         write_whole(path, json.dumps(asdict(price)))

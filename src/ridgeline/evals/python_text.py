@@ -1,4 +1,4 @@
-"""Python texts as Python itself reads them: their lines, and their syntax trees."""
+"""Read Python texts as Python itself does: their lines and their syntax trees."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ast
 import re
 import warnings
 
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts them: str.splitlines() knows more ends
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # Python's line ends; str.splitlines() accepts more
 
 
 def parse(text: str) -> ast.Module | None:
-    """The syntax tree, or None. Warnings are off: as errors they would make a corpus depend on a filter."""
+    """Return the syntax tree, or None. Warnings are ignored, so that the result does not depend on warning filters."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

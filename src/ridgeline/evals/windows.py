@@ -1,8 +1,8 @@
-"""A sliding context: which tokens a model sees when it scores a token, and how windows share a forward pass.
+"""Sliding windows: the context in which each token is scored, and how windows are batched into forward passes.
 
-The windows are those of the recipe in transformers' documentation ("Perplexity of fixed-length models"), and the two
-numbers mean the same: a window is `context` tokens, the scored ones among them, and begins `stride` after the one
-before. Of each window those tokens are scored that no window before has scored.
+The windows are those in transformers' documentation ("Perplexity of fixed-length models"), and the two numbers mean the
+same: a window has `context` tokens and begins `stride` tokens after the previous one. In each window the tokens are
+scored that no earlier window has scored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.sample.logits import Ints
 
-DEFAULT_CONTEXT = 2048  # tokens, where the model's own is not shorter
-BATCH_TOKENS = 4096  # of one forward pass
+DEFAULT_CONTEXT = 2048  # tokens; the model's longest context if that is shorter
+BATCH_TOKENS = 4096  # tokens of one forward pass
 
 
 class Window(NamedTuple):
-    """Tokens [start, stop) of a document. Scored are [first, stop); start < first < stop."""
+    """Tokens [start, stop) of a document. The scored ones are [first, stop), with start < first < stop."""
 
     start: int
     first: int
@@ -33,8 +33,9 @@ class Window(NamedTuple):
 class SlidingContext:
     """Windows of `context` tokens, `stride` apart.
 
-    Every token is scored once, and from its document's second window on has at least context - stride tokens before
-    it: more of them cost more windows. `stride` is less than `context`, or a window's first token had none.
+    Every token is scored once. From a document's second window on, it has at least context - stride tokens before it; a
+    smaller stride gives more context and more windows. `stride` is less than `context`, so that the first token of a
+    window is never scored.
     """
 
     context: int
@@ -42,10 +43,11 @@ class SlidingContext:
 
     @classmethod
     def choose(cls, max_model_len: int, context: int | None = None, stride: int | None = None) -> SlidingContext:
-        """What was asked for, or a default. Raises RequestError for what does not fit.
+        """Return the requested windows, or the default ones. Raises RequestError for values that do not fit the model.
 
-        The default context is the model's, up to DEFAULT_CONTEXT; the default stride is half of it: no token is
-        scored with less than half a context, for about twice the work of windows that do not overlap.
+        The default context is the model's longest, at most DEFAULT_CONTEXT. The default stride is half of it: after the
+        first window, every token has at least half a context before it, for about twice the work of windows without
+        overlap.
         """
         if context is None:
             context = min(max_model_len, DEFAULT_CONTEXT)
@@ -55,13 +57,13 @@ class SlidingContext:
             stride = context // 2
         if not 1 <= stride < context:
             raise RequestError(
-                f"stride (--stride) is {stride}; it must be from 1 to {context - 1}, less than the context: the first "
-                "token of a window can only be scored with the one before it"
+                f"stride (--stride) is {stride}; it must be from 1 to {context - 1}, less than the context: the "
+                "first token of a window has no token before it"
             )
         return cls(context, stride)
 
     def windows(self, num_tokens: int, num_unscored: int = 1) -> Iterator[Window]:
-        """The windows of a document of so many tokens, the first `num_unscored` of which are not scored."""
+        """Yield the windows of a document of `num_tokens` tokens, of which the first `num_unscored` are not scored."""
         scored, start = num_unscored, 0
         while scored < num_tokens:
             stop = min(start + self.context, num_tokens)
@@ -73,10 +75,10 @@ class SlidingContext:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Windows of one forward pass.
+    """The windows of one forward pass.
 
-    sequences: token ids of each, without its last token, which predicts nothing. rows [n]: of the pass, those that
-    predict scored tokens; targets [n]: these tokens, in the order of the documents.
+    sequences: token ids of each window, without the last one, which predicts nothing. rows [n]: rows of the pass that
+    predict scored tokens. targets [n]: those tokens, in the order of the documents.
     """
 
     sequences: Sequence[Sequence[int]]
@@ -85,14 +87,16 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model reads."""
+        """Number of tokens that the model computes."""
         return sum(map(len, self.sequences))
 
 
 def batches(
     documents: Sequence[Document], sliding: SlidingContext, batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[Batch]:
-    """All windows of all documents in order, as many in a pass as have `batch_tokens` tokens together, at least one."""
+    """Yield all windows of all documents in order, in batches of at most `batch_tokens` tokens (at least one
+    window).
+    """
     pending: list[tuple[Document, Window]] = []
     size = 0
     for document in documents:

@@ -1,8 +1,8 @@
 """Chat templates: Jinja2 in a sandbox, with the names that the templates of Hugging Face models rely on.
 
-The environment (trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, a `tojson` that
-escapes nothing, `{% generation %}` blocks) and the treatment of messages (a key whose value is None is left
-out; reasoning is offered under the names in use) are those of transformers' `apply_chat_template`.
+The environment (trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, a `tojson` without HTML
+escapes, `{% generation %}` blocks) and the treatment of messages (keys whose value is None are left out; reasoning is
+offered under all usual names) equal those of transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MAX_SHOWN = 300
 MAX_SOURCE = 1 << 18  # characters of a template; published ones have up to 40,000
-RENDERING = Limits(5.0, 1 << 30, result_bytes=32 << 20)  # of a template that takes long, in a helper process
+RENDERING = Limits(5.0, 1 << 30, result_bytes=32 << 20)  # limits of a helper process that renders a slow template
 
 
 class ChatTemplate:
-    """One compiled chat template: `render` turns messages into the text of the prompt."""
+    """A compiled chat template; `render` returns the text of a prompt."""
 
     def __init__(self, source: str, name: str = "default", *, guarded: bool = True) -> None:
-        """Compile `source`; raises TokenizerError when it is not a valid Jinja template, or a very long one.
+        """Compile `source`. Raises TokenizerError if it is not a valid Jinja template or is too long.
 
-        guarded: False only in a helper process, whose limits are others.
+        guarded: limit the time of rendering; False only in a helper process, which has its own limits.
         """
         if len(source) > MAX_SOURCE:
             raise TokenizerError(
@@ -55,7 +55,7 @@ class ChatTemplate:
             RecursionError,
             SyntaxError,
             MemoryError,
-        ) as error:  # the last two are Python's compiler's
+        ) as error:  # Python's compiler raises the last two
             raise TokenizerError(f"chat template {name!r}: {_line(error)}; correct the template") from error
 
     def render(
@@ -67,11 +67,10 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the prompt text for `messages`; `variables` (bos_token, eos_token, ...) reach the template.
+        """Return the prompt text for `messages`. `variables` (bos_token, eos_token, ...) are passed to the template.
 
-        Raises RequestError when the messages, tools or documents are not plain JSON data, or when the
-        template rejects them (`raise_exception`, a missing field); TokenizerError when it tries to leave the
-        sandbox.
+        Raises RequestError if the messages, tools or documents are not plain JSON data, or if the template rejects them
+        (`raise_exception`, a missing field). Raises TokenizerError if the template tries to leave the sandbox.
         """
         data = chat_data(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, documents=documents, **variables
@@ -82,7 +81,9 @@ class ChatTemplate:
             return self._render_elsewhere(data)
 
     def render_here(self, data: Mapping[str, Any]) -> str:
-        """Return the prompt text, made in this process; raises Costly where that would take long, else as `render`."""
+        """Return the prompt text, rendered in this process. Raises Costly if that takes too long; other errors as in
+        `render`.
+        """
         environment = self._template.environment
         try:
             if isinstance(environment, GuardedSandbox):
@@ -92,7 +93,7 @@ class ChatTemplate:
             raise
         except SecurityError as error:
             raise TokenizerError(f"chat template {self.name!r} is unsafe and was stopped: {_line(error)}") from error
-        # A template is a program: it can fail in any way, and whatever it is, it is this request that fails.
+        # A template is a program that can fail in any way; only this request may fail because of it.
         except Exception as error:
             raise RequestError(f"chat template {self.name!r} rejects these messages: {_line(error)}") from error
 
@@ -106,9 +107,9 @@ class ChatTemplate:
 
 
 def reads_roles(source: str) -> bool:
-    """Whether a chat template looks at the roles of messages; one that does not only joins their texts.
+    """Return whether a chat template reads the roles of messages; one that does not just joins their texts.
 
-    Raises TokenizerError when it is not a valid Jinja template.
+    Raises TokenizerError if it is not a valid Jinja template.
     """
     try:
         tree = _environment(guarded=False).parse(source)
@@ -121,7 +122,7 @@ def reads_roles(source: str) -> bool:
 
 @job
 def render_job(_: None, source: str, name: str, data: dict[str, Any]) -> bytes:
-    """Render in a helper process."""
+    """Render a template in a helper process."""
     try:
         return ChatTemplate(source, name, guarded=False).render_here(data).encode("utf-8", "surrogatepass")
     except RequestError as error:
@@ -138,7 +139,7 @@ def chat_data(
     documents: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> dict[str, Any]:
-    """Return what the template is given, for `render_here`: copies that consist of JSON types only."""
+    """Return the variables of a template for `render_here`: copies that contain only JSON types."""
     try:
         chat = _messages(messages)
         data = {key: _plain(value, key) for key, value in variables.items()}
@@ -151,14 +152,14 @@ def chat_data(
 
 
 class _Strict:
-    """Fails at an unsafe attribute; Jinja's own sandbox yields an undefined that prints as ''."""
+    """Raises an error for an unsafe attribute, where Jinja's own sandbox prints an empty text."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it only renders."""
+    """Renders `{% generation %}` blocks, which mark the assistant's text for training, as plain blocks."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
@@ -169,7 +170,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """`namespace()` without names that begin with an underscore: those are Python's internals."""
+    """A `namespace()` that refuses names with a leading underscore, which belong to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         for key in dict(*args[1:], **kwargs):
@@ -187,11 +188,11 @@ def _refuse_private(name: str) -> None:
 
 
 class _Free(_Strict, ImmutableSandboxedEnvironment):
-    """In a helper process."""
+    """The environment of a helper process."""
 
 
 class _Guarded(_Strict, GuardedSandbox):
-    """In this one."""
+    """The environment of this process."""
 
 
 def _environment(guarded: bool) -> Environment:
@@ -235,11 +236,11 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Offer a message's reasoning under both names that templates read, as transformers does."""
+    """Add a message's reasoning under the names that templates read, as transformers does."""
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is None:
         return message
-    named = {"thinking": reasoning}  # first: a template that prints whole messages shows the order
+    named = {"thinking": reasoning}  # first, because a template that prints whole messages shows the order
     named.update(message)
     named["reasoning_content"] = reasoning
     return named
@@ -255,10 +256,10 @@ def _objects(items: object, what: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a copy made of JSON types only: a template must get no object that has methods of its own."""
+    """Return a copy that contains only JSON types, so that a template gets no object with methods of its own."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, str):  # of a subclass: only its characters go on
+    if isinstance(value, str):  # a subclass: only its characters are passed on
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)

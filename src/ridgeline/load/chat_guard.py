@@ -1,8 +1,9 @@
-"""A Jinja sandbox in which no template runs for long: it raises Costly, and a helper process takes over.
+"""A Jinja sandbox that limits the cost of rendering: it raises Costly, and a helper process renders instead.
 
-Templates are code of whoever made the checkpoint. Each step of a loop, call and filter looks at the clock; whatever
-could make a large value in a single step (a product, a join, a literal that holds one list many times) looks at its
-size first. Filters and methods that are not known to be cheap are left to the helper. What comes out is unchanged.
+Templates are code from whoever made the checkpoint. Each step of a loop, call and filter checks the clock. Operations
+that could make a large value in one step (a product, a join, a literal that holds one list many times) check its size
+first. Filters and methods that are not known to be cheap are left to the helper process. The rendered text does not
+change.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, generate_lorem_ipsum
 
-SECONDS = 0.25  # in this process
-MAX_CHARS = 1 << 22  # of a text that a template makes
-MAX_PARTS = 1 << 16  # of a value: elements of lists and objects, however often they are shared, and texts by length
+SECONDS = 0.25  # most time for rendering in this process
+MAX_CHARS = 1 << 22  # most characters of a text that a template makes
+MAX_PARTS = 1 << 16  # most parts of a value: elements of lists and objects (shared ones count again), and long texts
 _CHARS_PER_PART = 64
-_MAX_BITS = 4096  # of a whole number
+_MAX_BITS = 4096  # most bits of a whole number
 
 _METHODS = frozenset(
     "strip lstrip rstrip split rsplit splitlines startswith endswith lower upper title capitalize swapcase casefold "
@@ -38,21 +39,21 @@ _FILTERS = frozenset(
 
 
 class Costly(Exception):
-    """A template needs more than may be spent in this process."""
+    """A template needs more than this process may spend on it."""
 
 
 class GuardedSandbox(ImmutableSandboxedEnvironment):
-    """The sandbox. Rendering happens inside `limited`."""
+    """The sandbox. All rendering happens inside `limited`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
-        # The optimizer would compute constants, of any size, while a template is compiled.
+        # The optimizer would compute constants of any size while a template is compiled.
         super().__init__(optimized=False, finalize=_checked, **options)
         self._of_thread = threading.local()
 
     def guard(self) -> None:
-        """Wrap the filters and tests that are there. Called when all are registered."""
+        """Wrap the registered filters and tests. Call this after all of them are registered."""
         for table, known in ((self.filters, _FILTERS), (self.tests, None)):
             for name, function in list(table.items()):
                 table[name] = self._ticking(name, function, known is None or name in known)
@@ -63,13 +64,13 @@ class GuardedSandbox(ImmutableSandboxedEnvironment):
         return render()
 
     def tick(self) -> None:
-        """One more step."""
+        """Count one step. Raises Costly if the time is over."""
         if time.monotonic() > self._of_thread.end:
             raise Costly
 
     @property
     def stepped(self) -> bool:
-        """True, after one more step."""
+        """Count one step, and return True."""
         self.tick()
         return True
 
@@ -88,7 +89,9 @@ class GuardedSandbox(ImmutableSandboxedEnvironment):
         return checked
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the sandbox: the double underscores leave all names to the arguments."""
+        """Call a function as the sandbox does. The parameters have double underscores so that templates can use any
+        name.
+        """
         __self.tick()
         if isinstance(__obj, types.BuiltinMethodType):
             _check_method(__obj, args)
@@ -102,7 +105,7 @@ class GuardedSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """All output of a template, macro or block."""
+        """Join the output of a template, macro or block. Raises Costly if it is too long."""
         found, size = [], 0
         for piece in pieces:
             size += len(piece)
@@ -112,17 +115,17 @@ class GuardedSandbox(ImmutableSandboxedEnvironment):
         return "".join(found)
 
     def glue(self, parts: Sequence[Any]) -> str:
-        """The `~` operator."""
+        """Compute the `~` operator."""
         return self.concat(str(_checked(part)) for part in parts)
 
     @staticmethod
     def made(value: Any) -> Any:
-        """A literal of a template, or a dict that it made."""
+        """Return a literal of a template, or a dict that it made. Raises Costly if it is too large."""
         return made(value)
 
 
 class _Code(CodeGenerator):
-    """Python code that reports its steps."""
+    """Generates Python code that reports its steps."""
 
     def blockvisit(self, body: Iterable[nodes.Node], frame: Frame) -> None:
         self.writeline("environment.tick()")
@@ -154,7 +157,7 @@ class _Code(CodeGenerator):
         self._made(super().visit_Dict, node, [pair.value for pair in node.items], frame)
 
     def visit_Name(self, node: nodes.Name, frame: Frame) -> None:
-        if node.ctx == "load" and node.name in ("varargs", "kwargs"):  # made without a literal
+        if node.ctx == "load" and node.name in ("varargs", "kwargs"):  # values that arise without a literal
             self.write("environment.made(")
             super().visit_Name(node, frame)
             self.write(")")
@@ -179,13 +182,13 @@ GuardedSandbox.code_generator_class = _Code
 
 
 def made(value: Any) -> Any:
-    """The value. Raises Costly for too many parts: shared ones count as often as they are reached."""
+    """Return the value. Raises Costly if it has too many parts; shared parts count each time they occur."""
     _weigh(value, MAX_PARTS)
     return value
 
 
 def _weigh(value: Any, left: int) -> int:
-    """Return how many of the allowed parts are left after those of a value."""
+    """Return how many of the allowed parts remain after those of a value."""
     kind = type(value)
     if kind is str:
         left -= 1 + len(value) // _CHARS_PER_PART
@@ -198,7 +201,7 @@ def _weigh(value: Any, left: int) -> int:
         for key, item in value.items():
             left = _weigh(item, _weigh(key, left))
     elif isinstance(value, Namespace):
-        raise Costly  # it may hold itself
+        raise Costly  # it may contain itself
     else:
         left -= 1
     if left < 0:
@@ -239,11 +242,11 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
         if whole and left.bit_length() * max(right, 0) > _MAX_BITS:
             raise Costly
     elif isinstance(left, str):
-        raise Costly  # a format may ask for any width
+        raise Costly  # a format may request any width
 
 
 def _check_method(method: Any, args: tuple[Any, ...]) -> None:
-    """Raise Costly for a method of a text, list or object that may give a large value."""
+    """Raise Costly for a method of a text, list or object that can return a large value."""
     name, of = method.__name__, method.__self__
     if name == "replace" and isinstance(of, str):
         _check_replace(None, of, *args)
@@ -284,7 +287,7 @@ def _check_tojson(value: Any, *args: Any, indent: Any = None, **_: Any) -> tuple
     return (made(value),)
 
 
-# What looks at the arguments of a filter, and gives them on.
+# Filter -> function that checks its arguments and returns them.
 _CHECKS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "join": _check_join,
     "replace": _check_replace,

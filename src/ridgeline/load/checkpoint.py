@@ -1,4 +1,4 @@
-"""A model folder's small files: config.json and generation_config.json."""
+"""Read a model folder's small files: config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.folders import read_json
 
-# generation_config.json: fields that are applied as sampling parameters ...
+# Fields of generation_config.json that are applied as sampling parameters.
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-# ... fields that say nothing about which tokens to pick, or that the caller decides ...
+# Fields that do not affect which tokens are chosen, or that the caller decides.
 _OTHER_FIELDS = frozenset(
     "eos_token_id bos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config do_sample "
     "max_length max_new_tokens min_length use_cache cache_implementation cache_config output_attentions output_scores "
@@ -23,19 +23,18 @@ _OTHER_FIELDS = frozenset(
     "assistant_confidence_threshold num_assistant_tokens num_assistant_tokens_schedule prompt_lookup_num_tokens "
     "is_assistant compile_config disable_compile chat_format max_window_size".split()
 )
-# ... and fields for which 1 asks for nothing, as null, false, 0 and emptiness do for all. What is left is named in a
-# note: it is not applied.
+# Fields that have no effect when they are 1. All fields have no effect when they are null, false, 0 or empty. A note
+# names all remaining fields, because they are not applied.
 _NEUTRAL_AT_ONE = frozenset("num_beams num_beam_groups length_penalty encoder_repetition_penalty".split())
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known of a model before its weights are read.
+    """The facts about a model that are known before its weights are read.
 
-    sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0
-    where it says not to sample. notes: what it asks for that is not applied, and
-    what of the model is left out. weight_blocks: of matrices in fp8, rows
-    and columns that have one scale; None for plain matrices.
+    sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0 if
+    it disables sampling. notes: settings that are not applied, and parts of the model that are left out. weight_blocks:
+    rows and columns that share a scale, for matrices in fp8; None for plain matrices.
     """
 
     folder: Path
@@ -49,7 +48,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the configs of a local folder. Raises CheckpointError or ConfigError, one line each."""
+    """Read the configs of a local folder. Raises CheckpointError or ConfigError."""
     config = read_json(folder / "config.json")
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
@@ -66,14 +65,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: str, vocab: int) -> tuple[int, ...]:
-    """One id or a list of them; generation_config.json speaks first."""
+    """Return one id or a list of them; generation_config.json has priority."""
     value = generation.get(name)
     if value is None:
         value = config.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int for i in ids):
-        raise ConfigError(f"{name} is {value!r}, not a token id or a list of them")
-    # Ids past the vocabulary can never be produced: some configs carry such leftovers.
+        raise ConfigError(f"{name} is {value!r}; it must be a token id or a list of them")
+    # Ids beyond the vocabulary are leftovers in some configs; the model cannot produce them.
     return tuple(i for i in ids if 0 <= i < vocab)
 
 
@@ -84,13 +83,14 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
         if value is None:
             continue
         if type(value) not in ((int,) if name == "top_k" else (int, float)) or not abs(value) <= sys.float_info.max:
-            raise ConfigError(f"generation_config.json: {name} is {value!r}, not a number that it can be")
+            kind = "a whole number" if name == "top_k" else "a finite number"
+            raise ConfigError(f"generation_config.json: {name} is {value!r}; it must be {kind}")
         out[name] = value
     return {"temperature": 0.0} if generation.get("do_sample") is False else out
 
 
 def _unapplied(generation: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note on the fields that ask for something which is not done."""
+    """Return a note that names the fields with an effect that are not applied."""
     asked = sorted(
         name
         for name, value in generation.items()
@@ -99,4 +99,4 @@ def _unapplied(generation: Mapping[str, Any]) -> tuple[str, ...]:
         and value not in (None, False, [], {}, "")
         and not (name in _NEUTRAL_AT_ONE and value == 1)
     )
-    return (f"generation_config.json: {', '.join(asked)} not applied",) if asked else ()
+    return (f"generation_config.json: these fields are not applied: {', '.join(asked)}",) if asked else ()

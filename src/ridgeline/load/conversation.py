@@ -1,4 +1,6 @@
-"""A dialogue as the token ids that the model really saw, so that each turn finds the turns before it in the cache."""
+"""Keep a dialogue as the token ids that the model saw, so that each turn reuses the earlier ones from the
+prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from ridgeline.load.tokenizer import Tokenizer
 
 
 class Conversation:
-    """Messages, and the ids that stand for them.
+    """The messages of a dialogue and their token ids.
 
-    An answer's text, tokenized again, need not give the ids that the model produced; then nothing from there on would
-    be found in the prefix cache, and the model would read what it never said. So a turn is the ids of the history as
-    they were, and after them what the template puts between the answer and the next one. Where the template rewrites
-    the history (drops earlier reasoning, strips the answer's spaces), the whole dialogue is tokenized anew.
+    Tokenizing an answer's text again may give other ids than the model produced. The prefix cache would then miss from
+    there on, and the model would read tokens that it never wrote. So the prompt of a turn is the ids of the history,
+    followed by what the template puts after the answer. If the template rewrites the history (it drops earlier
+    reasoning or strips spaces), the whole dialogue is tokenized again.
     """
 
     def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
@@ -22,28 +24,28 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Remove all turns; the system message stays."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         self.messages: list[dict[str, Any]] = system
-        self._ids: list[int] = []  # all that the model saw and said
-        self._text = ""  # the same, as the template wrote it
+        self._ids: list[int] = []  # all ids that the model read and wrote
+        self._text = ""  # their text, as the template wrote it
 
     def ask(self, content: str) -> list[int]:
-        """Ids of the prompt for the next turn of the user. Raises as Tokenizer.encode_chat."""
+        """Return the ids of the prompt for the user's next turn. Raises as Tokenizer.encode_chat does."""
         messages = [*self.messages, {"role": "user", "content": content}]
         text = self._tokenizer.render_chat(messages)
         ids = self._tokenizer.encode_chat(messages)
         rest = self._rest(text)
-        # What follows the history is the end of the whole, tokenized.
+        # The ids after the history are taken from the end of the whole tokenized text.
         if rest and ids[-len(rest) :] == rest:
             ids = [*self._ids, *rest]
         self.messages, self._ids, self._text = messages, ids, text
         return ids
 
     def answered(self, ids: Sequence[int], text: str) -> None:
-        """What the model answered: its ids, with the one that ended it if there was one, and the text of the rest."""
+        """Record the model's answer: its ids, with the one that ended it if there was one, and its text."""
         self.messages.append({"role": "assistant", "content": text})
-        if self._tokenizer.decode(ids) != text:  # cut at a stop string, say: the ids are of another text
+        if self._tokenizer.decode(ids) != text:  # for example cut at a stop string, so the ids have a different text
             self._ids, self._text = [], ""
             return
         ended = bool(ids) and ids[-1] in self._tokenizer.special_ids
@@ -51,12 +53,14 @@ class Conversation:
         self._text += text + (self._tokenizer.decode(ids[-1:], skip_special_tokens=False) if ended else "")
 
     def withdraw(self) -> None:
-        """Take the last question back: it got no answer."""
+        """Remove the last question, which got no answer."""
         self.messages = self.messages[:-1]
-        self._ids, self._text = [], ""  # the next turn is tokenized anew
+        self._ids, self._text = [], ""  # the next turn is tokenized as a whole
 
     def _rest(self, text: str) -> list[int]:
-        """Ids of what the template wrote after the history; none where it did not write that as it was."""
+        """Return the ids of the text that the template wrote after the history; none if the template changed the
+        history.
+        """
         if not self._text or not text.startswith(self._text):
             return []
         return self._tokenizer.encode(text[len(self._text) :], add_special_tokens=False)

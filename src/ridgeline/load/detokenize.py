@@ -1,14 +1,14 @@
-"""From token ids to text, one id at a time.
+"""Convert token ids to text, one id at a time.
 
-`TokenText` says what each id adds: characters, or bytes of a UTF-8 sequence that may span ids. `Detokenizer`
-joins them and holds back only an unfinished character, so each id costs the same however long the text is,
-and the pieces joined are the decoded text by construction: `Tokenizer.decode` is this very loop.
+`TokenText` gives what each id adds: characters, or bytes of a UTF-8 sequence that may span several ids. `Detokenizer`
+joins them and holds back only an unfinished character. So each id costs the same however long the text is, and the
+joined pieces equal the decoded text, because `Tokenizer.decode` uses this same loop.
 
-Decoders are those of the `tokenizers` library (ByteLevel; Replace, ByteFallback, Fuse and Strip in the Llama
-order; Metaspace; none). The one difference: in a run of byte-fallback tokens that is partly invalid UTF-8,
-`tokenizers` turns the whole run into U+FFFD, valid characters included, which would take back text that has
-already been sent. Here, as in SentencePiece's own decoder, each byte that cannot be part of a character
-becomes one U+FFFD and the valid characters stay.
+The supported decoders are those of the `tokenizers` library (ByteLevel; Replace, ByteFallback, Fuse and Strip in the
+Llama order; Metaspace; none). There is one difference. In a run of byte-fallback tokens that is partly invalid UTF-8,
+`tokenizers` replaces the whole run by U+FFFD, valid characters included, which would change text that has already been
+sent. Here, as in SentencePiece's own decoder, each byte that cannot be part of a character becomes one U+FFFD, and the
+valid characters stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass
 class _Rules:
-    """A decoder of `tokenizers`, reduced to what happens to one token given whether it is the first."""
+    """A decoder of `tokenizers`, reduced to its effect on one token, which depends on whether the token is
+    the first.
+    """
 
     substitutions: list[tuple[str, str]] = field(default_factory=list)
     byte_level: bool = False
@@ -44,14 +46,14 @@ class _Rules:
 
 
 class TokenText:
-    """What each id of a vocabulary adds to the text; shared by all the Detokenizers of a tokenizer.
+    """The text that each id of a vocabulary adds. All Detokenizers of a tokenizer share it.
 
-    size: the largest id and one more. longest: characters of the longest entry. To ask for them takes a copy of the
-    vocabulary: tens of milliseconds of a start.
+    size: the largest id plus one. longest: characters of the longest entry. Computing them copies the vocabulary, which
+    takes tens of milliseconds.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Read the decoder of `backend`; raises TokenizerError when its text cannot be streamed exactly."""
+        """Read the decoder of `backend`. Raises TokenizerError if its text cannot be streamed exactly."""
         self.rules = _rules(backend)
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -65,18 +67,18 @@ class TokenText:
             return self._pieces[token_id]
         except KeyError:
             piece = self._piece(int(token_id)) if 0 <= token_id < self.size else None
-            if piece is not None:  # ids outside the vocabulary come from outside: they must not fill the memory
+            if piece is not None:  # clients can send any id; unknown ones must not fill the memory
                 self._pieces[token_id] = piece
             return piece
 
     def first(self, piece: str | bytes) -> str | bytes:
-        """Return what `piece` adds when nothing stands before it; `piece` still has its spaces unreplaced."""
+        """Return the text of `piece` at the start of a text. The spaces of `piece` are not replaced yet."""
         if self.rules.drop_first and isinstance(piece, str):
             return piece.replace(self.rules.drop_first, "")
         return piece
 
     def later(self, piece: str | bytes) -> str | bytes:
-        """Return what `piece` adds after another token."""
+        """Return the text of `piece` after another token."""
         if isinstance(piece, bytes):
             return piece
         if self.rules.drop_first:
@@ -97,17 +99,17 @@ class TokenText:
 
 
 class Detokenizer:
-    """The text of a growing list of ids: `push` returns what each id completes, `flush` what is left over."""
+    """Converts a growing list of ids to text: `push` returns what each id completes, `flush` returns the rest."""
 
     def __init__(self, text: TokenText, skip: frozenset[int] = frozenset(), prompt: Sequence[int] = ()) -> None:
-        """Start after `prompt`, whose own text is not returned; ids in `skip` add nothing.
+        """Start after `prompt`, whose text is not returned. Ids in `skip` add nothing.
 
-        With a prompt that does not end inside a character, decode(prompt + ids) is decode(prompt) followed
-        by the pieces of `ids`.
+        If the prompt does not end inside a character, decode(prompt + ids) is decode(prompt) followed by the pieces of
+        `ids`.
         """
         self._text = text
         self._skip = skip
-        self._pending = b""  # the start of a character whose end has not come yet
+        self._pending = b""  # the first bytes of an unfinished character
         self._first = bool(text.rules.drop_first or text.rules.separator)
         self._strip_left = text.rules.strip_count
         self._per_byte = not text.rules.byte_level
@@ -127,9 +129,10 @@ class Detokenizer:
         return self._strip(new) if self._strip_left else new
 
     def peek(self, token_id: int) -> tuple[str, bytes]:
-        """Return the text that `push` would return for `token_id`, and the bytes that it adds, and change nothing.
+        """Return the text that `push` would return for `token_id`, and the bytes that it adds, without changing the
+        state.
 
-        A special token adds nothing to the text where it is skipped; its bytes are those of its name even then.
+        A skipped special token adds nothing to the text, but its bytes are still those of its name.
         """
         text = copy(self).push(token_id)
         piece = self._text.piece(token_id)
@@ -145,11 +148,11 @@ class Detokenizer:
 
     @property
     def settled(self) -> bool:
-        """Whether the text of the next id depends on that id alone: not at the start, nor inside a character."""
+        """Whether the text of the next id depends on that id alone: not at the start, and not inside a character."""
         return not (self._first or self._strip_left or self._pending)
 
     def flush(self) -> str:
-        """Return the text of a character that never ended (as U+FFFD), or ""; call it after the last id."""
+        """Return U+FFFD for a character that was never completed, or "". Call this after the last id."""
         new = self._unfinished()
         return self._strip(new) if self._strip_left else new
 
@@ -169,7 +172,7 @@ class Detokenizer:
         return new
 
     def _replay(self, prompt: Sequence[int]) -> None:
-        """Reach the state after `prompt`: its start and its last character decide it, the rest is skipped."""
+        """Restore the state after `prompt`. Only its start and its last character matter, so the rest is skipped."""
         head = 0
         while head < len(prompt) and (self._first or self._strip_left):
             self.push(prompt[head])
@@ -186,10 +189,10 @@ class Detokenizer:
 
 
 def _decode(data: bytes, per_byte: bool) -> tuple[str, bytes]:
-    """Return the text of `data` and the unfinished character at its end.
+    """Return the text of `data`, and the unfinished character at its end.
 
-    An invalid sequence becomes one U+FFFD (Unicode's "maximal subpart" practice, which Rust's lossy decoding
-    follows too) or, `per_byte`, one for each of its bytes.
+    An invalid sequence becomes one U+FFFD (Unicode's "maximal subpart" practice, which Rust's lossy decoding follows
+    too) or, with `per_byte`, one for each of its bytes.
     """
     text = ""
     while True:
@@ -204,7 +207,7 @@ def _decode(data: bytes, per_byte: bool) -> tuple[str, bytes]:
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, the others are U+0100 onwards."""
+    """Return GPT-2's characters for bytes: printable ones are themselves, the others are U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -218,7 +221,7 @@ _BYTES = _byte_table()
 def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTES[character] for character in token])
-    except KeyError:  # an added token in plain text
+    except KeyError:  # an added token, which is stored as plain text
         return token.encode("utf-8")
 
 
@@ -231,13 +234,13 @@ def _rules(backend: tokenizers.Tokenizer) -> _Rules:
         kind = str(step["type"])
         if not _apply(rules, step, kind, done):
             raise TokenizerError(
-                f"the decoder step {kind} of tokenizer.json, after {sorted(done) or 'nothing'}, is not supported; "
-                "ByteLevel, Metaspace, or Replace, ByteFallback, Fuse, Strip in this order are"
+                f"the decoder step {kind} of tokenizer.json is not supported after {sorted(done) or 'nothing'}; "
+                "supported: ByteLevel, Metaspace, or Replace, ByteFallback, Fuse, Strip in this order"
             )
         done.add(kind)
     if (most := growth(json.loads(backend.decoder.__getstate__()))) > MAX_GROWTH:
         raise TokenizerError(
-            f"the decoder of tokenizer.json can make {most:.3g} characters of one; the limit is {MAX_GROWTH}"
+            f"the decoder of tokenizer.json can expand one character to {most:.3g}; the limit is {MAX_GROWTH}"
         )
     return rules
 
@@ -251,7 +254,7 @@ def _flatten(state: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _apply(rules: _Rules, step: dict[str, Any], kind: str, done: set[str]) -> bool:
-    """Add one decoder step to `rules`; False when it, or its place after those in `done`, is not known."""
+    """Add one decoder step to `rules`. Returns False if it is unknown, or not supported after the steps in `done`."""
     if kind == "Fuse":
         return True
     if kind == "Strip":

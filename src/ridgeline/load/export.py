@@ -1,4 +1,4 @@
-"""Weights out: the loader's table read backwards, and a safetensors file that is whole or not there."""
+"""Write weights: the loader's table in the other direction, and a safetensors file that is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ridgeline.load.safetensors import HostTensor, dtype_code
 from ridgeline.load.weights import part_of, stored_shape
 from ridgeline.spec import ModelSpec
 
-ALIGNMENT = 8  # of the header, in bytes, as the format's own writer has it
+ALIGNMENT = 8  # bytes; the format's own writer aligns the header to it
 
 
 def checkpoint_tensors(spec: ModelSpec, names: Names, weights: Mapping[str, HostTensor]) -> dict[str, HostTensor]:
-    """The tensors of a family's checkpoint, by its names, from all weights of the spec, by ours.
+    """Return the tensors of a family's checkpoint, by its names, from all weights of the spec, by ours.
 
-    A tensor that several weights share (a fused matrix) is in their common type. ValueError if those differ.
+    Weights that share a tensor (a fused matrix) must have one type; otherwise ValueError is raised.
     """
     reads = names.reads(spec)
     out: dict[str, HostTensor] = {}
@@ -31,14 +31,14 @@ def checkpoint_tensors(spec: ModelSpec, names: Names, weights: Mapping[str, Host
             if key not in out:
                 out[key] = HostTensor(np.empty(stored_shape(w, read), host.data.dtype), host.dtype)
             if out[key].dtype != host.dtype:
-                raise ValueError(f"{key} would hold {out[key].dtype} and {host.dtype}")
-            place = part_of(out[key].data, read)
-            place[...] = (host.data[i] if read.stacked else host.data).reshape(place.shape)
+                raise ValueError(f"{key} would contain {out[key].dtype} and {host.dtype}; give its weights one type")
+            target = part_of(out[key].data, read)
+            target[...] = (host.data[i] if read.stacked else host.data).reshape(target.shape)
     return out
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, HostTensor]) -> None:
-    """Write a file that other programs read; under another name first, so that a half-written one is never seen."""
+    """Write a safetensors file. It is written under another name first, so that no reader finds an incomplete file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What a model is known by: its files, and options that bear on what it says."""
+"""Compute the fingerprint of a model: its files, and the options that affect its outputs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-WHOLE_FILE, BLOCK, BLOCKS = 1 << 25, 1 << 16, 64  # bytes: a longer file is known by its size and samples of it
+WHOLE_FILE, BLOCK, BLOCKS = 1 << 25, 1 << 16, 64  # bytes; of a longer file, its size and samples of it are hashed
 
 
 def model_fingerprint(folder: Path, patterns: Sequence[str], *, size: int = 4, **options: object) -> str:
-    """So many bytes, in hex, of a model: of its files that match, and of options."""
+    """Return a hash of `size` bytes, in hex, over a model's matching files and options."""
     digest = blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=size)
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""The header and the metadata of a GGUF file, read strictly; the tensors are left alone.
+"""Read the header and the metadata of a GGUF file strictly. The tensors are not read.
 
-Layout: the GGUF specification of the ggml project, versions 2 and 3, little-endian. Every length and count
-is checked against the bytes that are left before it is used, so a truncated or damaged file ends in one
-CheckpointError and not in a huge allocation.
+The layout follows the GGUF specification of the ggml project, versions 2 and 3, little-endian. Every length and count
+is checked against the remaining bytes before it is used, so a truncated or damaged file gives a CheckpointError and not
+a huge allocation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _MIN_PAIR = 8 + 1 + 4 + 1  # key length, a one-byte key, the value type, a one-byte value
 _MIN_TENSOR = 8 + 1 + 4 + 4 + 8  # name length, a one-byte name, rank 0, the type, the offset
 _MAX_KEY = 65535  # the specification's limit
-_MAX_DEPTH = 4  # arrays in arrays are legal; files in use have none
+_MAX_DEPTH = 4  # nested arrays are legal, but files in use have none
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What stands before the tensors: the version, how many tensors follow and where, and the metadata."""
+    """The part of the file before the tensors: version, number of tensors, metadata, and where the tensor
+    infos begin.
+    """
 
     version: int
     tensor_count: int
@@ -41,8 +43,8 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Return the header and the metadata of the GGUF file at `path`.
 
-    Raises CheckpointError when the file cannot be read, is no GGUF, is of a version other than 2 or 3, is
-    big-endian, is truncated, or holds a value that the format does not allow.
+    Raises CheckpointError if the file cannot be read, is not a GGUF file, has a version other than 2 or 3, is
+    big-endian or truncated, or contains a value that the format does not allow.
     """
     try:
         check_regular(path)
@@ -56,7 +58,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """A position in the mapped file; every read states its size first."""
+    """A position in the mapped file. Every read checks its size first."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self._data = data
@@ -87,7 +89,7 @@ class _Reader:
     def _version_message(version: int) -> str:
         if version & 0xFFFF == 0 and version >> 16:
             return "is big-endian; convert the model again on (or for) a little-endian machine"
-        return f"is GGUF version {version}; versions 2 and 3 can be read: convert the model again"
+        return f"is GGUF version {version}, but only versions 2 and 3 are supported; convert the model again"
 
     def _value(self, kind: int, key: str, depth: int) -> GgufValue:
         if kind in _SCALARS:
@@ -104,10 +106,10 @@ class _Reader:
         if depth >= _MAX_DEPTH:
             raise self._error(f"nests arrays more than {_MAX_DEPTH} deep at {key!r}; the file is damaged")
         kind, count = int(self._scalar("I")), int(self._scalar("Q"))
-        width = struct.calcsize("<" + _SCALARS[kind]) if kind in _SCALARS else {_BOOL: 1, _STRING: 8}.get(kind, 12)
-        self._check_count(f"elements of {key!r}", count, width)
+        size = struct.calcsize("<" + _SCALARS[kind]) if kind in _SCALARS else {_BOOL: 1, _STRING: 8}.get(kind, 12)
+        self._check_count(f"elements of {key!r}", count, size)
         if kind in _SCALARS:
-            return list(struct.unpack(f"<{count}{_SCALARS[kind]}", self._take(count * width, key)))
+            return list(struct.unpack(f"<{count}{_SCALARS[kind]}", self._take(count * size, key)))
         if kind == _BOOL:
             return list(self._bools(count, key))
         if kind == _STRING:
@@ -144,14 +146,14 @@ class _Reader:
     def _take(self, size: int, what: str) -> bytes:
         if size > self._size - self._at:
             left = self._size - self._at
-            raise self._error(f"ends inside {what}: {size} bytes wanted, {left} left; it is truncated or damaged")
+            raise self._error(f"ends inside {what}: {size} bytes needed, {left} left; it is truncated or damaged")
         raw = self._data[self._at : self._at + size]
         self._at += size
         return raw
 
-    def _check_count(self, what: str, count: int, width: int) -> None:
+    def _check_count(self, what: str, count: int, size: int) -> None:
         left = self._size - self._at
-        if count * width > left:
+        if count * size > left:
             raise self._error(f"claims {count} {what} in the {left} bytes left; it is truncated or damaged")
 
     def _error(self, text: str) -> CheckpointError:

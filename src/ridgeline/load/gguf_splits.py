@@ -1,8 +1,8 @@
-"""How the byte-level vocabularies of GGUF files cut text into words, by the name in `tokenizer.ggml.pre`.
+"""The word patterns of byte-level vocabularies in GGUF files, by the name in `tokenizer.ggml.pre`.
 
-The names and which patterns they stand for are llama.cpp's. A pattern is written as in the tokenizer.json of
-the model family it comes from; several patterns are applied one after another, each to the pieces that the
-earlier ones left. A name that is not here is refused: a wrong cut gives plausible text from wrong ids.
+The names and their patterns are llama.cpp's. A pattern is written as in the tokenizer.json of its model family. Several
+patterns are applied one after another, each to the pieces that the earlier ones left. A name that is not listed is an
+error, because wrong patterns give wrong ids that look plausible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Split:
-    """The patterns in order, and what goes with them: how merges, BOS (if the file is silent) and NFC apply."""
+    """Patterns in order, with their options: how merges are applied, BOS (if the file does not say) and NFC."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -40,7 +40,7 @@ _GPT4O = (
 )
 
 _CJK = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
-# The cased letters as the tokenizer.json of DeepSeek-LLM lists them; no Unicode property is equal.
+# The cased letters as the tokenizer.json of DeepSeek-LLM lists them; they equal no Unicode property.
 _CASED = (
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}"
     r"\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}"

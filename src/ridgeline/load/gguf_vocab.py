@@ -1,9 +1,9 @@
-"""A tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
+"""Build a tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
 
-Two kinds: "gpt2", byte-level BPE with explicit merges and a word pattern named by `pre`; and "llama",
-SentencePiece BPE, which has scores instead of merges: of two neighbors the pair whose union has the highest
-score is joined first, so the merges are all the two-part cuts of every piece, best score first. Only whole
-normal pieces take part, as in llama.cpp's and Hugging Face's conversions of the same vocabularies.
+There are two kinds. "gpt2" is byte-level BPE with explicit merges and a word pattern named by `pre`. "llama" is
+SentencePiece BPE, which has scores instead of merges: of all neighbors, the pair whose union has the highest score is
+joined first. So the merges are all cuts of every piece into two parts, best score first. Only normal pieces take part,
+as in llama.cpp's and Hugging Face's conversions of the same vocabularies.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
-    "sep_token": "seperator_token_id",  # the format's own spelling
+    "sep_token": "seperator_token_id",  # spelled like this in the format
     "pad_token": "padding_token_id",
 }
-_LLAMA_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}  # SentencePiece's defaults, for a silent file
+_LLAMA_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}  # SentencePiece's defaults, if the file has none
 
 
 @dataclass(frozen=True)
 class GgufVocab:
-    """The tokenizer, its named special tokens, the ids put around a text, and the chat templates by name."""
+    """A tokenizer, its named special tokens, the ids before and after a text, and the chat templates by name."""
 
     backend: Tokenizer
     special_tokens: dict[str, str]
@@ -49,12 +49,12 @@ class GgufVocab:
 def build_vocab(metadata: Metadata) -> GgufVocab:
     """Return the tokenizer that `metadata` describes.
 
-    Raises TokenizerError when a key is missing, of the wrong type or contradicts another, or when the model
-    or the pre-tokenizer has a name that is not known here.
+    Raises TokenizerError if a key is missing, has the wrong type or contradicts another, or if the model or the
+    pre-tokenizer has an unknown name.
     """
     kind = _get(metadata, "model", str)
     if kind not in ("gpt2", "llama"):
-        raise TokenizerError(f"tokenizer.ggml.model is {kind!r}; 'gpt2' and 'llama' can be read")
+        raise TokenizerError(f"tokenizer.ggml.model is {kind!r}; supported: 'gpt2' and 'llama'")
     tokens = _tokens(metadata)
     types = _list(metadata, "token_type", int, len(tokens)) if _has(metadata, "token_type") else [_NORMAL] * len(tokens)
     split = _split(metadata) if kind == "gpt2" else None
@@ -130,12 +130,12 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: object
 def _merge(text: str) -> tuple[str, str]:
     cut = text.find(" ", 1)  # not at 0: a merge's left side is never empty
     if cut < 0 or cut == len(text) - 1:
-        raise TokenizerError(f"tokenizer.ggml.merges holds {text!r}; a merge is two tokens with a space between")
+        raise TokenizerError(f"tokenizer.ggml.merges contains {text!r}; a merge is two tokens with a space between")
     return text[:cut], text[cut + 1 :]
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Let control and user-defined tokens be found whole in a text; only the former count as special."""
+    """Add control and user-defined tokens, which are matched as a whole; only control tokens are special."""
     chosen = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     backend.add_tokens(
         [AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in chosen if token]
@@ -145,12 +145,12 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None
 
 
 def _split(metadata: Metadata) -> Split:
-    known = f"known are {', '.join(sorted(SPLITS))}"
+    known = f"supported: {', '.join(sorted(SPLITS))}"
     if not _has(metadata, "pre"):
         raise TokenizerError(f"tokenizer.ggml.pre is missing; convert the model again ({known})")
     name = _get(metadata, "pre", str)
     if name not in SPLITS:
-        raise TokenizerError(f"tokenizer.ggml.pre is {name!r}, which is not known; {known}")
+        raise TokenizerError(f"tokenizer.ggml.pre is {name!r}, which is not supported; {known}")
     return SPLITS[name]
 
 
@@ -170,17 +170,19 @@ def _tokens(metadata: Metadata) -> list[str]:
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(_list(metadata, "tokens", str))]
     if len(set(tokens)) != len(tokens):
         twice = next(token for token in tokens if tokens.count(token) > 1)
-        raise TokenizerError(f"tokenizer.ggml.tokens holds {twice!r} twice; convert the model again")
+        raise TokenizerError(f"tokenizer.ggml.tokens contains {twice!r} twice; convert the model again")
     return tokens
 
 
 def _templates(metadata: Metadata) -> dict[str, str]:
-    """Return the templates: `tokenizer.chat_template`, the default, and `tokenizer.chat_template.NAME`."""
+    """Return the templates by name; `tokenizer.chat_template` is the default, `tokenizer.chat_template.NAME` the
+    others.
+    """
     templates = {}
     for key, value in metadata.items():
         if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template."):
             if not isinstance(value, str):
-                raise TokenizerError(f"{key} is a {type(value).__name__}; a chat template is a string")
+                raise TokenizerError(f"{key} is a {type(value).__name__}; it must be a string")
             templates[key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default"] = value
     return templates
 
@@ -205,10 +207,12 @@ def _get(metadata: Metadata, key: str, kind: type[T]) -> T:
 def _list(metadata: Metadata, key: str, kind: type[T], length: int | None = None) -> list[T]:
     items = metadata.get(_PREFIX + key)
     if not isinstance(items, list):
-        raise TokenizerError(f"{_PREFIX}{key} is missing or no array; the file has no usable tokenizer")
+        raise TokenizerError(f"{_PREFIX}{key} is missing or not an array; the file has no usable tokenizer")
     if length is not None and len(items) != length:
         raise TokenizerError(f"{_PREFIX}{key} has {len(items)} elements for {length} tokens; convert the model again")
     for item in items:
         if type(item) is not kind:
-            raise TokenizerError(f"{_PREFIX}{key} holds a {type(item).__name__}; it must hold {kind.__name__} only")
+            raise TokenizerError(
+                f"{_PREFIX}{key} contains a {type(item).__name__}; it must contain {kind.__name__} only"
+            )
     return [item for item in items if isinstance(item, kind)]

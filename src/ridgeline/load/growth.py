@@ -1,7 +1,7 @@
-"""Refuses a tokenizer.json whose steps could make endless text out of little: it is looked at before it is loaded.
+"""Check a tokenizer.json before it is loaded, and refuse one whose steps could make endless text out of little.
 
-Loading one already runs its normalizer, over the added tokens. Only the parts that matter are parsed; the vocabulary,
-which is nearly all of the file, is left to the tokenizers library.
+Loading it already runs its normalizer over the added tokens. Only the parts that matter here are parsed. The
+vocabulary, which is nearly the whole file, is left to the tokenizers library.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ from typing import Any
 
 from ridgeline.errors import TokenizerError
 
-MAX_GROWTH = 4096  # characters that may come of one; the largest published one (XLNet's) has about 2,000 by this count
-MAX_ADDED = 1 << 28  # characters that may come of all added tokens
-MAX_AROUND = 1 << 16  # ids that the post-processor may put around a text
-_MAX_PARTS = 64  # places where a part's name may stand; vocabularies hold such words too
+MAX_GROWTH = 4096  # most characters made from one; the largest published tokenizer (XLNet's) can make about 2,000
+MAX_ADDED = 1 << 28  # most characters made from all added tokens
+MAX_AROUND = 1 << 16  # most ids that the post-processor puts around a text
+_MAX_PARTS = 64  # most occurrences of a part's name in the file; vocabularies contain such words, too
 
 _ESCAPED_LETTER = re.compile(r"\\u00[2-7]")
-# The most characters that Unicode's own rules make of one.
+# The most characters that Unicode's rules make from one.
 _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "ByteLevel": 4, "BertNormalizer": 9}
 
 
 def check_growth(text: str, where: str) -> None:
-    """Raise TokenizerError for the text of a tokenizer.json that is a bomb. where: names it."""
+    """Raise TokenizerError if the text of a tokenizer.json could expand without bounds. where: the file's name, for
+    messages.
+    """
     try:
         parts = _parts(text, where)
         most = max((growth(part) for part in parts["normalizer"]), default=1.0)
         if most > MAX_GROWTH:
             raise TokenizerError(
-                f"{where}: the normalizer can make {_count(most)} characters of one; the limit is {MAX_GROWTH}"
+                f"{where}: the normalizer can expand one character to {_count(most)}; the limit is {MAX_GROWTH}"
             )
         added = max(
             (sum(map(_normalized, part)) for part in parts["added_tokens"] if isinstance(part, list)), default=0
         )
         if added * most > MAX_ADDED:
             raise TokenizerError(
-                f"{where}: the normalizer can make {_count(added * most)} characters of the added tokens; "
+                f"{where}: the normalizer can expand the added tokens to {_count(added * most)} characters; "
                 f"the limit is {MAX_ADDED}"
             )
         around = max(map(_around, parts["post_processor"]), default=0)
@@ -50,13 +52,13 @@ def check_growth(text: str, where: str) -> None:
 
 
 def growth(step: Any) -> float:
-    """The most characters that a step of a normalizer or decoder makes of one."""
+    """Return the most characters that a step of a normalizer or decoder makes from one."""
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
         return math.prod(growth(inner) for inner in step.get("normalizers") or step.get("decoders") or ())
     if kind == "Replace":
         pattern = step["pattern"].get("String")
-        # A pattern that matches nothing does so on both sides of a character.
+        # An empty pattern matches on both sides of a character.
         return max(1.0, len(step["content"]) / len(pattern)) if pattern else 1.0 + 2 * len(step["content"])
     if kind == "Prepend":
         return 1.0 + len(step["prepend"])
@@ -66,7 +68,9 @@ def growth(step: Any) -> float:
 
 
 def _longest_replacement(charsmap: str) -> float:
-    """Of SentencePiece's table: a trie behind its length in bytes, then the replacements, each ended by a zero byte."""
+    """Return the longest replacement in SentencePiece's table: a trie after its length in bytes, then zero-terminated
+    texts.
+    """
     try:
         data = base64.b64decode(charsmap)
     except binascii.Error as e:
@@ -76,9 +80,9 @@ def _longest_replacement(charsmap: str) -> float:
 
 
 def _parts(text: str, where: str) -> dict[str, list[Any]]:
-    """The values of all keys that have the name of a part, in the whole file: one of them is the part."""
+    """Return the values of all keys in the file that have the name of a part; one of them is that part."""
     names = ("normalizer", "added_tokens", "post_processor")
-    if _ESCAPED_LETTER.search(text):  # a key may be spelled with escapes
+    if _ESCAPED_LETTER.search(text):  # a key may be written with escapes
         whole = json.loads(text)
         return {name: [whole[name]] if whole.get(name) is not None else [] for name in names}
     decoder = json.JSONDecoder()
@@ -92,12 +96,12 @@ def _parts(text: str, where: str) -> dict[str, list[Any]]:
 
 
 def _normalized(token: Any) -> int:
-    """Characters of an added token that the normalizer sees."""
+    """Return the characters of an added token that the normalizer processes."""
     return len(token["content"]) if isinstance(token, dict) and token.get("normalized") is not False else 0
 
 
 def _around(part: Any) -> int:
-    """Ids that a post-processor puts around a text."""
+    """Return the number of ids that a post-processor puts around a text."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
         return sum(map(_around, part["processors"]))
     if not isinstance(part, dict) or part.get("type") != "TemplateProcessing":

@@ -1,7 +1,7 @@
-"""How long a text must be, in tokens, before it is tokenized: at least its characters over those of the longest token.
+"""Compute the least number of tokens of a text before it is tokenized: its characters divided by the longest token's.
 
-That holds where no step of the tokenizer deletes characters, or makes one token of any number of them. Each step is
-judged by its kind in tokenizer.json; of a kind that is not known here, nothing is said.
+This holds if no step of the tokenizer deletes characters or joins any number of them in one token. Each step is judged
+by its kind in tokenizer.json; for unknown kinds there is no bound.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def characters_per_token(backend: tokenizers.Tokenizer, longest: int) -> int | None:
-    """The most characters of a text that one token can stand for; None where there may be no such number.
+    """Return the most characters of a text that one token can stand for, or None if there may be no such number.
 
     longest: characters of the vocabulary's longest entry.
     """
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return None  # they take the spaces around them along
+        return None  # such tokens include the spaces around them
     cut = [*_steps(backend.pre_tokenizer, "pretokenizers")]
     if not all(step["type"] in _CUTTING and step.get("behavior") != "Removed" for step in cut):
         return None
@@ -42,14 +42,14 @@ def characters_per_token(backend: tokenizers.Tokenizer, longest: int) -> int | N
 
 
 def least_tokens(text: str, per_token: int, leading: Collection[str]) -> int:
-    """The least tokens that a text can have. leading: tokens of which several at its start may become one."""
+    """Return the least tokens that a text can have. leading: tokens of which several at the start may become one."""
     tokens = "|".join(re.escape(token) for token in leading if token)
-    found = re.match(f"(?:{tokens})*+", text) if tokens else None  # possessive: no memory for each repetition
+    found = re.match(f"(?:{tokens})*+", text) if tokens else None  # possessive, so that repetitions need no memory
     return -(-(len(text) - (found.end() if found else 0)) // per_token)
 
 
 def _steps(part: Any, name: str) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, sequences resolved."""
+    """Yield the steps of a normalizer or pre-tokenizer, with sequences expanded."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()), name)
 
@@ -63,7 +63,7 @@ def _flat(step: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinking(step: dict[str, Any]) -> float:
-    """How many characters a normalizer may turn into one: infinity where it may delete them."""
+    """Return how many characters a normalizer can join into one; infinity if it can delete them."""
     if step["type"] in ("NFC", "NFKC"):
         return _COMPOSED
     pattern = step.get("pattern", {}).get("String")
@@ -73,10 +73,10 @@ def _shrinking(step: dict[str, Any]) -> float:
 
 
 def _keeps_unknown(backend: tokenizers.Tokenizer, as_bytes: bool) -> bool:
-    """Does each character that the vocabulary lacks become a token of its own, or several?"""
+    """Return whether each character that the vocabulary lacks becomes one or several tokens of its own."""
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
-        return False  # the others make one token of a whole word, or of a run of characters
+        return False  # other models make one token of a whole word or of a run of characters
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if as_bytes else _BYTES if model.byte_fallback else None
     if alphabet is not None and all(backend.token_to_id(entry) is not None for entry in alphabet):
         return True

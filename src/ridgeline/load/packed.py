@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, whichever way its matrices are packed."""
+"""Open a checkpoint's tensors, however its matrices are packed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Files = TensorFiles | BlockScaledFiles
 
 
 def open_tensors(checkpoint: Checkpoint) -> Files:
-    """The tensors under the names, and in the form, of the family's unpacked checkpoints."""
+    """Return the tensors under the names and in the form of the family's unpacked checkpoints."""
     if checkpoint.weight_blocks:
         return BlockScaledFiles(TensorFiles(checkpoint.folder), checkpoint.weight_blocks)
     packed = packing_of(checkpoint.config) == "mxfp4"

@@ -1,6 +1,6 @@
-"""Safetensors files, memory-mapped: a tensor is a view of the file until something copies it.
+"""Read safetensors files through a memory map: a tensor is a view of the file until it is copied.
 
-The safetensors library checks a file's header (lengths, offsets, overlaps); its bytes are mapped here, because the
+The safetensors library checks a file's header (lengths, offsets, overlaps). The data is mapped here, because the
 library can neither give bfloat16 to numpy nor map without a copy.
 """
 
@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_INDEX_BYTES = 64 << 20
 
-# safetensors' name of a type -> ours, and the numpy type that holds its bits
+# safetensors' name for a type -> ours, and the numpy type with the same bits
 _DTYPES: Mapping[str, tuple[str, Any]] = {
     "F32": ("float32", np.float32),
     "F16": ("float16", np.float16),
@@ -32,13 +32,15 @@ _DTYPES: Mapping[str, tuple[str, Any]] = {
 
 
 def dtype_code(dtype: str) -> str:
-    """safetensors' name of a type of ours."""
+    """Return safetensors' name for one of our types."""
     return next(code for code, (ours, _) in _DTYPES.items() if ours == dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `dtype` is safetensors' name of its type; `start` counts from the file's first byte."""
+    """Where a tensor is stored. `dtype` is safetensors' name for its type; `start` and `stop` are bytes from the file's
+    start.
+    """
 
     file: Path
     dtype: str
@@ -49,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:
-    """A tensor in host memory: bfloat16 as uint16 bits."""
+    """A tensor in host memory; bfloat16 is stored as uint16 bits."""
 
     data: np.ndarray[Any, Any]
     dtype: str
@@ -58,8 +60,8 @@ class HostTensor:
 class TensorFiles:
     """All tensors of a checkpoint's folder, by name.
 
-    Raises CheckpointError if there are no safetensors files, one is missing, truncated or malformed, or a name
-    stands in two of them.
+    Raises CheckpointError if there are no safetensors files, if one is missing, truncated or malformed, or if a name
+    occurs in two files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,39 +84,39 @@ class TensorFiles:
         return self._tensors[name]
 
     def num_bytes(self) -> int:
-        """Bytes of all tensors, as `read` gives them."""
+        """Return the bytes of all tensors as `read` returns them."""
         return sum(t.stop - t.start for t in self._tensors.values())
 
     def mapped_bytes(self) -> int:
-        """Those of them that are views of the files."""
+        """Return the bytes of the tensors that are views of the files."""
         return self.num_bytes()
 
     def read(self, name: str) -> HostTensor:
-        """A view of the mapped file. Raises CheckpointError for an element type that is no float of 2 or 4 bytes."""
+        """Return a view of the mapped file. Raises CheckpointError for a type other than a float of 2 or 4 bytes."""
         info = self._tensors[name]
         if info.dtype not in _DTYPES:
             known = ", ".join(_DTYPES)
-            raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported are {known}")
+            raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported: {known}")
         dtype, numpy_type = _DTYPES[info.dtype]
         return HostTensor(self._view(info, numpy_type), dtype)
 
     def codes(self, name: str) -> np.ndarray[Any, Any]:
-        """A tensor whose elements are single bytes, whatever they mean, as uint8: a view of the mapped file."""
+        """Return a tensor of single bytes, whatever they mean, as a uint8 view of the mapped file."""
         return self._view(self._tensors[name], np.uint8)
 
     def release(self, name: str) -> None:
-        """Let go of the memory that was taken to read a tensor; views stay good."""
+        """Release the memory that reading a tensor used. Views stay valid."""
         info = self._tensors[name]
         if info.file in self._maps:
             release(self._maps[info.file][info.start : info.stop])
 
     def _view(self, info: TensorInfo, numpy_type: Any) -> np.ndarray[Any, Any]:
         if info.file not in self._maps:
-            # Copy-on-write: nothing writes, but torch warns of memory that is marked read-only.
+            # The map is copy-on-write: nothing writes to it, but torch warns about memory that is marked read-only.
             self._maps[info.file] = np.memmap(info.file, np.uint8, mode="c")
         data = self._maps[info.file][info.start : info.stop]
         if info.start % np.dtype(numpy_type).itemsize:
-            data = data.copy()  # a writer that did not pad its header: kernels need aligned elements
+            data = data.copy()  # the file's header is not padded, but kernels need aligned elements
         view: np.ndarray[Any, Any] = data.view(numpy_type).reshape(info.shape)
         return view
 
@@ -130,12 +132,12 @@ def _find_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise CheckpointError(
-            f"{folder}: only pickled weights (.bin, .pt); they can run code when read and are refused: "
-            "convert them to safetensors"
+            f"{folder}: the weights are pickled (.bin, .pt); such files can run code when they are read, so they are "
+            "refused: convert them to safetensors"
         )
     raise CheckpointError(
-        f"{folder}: no {SINGLE} and no {INDEX}: the weights are missing, or were never fetched; "
-        "--load-format dummy runs with random ones"
+        f"{folder}: no {SINGLE} and no {INDEX}: the weights are missing or were never downloaded; "
+        "--load-format dummy uses random weights"
     )
 
 
@@ -146,7 +148,7 @@ def _read_index(index: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as e:
         raise CheckpointError(f"{index.name} is unreadable: {type(e).__name__}: {e}") from None
     if bad := next((v for v in names.values() if Path(v).name != v or v in (".", "..")), None):
-        raise CheckpointError(f"{index.name} names a file outside its folder: {bad!r}")
+        raise CheckpointError(f"{index.name} names a file outside of its folder: {bad!r}")
     return names
 
 
@@ -154,7 +156,7 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
     try:
         check_regular(file)
         with safe_open(file, framework="numpy"):
-            pass  # opening checks the header against the file's length
+            pass  # opening the file checks its header against its length
         with file.open("rb") as f:
             length = int.from_bytes(f.read(8), "little")
             header = json.loads(f.read(length))

@@ -1,8 +1,8 @@
 """A model's tokenizer: text to ids and back, with exactly one BOS, and its chat templates.
 
-The files are those of a Hugging Face model folder and mean what transformers 5 makes of them. There,
-tokenizer.json alone decides which ids are put around a text: `add_bos_token` and `add_eos_token` of
-tokenizer_config.json are not looked at when there is a tokenizer.json.
+The files are those of a Hugging Face model folder, read as transformers 5 does. There, tokenizer.json alone decides
+which ids are put around a text: `add_bos_token` and `add_eos_token` of tokenizer_config.json are ignored if there is a
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ridgeline.spec.prompt import Side, truncated
 if TYPE_CHECKING:
     from ridgeline.load.chat import ChatTemplate, Message
 
-_PROBES = 100  # vocabulary entries tried for one that encodes to something
+_PROBES = 100  # vocabulary entries to try, to find one that encodes to at least one id
 
 
 class Tokenizer:
-    """Encodes and decodes for one model; safe to share between threads."""
+    """Encodes and decodes text for one model. Threads can share an instance."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Tokenizer:
         templates: Mapping[str, str] | None = None,
         around: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
-        """Wrap `backend`, whose truncation and padding are switched off.
+        """Wrap `backend`, whose truncation and padding are turned off.
 
-        `special_tokens` maps names such as "bos_token" to tokens; `templates` maps names to chat templates;
-        `around` gives the ids to put before and after a text, by default those of the post-processor.
-        Raises TokenizerError for a decoder that cannot be streamed; for a template that is not valid when it is first
-        asked for, since to read templates takes longer than all the rest.
+        special_tokens: names such as "bos_token" -> tokens. templates: names -> chat templates. around: ids to put
+        before and after a text; by default those of the post-processor. Raises TokenizerError for a decoder that cannot
+        be streamed. Templates are compiled at first use, because that takes longer than everything else, so an invalid
+        one raises TokenizerError then.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -66,8 +66,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Return the tokenizer of a Hugging Face model folder.
 
-        Raises TokenizerError when tokenizer.json is absent, or when a file is unreadable, damaged or
-        contradicts another.
+        Raises TokenizerError if tokenizer.json is missing, or if a file is unreadable, damaged or contradicts another.
         """
         files = read_folder(folder)
         return cls(files.backend, special_tokens=files.special_tokens, templates=files.templates)
@@ -76,8 +75,8 @@ class Tokenizer:
     def from_gguf(cls, path: Path) -> Tokenizer:
         """Return the tokenizer in the metadata of a GGUF file.
 
-        Raises CheckpointError when the file is damaged, TokenizerError when its vocabulary is of a kind that
-        is not known.
+        Raises CheckpointError if the file is damaged, and TokenizerError if the kind of its vocabulary is not
+        supported.
         """
         vocab = build_vocab(read_header(path).metadata)
         around = (vocab.prefix, vocab.suffix)
@@ -87,12 +86,12 @@ class Tokenizer:
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None,
         truncation_side: Side = "left",
     ) -> list[int]:  # fmt: skip
-        """Return the ids of `text`; with `add_special_tokens` those the model expects around it included.
+        """Return the ids of `text`; with `add_special_tokens`, include those that the model expects around it.
 
-        Text that already begins with one of the leading tokens (a rendered chat, say) gets no second one, and
-        a BOS that is written repeatedly is kept once. Without `add_special_tokens` the text is encoded as it
-        stands. With `max_tokens` ids of the text are dropped, at `truncation_side`, until there are no more in all,
-        as by transformers; the added tokens stay. Raises RequestError for text that is not valid Unicode.
+        A text that already begins with one of the leading tokens (such as a rendered chat) gets no second one, and of
+        several BOS one is kept. Without `add_special_tokens` the text is encoded unchanged. max_tokens: most ids in
+        total; ids of the text are dropped at `truncation_side`, and the added tokens stay, as in transformers. Raises
+        RequestError for text that is not valid Unicode.
         """
         ids = self._encode(text)
         if not add_special_tokens:
@@ -103,10 +102,10 @@ class Tokenizer:
         self, text: str, add_special_tokens: bool | None = None, *, max_tokens: int | None = None,
         truncation_side: Side = "left",
     ) -> list[int]:  # fmt: skip
-        """Return the ids of a chat that `render_chat` has written; max_tokens and truncation_side as in `encode`.
+        """Return the ids of a chat that `render_chat` has written. max_tokens and truncation_side work as in `encode`.
 
-        add_special_tokens: True adds all tokens that the model expects around a text, False none; None adds a BOS where
-        the model uses one and the template writes none. There is never a second BOS.
+        add_special_tokens: True adds all tokens that the model expects around a text, False adds none. None adds a BOS
+        if the model uses one and the template wrote none. There is never a second BOS.
         """
         if add_special_tokens is None:
             return self._cut(self._with_prefix(self._encode(text)), 0, max_tokens, truncation_side)
@@ -115,17 +114,17 @@ class Tokenizer:
         )
 
     def _cut(self, ids: list[int], last: int, most: int | None, side: Side) -> list[int]:
-        """Drop ids until there are at most `most`, but keep the leading tokens and the `last` ones.
+        """Drop ids until at most `most` are left, but keep the leading tokens and the `last` ones.
 
-        Raises RequestError where there is no room for these.
+        Raises RequestError if there is no room for the kept ones.
         """
         if most is None or len(ids) <= most:
             return ids
         first = len(self._prefix) if ids[: len(self._prefix)] == self._prefix else 0
         if (room := most - first - last) < 0:
             raise RequestError(
-                f"truncate_prompt_tokens is {most}, but the model adds {first + last} tokens to a text; raise it to "
-                f"{first + last} at least"
+                f"truncate_prompt_tokens is {most}, but the model adds {first + last} tokens to a text; use at least "
+                f"{first + last}"
             )
         end = len(ids) - last
         return [*ids[:first], *truncated(ids[first:end], room, side), *ids[end:]]
@@ -141,9 +140,9 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of `messages` in the model's chat format, with one BOS if the model uses one.
 
-        `template` names one of `chat_templates`; by default it is "tool_use" when there are tools and such a
-        template, else "default". Raises TokenizerError when the model has no such template, and RequestError
-        when the template rejects the messages.
+        template: name of one of `chat_templates`; by default "tool_use" if there are tools and such a template,
+        otherwise "default". Raises TokenizerError if the model has no such template, and RequestError if the template
+        rejects the messages.
         """
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template=template, **variables
@@ -152,11 +151,13 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Characters of the longest token, as far as is known."""
+        """Number of characters that the longest token stands for, or of its name if that is not known."""
         return self.characters_per_token or max(1, self._text.longest)
 
     def least_tokens(self, text: str) -> int:
-        """Return the least tokens that `text` can have, by arithmetic; 0 where the tokenizer may delete characters."""
+        """Return the least tokens that `text` can have, without tokenizing it; 0 if the tokenizer may delete
+        characters.
+        """
         if self.characters_per_token is None:
             return 0
         leading = [self._backend.id_to_token(token) or "" for token in self._prefix]
@@ -171,7 +172,9 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """Return the text of `messages` in the model's chat format; arguments and errors of `encode_chat`."""
+        """Return the text of `messages` in the model's chat format; the arguments and errors are those of
+        `encode_chat`.
+        """
         return self.template_for(template, tools is not None).render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -180,34 +183,34 @@ class Tokenizer:
         )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; one outside the vocabulary (a padded embedding has some) adds nothing."""
+        """Return the text of `ids`. An id outside the vocabulary (from a padded embedding) adds nothing."""
         stream = self.detokenizer(skip_special_tokens)
         return "".join([*map(stream.push, ids), stream.flush()])
 
     def detokenizer(self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
-        """Return a Detokenizer that goes on after `prompt`, whose own text it does not return."""
+        """Return a Detokenizer that continues after `prompt`, whose text it does not return."""
         return Detokenizer(self._text, self.special_ids if skip_special_tokens else frozenset(), prompt)
 
     def token_name(self, token_id: int) -> str:
-        """Return how a token is spelled where it is no part of a text, such as "</s>"; "" for an unknown id."""
+        """Return a token's name, such as "</s>"; "" for an unknown id."""
         return self._backend.id_to_token(token_id) or "" if 0 <= token_id < self.vocab_size else ""
 
     @cached_property
     def chat_templates(self) -> dict[str, ChatTemplate]:
-        """By name. Raises TokenizerError for one that is not valid."""
+        """The chat templates by name. Raises TokenizerError for an invalid one."""
         return _compiled(self._templates) if self._templates else {}
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The one that is used where none is named."""
+        """The chat template that is used by default; None if there is none."""
         return self.chat_templates.get("default")
 
     def set_chat_template(self, source: str) -> None:
-        """Use another chat template than the model's. Raises TokenizerError for one that is not valid."""
+        """Replace the model's chat template. Raises TokenizerError for an invalid one."""
         self.chat_templates = _compiled({"default": source})
 
     def to_json(self) -> str:
-        """Return the vocabulary and its rules as a tokenizer.json holds them."""
+        """Return the vocabulary and its rules in the format of tokenizer.json."""
         return str(self._backend.to_str())
 
     def _named_id(self, name: str) -> int | None:
@@ -223,12 +226,12 @@ class Tokenizer:
             raise RequestError(
                 f"the text has the lone surrogate {text[error.start]!r} at {error.start}; send valid Unicode"
             ) from error
-        # Not `encode`, which keeps all other threads of the process waiting until it is done.
+        # `encode` is not used, because it blocks all other threads of the process until it is done.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return encoding.ids
 
     def _with_prefix(self, ids: list[int]) -> list[int]:
-        """Put the leading tokens before `ids` unless the text wrote them itself; keep one BOS of several."""
+        """Put the leading tokens before `ids` unless the text already has them; keep one BOS of several."""
         if not self._prefix:
             return ids
         count = next((index for index, token in enumerate(ids) if token not in self._prefix), len(ids))
@@ -241,9 +244,9 @@ class Tokenizer:
         return written[:first] + [token for token in written[first:] if token != self.bos_token_id] + rest
 
     def template_for(self, name: str | None, tools: bool) -> ChatTemplate:
-        """Return the chat template of that name, or the one for conversations with or without tools.
+        """Return the chat template with that name, or by default the one for conversations with or without tools.
 
-        Raises TokenizerError when there is none.
+        Raises TokenizerError if there is none.
         """
         if name is None:
             name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"

@@ -1,4 +1,4 @@
-"""The tokenizer files of a Hugging Face model folder, as transformers 5 reads them."""
+"""Read the tokenizer files of a Hugging Face model folder as transformers 5 does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ridgeline.spec.folders import read_text
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
-MAX_TOKENIZER_BYTES = 128 << 20  # of a tokenizer.json; published ones have up to 35 MB
-MAX_OBJECT_BYTES = 16 << 20  # of the files beside it
+MAX_TOKENIZER_BYTES = 128 << 20  # largest tokenizer.json; published ones have up to 35 MB
+MAX_OBJECT_BYTES = 16 << 20  # largest of the other JSON files
 MAX_TEMPLATE_BYTES = 1 << 20
 _Config = dict[str, Any]
 T = TypeVar("T")
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The tokenizer with its added tokens, the named special tokens, and the chat templates."""
+    """A tokenizer with its added tokens, the named special tokens, and the chat templates."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
@@ -34,16 +34,16 @@ class FolderFiles:
 
 
 def read_folder(folder: Path) -> FolderFiles:
-    """Return what the tokenizer files in `folder` hold; only tokenizer.json is required.
+    """Return the content of the tokenizer files in `folder`; only tokenizer.json is required.
 
-    Raises TokenizerError when it is absent, or when a file is unreadable, damaged or contradicts another.
+    Raises TokenizerError if it is missing, or if a file is unreadable, damaged or contradicts another.
     """
     if not folder.is_dir():
-        raise TokenizerError(f"{folder} is not a folder; give the folder that holds tokenizer.json")
+        raise TokenizerError(f"{folder} is not a folder; give the folder that contains tokenizer.json")
     backend = _backend(folder)
     config = _object(folder / "tokenizer_config.json")
     declared = config.get("added_tokens_decoder")
-    if declared is None:  # from before added_tokens_decoder: special_tokens_map.json then has the last word
+    if declared is None:  # an old folder without added_tokens_decoder, where special_tokens_map.json has priority
         config.update(_object(folder / "special_tokens_map.json"))
         declared = {index: token for token, index in _object(folder / "added_tokens.json").items()}
     named, extra = _special(config)
@@ -70,10 +70,10 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def guarded(action: Callable[[], T], what: str) -> T:
-    """Return what `action`, a call into the tokenizers library, returns.
+    """Return the result of `action`, a call into the tokenizers library.
 
-    Raises TokenizerError, naming `what` as damaged, for whatever it raises: bare Exceptions, and for some
-    inconsistent files a panic of its Rust code, which arrives as a BaseException of a type that has no name.
+    Raises TokenizerError, which names `what` as damaged, for any error: the library raises bare Exceptions, and for
+    some inconsistent files its Rust code panics, which raises an unnamed BaseException.
     """
     try:
         return action()
@@ -111,17 +111,17 @@ def _content(value: object) -> str | None:
 
 
 def _add_declared(backend: tokenizers.Tokenizer, declared: object, special: set[str], folder: Path) -> None:
-    """Add the tokens that tokenizer_config.json declares and tokenizer.json lacks, each at its own id."""
+    """Add the tokens that tokenizer_config.json declares and tokenizer.json lacks, each with its own id."""
     if not isinstance(declared, dict):
         raise TokenizerError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     added = [item for item in sorted(_tokens(declared, special, folder)) if item[1].content not in known]
-    backend.add_tokens([token for _, token in added])  # all at once: each call reads all added tokens again
+    backend.add_tokens([token for _, token in added])  # in one call, because each call reads all added tokens again
     for index, token in added:
         if (got := backend.token_to_id(token.content)) != index:
             raise TokenizerError(
                 f"{folder / 'tokenizer_config.json'} declares {token.content!r} as id {index}, "
-                f"but after tokenizer.json it would be {got}; the two files are not of one model"
+                f"but after tokenizer.json it would be {got}; the two files belong to different models"
             )
 
 
@@ -137,7 +137,7 @@ def _tokens(declared: _Config, special: set[str], folder: Path) -> Iterator[tupl
 
 
 def _templates(folder: Path, config: _Config) -> dict[str, str]:
-    """Return the chat templates by name; a file of its own comes before an entry in tokenizer_config.json."""
+    """Return the chat templates by name. Template files have priority over entries in tokenizer_config.json."""
     templates = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
     path = folder / "chat_template.json"
     templates.update(_named_templates(_object(path).get("chat_template"), path))
@@ -171,7 +171,7 @@ def _object(path: Path) -> _Config:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a {type(value).__name__}, not an object; download it again")
+        raise TokenizerError(f"{path} contains a {type(value).__name__}, not an object; download it again")
     return value
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors to the weights of a ModelSpec, strictly: nothing missing, nothing left over."""
+"""Load a checkpoint's tensors as the weights of a ModelSpec, strictly: no tensor may be missing or left over."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ridgeline.ops.api import Array, Memory
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
-Progress = Callable[[int], None]  # called with the bytes of each weight that has arrived
+Progress = Callable[[int], None]  # called with the bytes of each weight that has been read
 
 
 class StoredWeights(Mapping[str, Array]):
-    """Every weight of a spec by our name, read from a checkpoint onto the device each time that it is asked for.
+    """Every weight of a spec by our name. Each access reads it from the checkpoint onto the device.
 
-    dtype: the type of matrices, None to keep the checkpoint's; vectors (norms, biases) are float32 always.
-    A matrix that keeps its type and lies in one piece on a CPU is a view of the mapped file. progress: told of each
-    weight when it is first read. Raises CheckpointError naming the tensors that are missing or unknown, and, as they
-    are read, those of another shape.
+    dtype: type of the matrices, None for the checkpoint's own; vectors (norms, biases) are always float32. On a CPU, a
+    contiguous matrix that keeps its type is a view of the mapped file. progress: called when a weight is read for the
+    first time. Raises CheckpointError, which names the tensors, for missing and unknown ones and, when they are read,
+    for wrong shapes.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StoredWeights(Mapping[str, Array]):
         if target == "float16" and host.dtype != "float16":
             _check_range(w.name, host)
         found = self._memory.put(host.data, host.dtype, target)
-        if isinstance(found, np.ndarray) and not np.may_share_memory(found, host.data):  # a copy
+        if isinstance(found, np.ndarray) and not np.may_share_memory(found, host.data):  # it was copied
             for key in self._reads[name].keys:
                 self._files.release(self._keys[key])
         if name in self._fresh:
@@ -62,13 +62,15 @@ class StoredWeights(Mapping[str, Array]):
 def load_weights(
     spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress
 ) -> dict[str, Array]:
-    """All of StoredWeights at once."""
+    """Return all weights of StoredWeights in memory."""
     return dict(StoredWeights(spec, names, files, memory, dtype, progress))
 
 
 class RandomWeights(Mapping[str, Array]):
-    """Random weights of the right shapes (`--load-format dummy`), drawn each time that they are asked for: matrices
-    N(0, 1/in), norms 1, biases 0, steps of a state space 1/20, so that its state remembers something.
+    """Random weights of the right shapes (`--load-format dummy`), drawn again at each access.
+
+    Matrices are N(0, 1/in), norms 1, biases 0, and the steps of a state space 1/20, so that its state is not lost at
+    once.
     """
 
     def __init__(self, spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> None:
@@ -95,23 +97,27 @@ class RandomWeights(Mapping[str, Array]):
 
 
 def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: Files) -> dict[str, str]:
-    """Checkpoint names as the table spells them -> as the files do, after checking that the two sets agree."""
+    """Map checkpoint names as the table spells them to those in the files. Raises CheckpointError unless the sets
+    agree.
+    """
     wanted = {key for read in reads.values() for key in read.keys}
     found: dict[str, str] = {}
     for key in files:
         if (other := found.setdefault(key.removeprefix(names.optional_prefix), key)) != key:
-            raise CheckpointError(f"the checkpoint holds both {other} and {key}, which are one weight")
+            raise CheckpointError(f"the checkpoint has both {other} and {key}, which are the same weight")
     if missing := sorted(wanted - set(found)):
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs")
     unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k, spec))
     unknown = [key for key in unknown if not _is_tied_head(key, spec, names, files, found)]
     if unknown:
-        raise CheckpointError(f"the checkpoint holds {_some(unknown)}, which {spec.family} does not know")
+        raise CheckpointError(f"the checkpoint has {_some(unknown)}, which a {spec.family} model does not have")
     return found
 
 
 def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: dict[str, str]) -> bool:
-    """A head that is stored although it is tied to the embedding is harmless only if it is equal to it."""
+    """Return whether a tensor is the output head of a tied model. Raises CheckpointError if it differs from the
+    embedding.
+    """
     head, embed = (names.root.get(n) for n in ("head", "embed"))
     if not spec.tie_word_embeddings or key != found.get(f"{head}.weight"):
         return False
@@ -128,7 +134,7 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: 
 
 
 def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> HostTensor:
-    """One weight, as a view of the file where it lies there in one piece."""
+    """Read one weight; it is a view of the file if it is contiguous there."""
     parts = [files.read(keys[key]) for key in read.keys]
     if len({p.dtype for p in parts}) > 1:
         raise CheckpointError(f"the experts of {weight.name} have different types in the checkpoint")
@@ -136,20 +142,20 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> Hos
     for key, part in zip(read.keys, parts, strict=True):
         if part.data.shape != stored:
             raise CheckpointError(
-                f"{keys[key]} has shape {list(part.data.shape)}, but config.json asks for {list(stored)}"
+                f"{keys[key]} has shape {list(part.data.shape)}, but config.json requires {list(stored)}"
             )
     cut = [_cut(part.data, read, weight.shape) for part in parts]
     if not read.stacked:
         return HostTensor(cut[0], parts[0].dtype)
     stack = np.empty((len(cut), *cut[0].shape), cut[0].dtype)
-    for of_expert, data, key in zip(stack, cut, read.keys, strict=True):
-        of_expert[...] = data
+    for target, data, key in zip(stack, cut, read.keys, strict=True):
+        target[...] = data
         files.release(keys[key])
     return HostTensor(stack, parts[0].dtype)
 
 
 def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
-    """The shape that each tensor of a read must have in the checkpoint."""
+    """Return the shape that each tensor of a read must have in the checkpoint."""
     shape = weight.shape[1:] if read.stacked else weight.shape
     if read.flat:
         shape = (shape[0] * shape[1], *shape[2:])
@@ -169,7 +175,7 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 
 
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
-    """The part of a stored tensor that a read takes: a view, in which a part of each head or group keeps that axis."""
+    """Return a view of the part of a stored tensor that a read takes. Parts of heads or groups keep that axis."""
     if read.transpose:
         data = data.swapaxes(-1, -2)
     if read.rows is not None:
@@ -191,16 +197,18 @@ def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
 
 
 def _check_range(name: str, host: HostTensor) -> None:
-    """Raise CheckpointError if float16 cannot hold the values: they would become infinite in silence."""
+    """Raise CheckpointError if float16 cannot hold the values, which would silently become infinite."""
     bits = host.data
     values = (bits.astype(np.uint32) << 16).view(np.float32) if host.dtype == "bfloat16" else bits
     limit = float(np.finfo(np.float16).max)
     if values.size and (largest := float(np.abs(values).max())) > limit:
-        raise CheckpointError(f"{name} holds {largest:g}, float16 ends at {limit:g}; use --dtype bfloat16 or float32")
+        raise CheckpointError(
+            f"{name} contains {largest:g}, but float16 only reaches {limit:g}; use --dtype bfloat16 or float32"
+        )
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:
-    """The first few of many names, and how many more."""
+    """Return the first few names, and the number of the others."""
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

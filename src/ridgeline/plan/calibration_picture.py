@@ -1,4 +1,4 @@
-"""A calibration as a picture: memory by bytes in use, products and attention by rows."""
+"""Draw a calibration: memory bandwidth by bytes in use, and the rates of products and attention by number of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE_INCHES = (15.0, 4.5)
 
 
 def draw(found: Calibration, path: str) -> None:
-    """Write a .png or .svg. Raises RequestError for another name, and where matplotlib is missing."""
+    """Write the picture as .png or .svg. Raises RequestError for another file name, and if matplotlib is missing."""
     figure = new_figure(path, SIZE_INCHES)
     memory, products, attention = figure.subplots(1, 3)
     rates = found.rates

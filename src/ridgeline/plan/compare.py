@@ -1,4 +1,4 @@
-"""Techniques side by side: the same load on the same machine, one change at a time, most tokens per second first."""
+"""Compare techniques: the same load on the same machine, one change at a time, most tokens per second first."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ridgeline.cost.footprint import Footprint, formula_bytes
 from ridgeline.plan.changes import change, query_heads
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 
-BASE = "as it is"
+BASE = "unchanged"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to run it. sequence_bytes: state of a sequence by the formula, over all of a replica's devices.
+    """One deployment of a comparison. sequence_bytes: state of a sequence by the formula, over all devices of a
+    replica.
 
-    largest_batch: that fits, on each replica. pays_below: with drafts, the batch from which on they are no gain; None
-    where they always are, or where there are none. notes: what an expert would add.
+    largest_batch: largest batch that fits on each replica. pays_below: with drafts, the batch from which on they no
+    longer pay; None if they always pay or there are none. notes: remarks for the table.
     """
 
     text: str
@@ -36,10 +37,10 @@ class Row:
 
 
 def compare(deployment: Deployment, load: Load, changes: Sequence[str]) -> tuple[Row, ...]:
-    """The deployment as it is, and with each change: ranked by tokens per second of the load, decodes only; what does
-    not fit the memory comes last.
+    """Return the deployment and each changed one, ranked by the load's decode tokens per second. Those that do not fit
+    in memory come last.
 
-    Raises RequestError for a change that is not known or that the model cannot have.
+    Raises RequestError for a change that is unknown or that the model cannot have.
     """
     rows = [_row(deployment, load, BASE, "")]
     for text in changes:
@@ -64,12 +65,12 @@ def _row(deployment: Deployment, load: Load, text: str, gives_up: str) -> Row:
 def _notes(deployment: Deployment, text: str, pays_below: int | None) -> list[str]:
     notes = []
     if drafts := deployment.speculation:
-        notes.append(f"{drafts.tokens:.2f} tokens expected from each verification of {drafts.depth} drafts")
+        notes.append(f"{drafts.tokens:.2f} tokens expected per verification of {drafts.depth} drafts")
         if pays_below is None:
-            notes.append("pays at every batch")
+            notes.append("faster at every batch size")
         else:
-            notes.append(f"pays below a batch of {pays_below}" if pays_below > 1 else "never pays here")
+            notes.append(f"faster below a batch of {pays_below}" if pays_below > 1 else "never faster here")
     heads = query_heads(deployment.spec)
     if text == BASE and heads:
-        notes.append(f"kv_heads={heads} is the figure often quoted, as if every query head had keys of its own")
+        notes.append(f"kv_heads={heads} is the figure often quoted, as if each query head had its own keys and values")
     return notes

@@ -1,8 +1,8 @@
-"""Diffusion language models: what a pass over a whole sequence costs, and an answer of so many passes.
+"""Plan diffusion language models: the cost of a pass over a whole sequence, and of an answer that takes several passes.
 
-LLaDA (Nie et al., arXiv:2502.09992) is a Llama whose tokens see those behind them too. A pass takes the whole sequence,
-prompt and masked answer, and gives logits of every position; some masks are filled, and the next pass begins anew. Keys
-change with every pass, so nothing is kept from one to the next, and there is no first token before the last.
+LLaDA (Nie et al., arXiv:2502.09992) is a Llama with bidirectional attention. A pass takes the whole sequence, prompt
+and masked answer, and returns logits for every position. Then some masks are filled, and the next pass begins. All keys
+change with every pass, so nothing can be cached, and no token is final before the last pass.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Load, Planner
 
 UNKNOWN = (
-    "not known: how few passes an answer of a given quality takes (as many as it has tokens is what the authors found "
-    "best); Ridgeline plans for diffusion models and does not run them"
+    "not known: how many passes an answer of a given quality needs (the authors found one per token best); Ridgeline "
+    "plans for diffusion models but does not run them"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Denoising:
-    """Of a load, on one device. Bytes, and seconds of a pass; an answer takes `passes` of them.
+    """The cost of a load on one device: bytes, and seconds of one pass. An answer takes `passes` passes.
 
-    logits_bytes: of every position, float32.
+    logits_bytes: float32 logits for every position.
     """
 
     load: Load
@@ -57,12 +57,12 @@ class Denoising:
 
 
 def denoise(planner: Planner, load: Load, passes: int | None = None) -> Denoising:
-    """passes: of an answer; None for one to a token. Raises RequestError for a context that the model does not have."""
+    """Plan a load. passes: passes per answer; None: one per token. Raises RequestError if the context is too long."""
     planner.check(load.context)
     d = planner.deployment
     if d.scheme.ep > 1 or d.scheme.pp > 1:
         raise RequestError(
-            f"ep {d.scheme.ep}, pp {d.scheme.pp}: a diffusion model is planned with tp and replicas only"
+            f"a diffusion model can be planned with tp and replicas only; leave out ep {d.scheme.ep}, pp {d.scheme.pp}"
         )
     batch = [Slice(load.batch, load.context, load.context, load.context)]
     ops = tuple(_both_ways(device_operations(planner.forward, batch, d.scheme), load.context))
@@ -78,7 +78,7 @@ def denoise(planner: Planner, load: Load, passes: int | None = None) -> Denoisin
 
 
 def _both_ways(operations: tuple[Operation, ...], context: int) -> Iterator[Operation]:
-    """Every query meets all keys, not only those up to its own."""
+    """Yield the operations with attention that is not causal: every query attends to all keys."""
     more = 2 * context / (context + 1)
     for op in operations:
         if op.kind == "state":

@@ -1,4 +1,4 @@
-"""Where a figure comes from: each formula with its numbers in it."""
+"""Explain the figures of a plan: each formula with its numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Line = tuple[str, str]
 
 
 def explain(planner: Planner, load: Load) -> tuple[Line, ...]:
-    """What each figure of a plan is made of: name, formula."""
+    """Return a line for each figure of a plan: its name and its formula."""
     return (*_machine(planner.deployment.hardware), *_memory(planner, load), *_time(planner, load))
 
 
@@ -56,7 +56,7 @@ def _memory(planner: Planner, load: Load) -> Iterator[Line]:
             ),
         )
     left = decimal_bytes(f.memory_bytes - f.weight_bytes)
-    yield "reserve", f"{1 - FRACTION:.0%} of the {left} that weights leave = {decimal_bytes(f.reserve_bytes)}"
+    yield "reserve", f"{1 - FRACTION:.0%} of the {left} beside the weights = {decimal_bytes(f.reserve_bytes)}"
     yield (
         "free",
         (
@@ -72,7 +72,7 @@ def _split(planner: Planner) -> str:
 
 
 def _state(planner: Planner, load: Load) -> Iterator[Line]:
-    """One line for each kind of layer that keeps something."""
+    """Yield one line for each kind of layer that keeps state."""
     d = planner.deployment
     kinds: dict[tuple[str, State], int] = {}
     for layer in d.spec.layers:
@@ -108,25 +108,25 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
         ),
     )
     if d.scheme.devices == d.scheme.replicas:
-        book = Textbook(
+        formula = Textbook(
             planner.memory.weight_bytes, planner.memory.sequence_bytes(load.context), d.hardware.read_bytes_per_s
         )
         yield (
             "in one line",
             (
-                f"(weights {decimal_bytes(book.weight_bytes)} + {load.batch:,} x state "
-                f"{decimal_bytes(book.state_bytes)}) / {decimal_bytes(d.hardware.read_bytes_per_s)}/s = "
-                f"{seconds(book.step_s(load.batch))} a step (CS336)"
+                f"(weights {decimal_bytes(formula.weight_bytes)} + {load.batch:,} x state "
+                f"{decimal_bytes(formula.state_bytes)}) / {decimal_bytes(d.hardware.read_bytes_per_s)}/s = "
+                f"{seconds(formula.step_s(load.batch))} a step (CS336)"
             ),
         )
 
 
 def _measured(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:
-    """Of a machine that was calibrated: passes at their measured rates, and what an operation takes besides."""
+    """Yield the lines of a step on a calibrated machine: passes at measured rates, and each operation's overhead."""
     rates = hardware.rates
     assert rates is not None
     far = far_share([t.operation for t in step.operations], rates)
-    yield "from memory", f"{far:.0%} of what the step reads; the rest lies in caches"
+    yield "from memory", f"{far:.0%} of the bytes that the step reads; the others are in caches"
     for t in step.operations:
         op = t.operation
         passes = "".join(
@@ -134,9 +134,9 @@ def _measured(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:
             f"{rates_of(op, rates).seconds(numbers, rows, far) / (numbers * rows) * 1e12:.3g} ps + "
             for numbers, rows in op.passes
         )
-        besides = (t.seconds - passes_s(op, rates, far)) / op.layers
-        yield op.name, f"{op.layers} x ({passes}{seconds(besides)}) = {seconds(t.seconds)} ({op.stored or 'moves'})"
-    yield "besides", f"{seconds(step.overhead_s)} of a step and its sequences"
+        overhead = (t.seconds - passes_s(op, rates, far)) / op.layers
+        yield op.name, f"{op.layers} x ({passes}{seconds(overhead)}) = {seconds(t.seconds)} ({op.stored or 'moves'})"
+    yield "overhead", f"{seconds(step.overhead_s)} for the step and its sequences"
 
 
 def _operations(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""What a request may take at most, as a user writes it: for plans, simulations and measurements alike."""
+"""Parse latency limits of requests (SLOs), for plans, simulations and measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in seconds: to the first token, for each one after it, to the last token. None is no limit."""
+    """Latency limits in seconds: time to first token, time per output token, end to end. None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -22,12 +22,12 @@ class Slo:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Those that there are, by name."""
+        """Return the limits that are set, by name."""
         return {name: limit for name in NAMES if (limit := getattr(self, f"{name}_s")) is not None}
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`ttft=200ms,tpot=30ms`. Raises RequestError for anything else."""
+        """Parse `ttft=200ms,tpot=30ms`. Raises RequestError for anything else."""
         found: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
@@ -42,7 +42,7 @@ class Slo:
 
 
 def _seconds(value: str) -> float:
-    """0 for what is no time."""
+    """Parse a time with its unit; return 0 if it is malformed."""
     unit = next((u for u in UNITS if value.endswith(u)), None)
     try:
         return float(value.removesuffix(unit)) * UNITS[unit] if unit else 0.0

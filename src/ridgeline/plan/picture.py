@@ -1,6 +1,7 @@
-"""A plan as a picture: the roofline with every operation on it, latency against throughput, memory, time by cause.
+"""Draw a plan: the roofline with every operation, latency against throughput, memory, and decode time by cause.
 
-Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so nothing global is touched.
+This needs matplotlib, an optional dependency: pip install ridgeline[plot]. pyplot is not used, because it has global
+state.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ MEMORY = {
     "weights": "#1f77b4", "state, by formula": "#2ca02c", "page slack": "#98df8a", "activations": "#e8a010",
     "logits": "#8c564b", "reserve": "#c7c7c7",
 }  # fmt: skip
-CLOSE = 4.0  # operations whose intensities differ by less share a place for their names
-LEAST_SHARE = 0.01  # of a step: an operation below it has a point and no name
-ROOM = 4  # times the largest batch that fits, or the knee, to which the curves go on
+CLOSE = 4.0  # operations whose intensities differ by less than this factor share one label
+LEAST_SHARE = 0.01  # share of a step; a faster operation gets a point but no label
+ROOM = 4  # the curves reach this many times the larger of the largest batch and the knee
 MOST_BATCH = 1 << 13
 
 
 def draw(name: str, planner: Planner, load: Load, path: str) -> None:
-    """Draw a plan into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written, and
-    where matplotlib is not installed.
+    """Draw a plan into a PNG or an SVG. Raises RequestError for another file ending, if the file cannot be written, and
+    if matplotlib is not installed.
     """
     figure = new_figure(path, SIZE_INCHES)
     roof, curve, memory, causes = figure.subplots(2, 2).flat
@@ -57,7 +58,9 @@ def draw(name: str, planner: Planner, load: Load, path: str) -> None:
 
 
 def new_figure(path: str, size_inches: tuple[float, float]) -> Figure:
-    """Raises RequestError for a name of another ending, and where matplotlib is not installed."""
+    """Return an empty figure. Raises RequestError for a file ending other than .png or .svg, and if matplotlib is
+    missing.
+    """
     if Path(path).suffix not in (".png", ".svg"):
         raise RequestError(f"--plot {path}: the name must end in .png or .svg")
     try:
@@ -71,7 +74,7 @@ def new_figure(path: str, size_inches: tuple[float, float]) -> Figure:
 
 
 def keep(figure: Figure, path: str) -> None:
-    """Write it, whole or not at all. Raises RequestError where that cannot be."""
+    """Write the figure, completely or not at all. Raises RequestError if that fails."""
     target = Path(path)
     beside = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     try:
@@ -105,13 +108,13 @@ def _roofline(axes: Axes, planner: Planner, load: Load) -> None:
     for label, (step, marker, color) in steps.items():
         _points(axes, step, marker, color, label)
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per byte", xlim=(low, high))
-    axes.set_ylabel("TFLOP/s at the roof")
+    axes.set_ylabel("TFLOP/s at the roofline")
     axes.legend(loc="lower right", fontsize=9, frameon=False)
-    _plain(axes, "Roofline: every operation, its area the time that it takes")
+    _plain(axes, "Roofline: every operation; the area is its share of the time")
 
 
 def _points(axes: Axes, step: StepTime, marker: str, color: str, label: str) -> None:
-    """Every operation with arithmetic; the names of those that are close stand in one list, above or below the roof."""
+    """Draw every operation with arithmetic. Neighboring operations share a label, above or below the roofline."""
     shown = [t for t in step.operations if t.operation.flops]
     x = [t.operation.intensity for t in shown]
     y = [t.operation.flops * t.operation.layers / max(t.compute_s, t.memory_s) / 1e12 for t in shown]
@@ -154,8 +157,8 @@ def _trade(axes: Axes, planner: Planner, load: Load, sizes: Sequence[int], wall:
     axes.plot(*at(knee), "D", color="#e8710a", ms=9, label=f"knee: batch {knee:,}, {_pair(at(knee))}")
     if wall:
         axes.plot(*at(wall), "s", color=PREFILL, ms=9, label=f"memory is full: batch {wall:,}, {_pair(at(wall))}")
-    axes.plot(*at(load.batch), "*", color="black", ms=12, label=f"asked: batch {load.batch:,}, {_pair(at(load.batch))}")
-    axes.set(xscale="log", yscale="log", xlabel="output tokens/s in sum", ylabel="milliseconds per token of a request")
+    axes.plot(*at(load.batch), "*", color="black", ms=12, label=f"--batch {load.batch:,}: {_pair(at(load.batch))}")
+    axes.set(xscale="log", yscale="log", xlabel="total output tokens/s", ylabel="milliseconds per token of a request")
     axes.legend(loc="upper left", fontsize=9, frameon=False)
     _plain(axes, "Latency against throughput over the batch" + ("" if wall else ": one sequence does not fit"))
     _numbers(axes)
@@ -166,7 +169,7 @@ def _pair(point: tuple[float, float]) -> str:
 
 
 def _labeled(sizes: Sequence[int]) -> list[int]:
-    """Powers of four, and the last."""
+    """Return the batch sizes to label: powers of four."""
     return [n for n in sizes if n & (n - 1) == 0 and n.bit_length() % 2 == 1]
 
 
@@ -187,10 +190,10 @@ def _memory(axes: Axes, planner: Planner, load: Load, sizes: Sequence[int], wall
         f"{top / 1e9:,.0f} GB", (sizes[0], top / 1e9), xytext=(4, 4), textcoords="offset points", fontsize=9
     )  # fmt: skip
     highest = max(1.35 * top, 1.2 * sum(stack[0] for stack in stacks.values()) * 1e9) / 1e9
-    axes.set(xscale="log", xlabel="batch", ylabel="GB of a device", xlim=(sizes[0], sizes[-1]), ylim=(0, highest))
+    axes.set(xscale="log", xlabel="batch", ylabel="GB per device", xlim=(sizes[0], sizes[-1]), ylim=(0, highest))
     _wall(axes, wall)
     axes.legend(loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none", ncols=2)
-    _plain(axes, "Memory of a device")
+    _plain(axes, "Memory per device")
     _numbers(axes, y=False)
 
 
@@ -206,7 +209,7 @@ def _causes(axes: Axes, planner: Planner, load: Load, sizes: Sequence[int], wall
     axes.set(xscale="log", xlabel="batch", ylabel="% of a decode step", xlim=(sizes[0], sizes[-1]), ylim=(0, 100))
     _wall(axes, wall)
     axes.legend(loc="lower left", fontsize=9, frameon=True, framealpha=0.85, edgecolor="none")
-    _plain(axes, "What a decode step waits for")
+    _plain(axes, "What limits a decode step")
     _numbers(axes, y=False)
 
 
@@ -220,7 +223,7 @@ def _wall(axes: Axes, wall: int) -> None:
 
 
 def _numbers(axes: Axes, *, y: bool = True) -> None:
-    """1, 10, 100, 1,000 instead of powers."""
+    """Label the axes with 1, 10, 100, 1,000 instead of powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     plain: Any = FuncFormatter(lambda value, _: f"{value:,g}")

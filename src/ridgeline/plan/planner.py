@@ -1,16 +1,17 @@
-"""What a model costs on a machine: memory, step time, and what a request waits for.
+"""Compute what a model costs on a machine: memory, step time and latencies.
 
     step     one token for every sequence of the batch, all at the full context
-    TTFT     time to the first token of a prompt alone on the machine: its chunks, one after the other
+    TTFT     time to first token of a prompt alone on the machine: the sum of its chunks
     TPOT     time per output token: (time of the last - time of the first) / (tokens - 1), the mean over the contexts
-             that the answer passes through, with nothing but decodes in the steps
+             of the answer, in steps without prefill
     latency  TTFT + (tokens - 1) TPOT
-    served   as many requests as the batch, each followed by another at its end: between two tokens of one, the prompts
-             of the others are read too, so that each token takes TPOT + (batch - 1) TTFT / (tokens - 1), and each chunk
-             of a prompt is in a step with the decodes of the others: TTFT + chunks x step
+    served   steady state: each request of the batch is followed by another one when it ends. Between two tokens of
+             one sequence, the prompts of the others are computed too, so a token takes
+             TPOT + (batch - 1) TTFT / (tokens - 1). Each chunk of a prompt shares a step with the decodes of the
+             others, so the first token takes TTFT + chunks x step.
 
-Times are the roofline's: nothing can be faster on this machine; on one that was calibrated (clock.py) they are what the
-engine is expected to take, with launches and the host. The formula of the same in one line is textbook.py.
+Times follow the roofline, so no engine can be faster on the machine. On a calibrated machine (cost/clock.py) they are
+the times that this engine is expected to take, with launches and the host. textbook.py has the formula in one line.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from ridgeline.errors import RequestError
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 
-PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # what the engine chooses where memory allows it (settings/fit.py)
+PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # the engine's defaults if memory allows them (settings/fit.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """depth drafts in a step, of which each is accepted with probability `acceptance` if those before it were.
+    """Speculative decoding: `depth` drafts per step, each accepted with probability `acceptance` if those before it
+    were.
 
-    draft_cost: of a draft, in steps of one token (arXiv:2211.17192: c). Raises RequestError for what cannot be.
+    draft_cost: cost of a draft, in steps of one token (c in arXiv:2211.17192). Raises RequestError for values out of
+    range.
     """
 
     acceptance: float
@@ -47,23 +50,23 @@ class Speculation:
         if not 0 <= self.acceptance <= 1:
             raise RequestError(f"the acceptance of drafts is {self.acceptance}; it must be from 0 to 1")
         if self.depth < 1:
-            raise RequestError(f"{self.depth} drafts; there must be at least 1")
+            raise RequestError(f"the number of drafts is {self.depth}; it must be at least 1")
         if not self.draft_cost >= 0:
-            raise RequestError(f"a draft costs {self.draft_cost} steps; it must not be negative")
+            raise RequestError(f"the cost of a draft is {self.draft_cost} steps; it must not be negative")
 
     @property
     def tokens(self) -> float:
-        """Expected tokens of a verification: (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, equation 1)."""
+        """Return the expected tokens of a verification: (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, equation 1)."""
         a = self.acceptance
         return self.depth + 1.0 if a == 1 else (1 - a ** (self.depth + 1)) / (1 - a)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model, a machine, and how one runs on the other.
+    """A model, a machine, and how the model runs on it.
 
-    page_tokens: of a page of rows. chunk: tokens of a prompt in one step. prefix_hit: share of a prompt that lies in
-    the prefix cache. Raises RequestError for what cannot be.
+    page_tokens: tokens of a page of the KV cache. chunk: prompt tokens in one step. prefix_hit: share of each prompt
+    that is in the prefix cache. Raises RequestError for values out of range.
     """
 
     spec: ModelSpec
@@ -77,15 +80,15 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.chunk < 1:
-            raise RequestError(f"a page of {self.page_tokens} and a chunk of {self.chunk} tokens: at least 1 each")
+            raise RequestError(f"the page has {self.page_tokens} and the chunk {self.chunk} tokens; use at least 1")
         if not 0 <= self.prefix_hit < 1:
-            raise RequestError(f"the prefix hit rate is {self.prefix_hit}; it must be from 0 to below 1")
+            raise RequestError(f"the prefix hit rate is {self.prefix_hit}; it must be at least 0 and below 1")
         self.scheme.check(self.spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs at once on each replica: batch sequences, each with a prompt and an answer of so many tokens."""
+    """The load on each replica: `batch` sequences at a time, each with these tokens of prompt and of output."""
 
     batch: int
     prompt: int
@@ -103,8 +106,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one load; see the top of the file. Seconds; tokens_per_s: of all replicas, decodes only, served_...: with the
-    prompts. naive_step_s: the same step without a cache, the whole history computed again.
+    """The figures of one load, in seconds; the module's docstring defines them.
+
+    tokens_per_s: decode rate of all replicas. served_...: figures of the steady state, with prefill. naive_step_s: the
+    same step without a KV cache, so that the whole history is computed again.
     """
 
     load: Load
@@ -127,7 +132,7 @@ class Figures:
 
     @property
     def served_ttft_s(self) -> float:
-        """The prompt's chunks, each in a step with the decodes of the others."""
+        """TTFT in the steady state: each chunk of the prompt shares a step with the decodes of the others."""
         return self.ttft_s + (self.chunks * self.step_s if self.load.batch > 1 else 0.0)
 
     @property
@@ -140,18 +145,18 @@ class Figures:
 
     @property
     def served_tokens_per_s(self) -> float:
-        """Output tokens of all replicas, when every request that ends is followed by another."""
+        """Output tokens per second of all replicas in the steady state."""
         life = self.load.batch * self.ttft_s + max(self.load.output - 1, 1) * self.tpot_s
         return self.replicas * self.load.batch * self.load.output / life
 
     @property
     def device_seconds_per_token(self) -> float:
-        """What an output token costs, prompts included."""
+        """Device seconds per output token, prompts included."""
         return self.devices / self.served_tokens_per_s
 
 
 class Planner:
-    """Answers what a deployment costs. Holds what is the same for all loads."""
+    """Computes what a deployment costs. Holds the parts that are equal for all loads."""
 
     def __init__(self, deployment: Deployment) -> None:
         d = self.deployment = deployment
@@ -163,30 +168,32 @@ class Planner:
         )
 
     def with_chunk(self, chunk: int) -> Planner:
-        """The same with another chunk, and what is the same for both shared."""
+        """Return a planner with another chunk size, which shares everything else with this one."""
         other = copy(self)
         other.deployment = replace(self.deployment, chunk=chunk)
         other.memory = self.memory.with_chunk(chunk)
         return other
 
     def step(self, batch: Sequence[Slice]) -> StepTime:
-        """A step of any mix of sequences; of a pipeline, until its last device is done."""
+        """Return the time of a step with any mix of sequences. With pipeline stages, the step ends on the last one."""
         ops, hardware = device_operations(self.forward, batch, self.deployment.scheme), self.deployment.hardware
         if hardware.rates is None:
             return time_step(ops, hardware)
         return calibrated_step(ops, self._facts, batch, hardware)
 
     def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
-        """`tokens` tokens, the last ones of `context`, of each of so many sequences; logits of them all."""
+        """Return the time of a decode step: the last `tokens` tokens of `context` for each of `batch` sequences, with
+        logits for all.
+        """
         context = max(context, tokens)
         return self.step([Slice(batch, tokens, context, tokens)])
 
     def naive(self, batch: int, context: int) -> StepTime:
-        """The next token with nothing kept: every token of the history again."""
+        """Return the time of the next token without a KV cache: every token of the history is computed again."""
         return self.step([Slice(batch, context, context)])
 
     def token_s(self, batch: int, context: int) -> float:
-        """Seconds per token of a sequence at a context, speculation included."""
+        """Return the seconds per token of a sequence at a context, speculation included."""
         step = self.decode(batch, context).seconds
         spec = self.deployment.speculation
         if spec is None:
@@ -195,7 +202,7 @@ class Planner:
         return (verify + spec.depth * spec.draft_cost * step) / spec.tokens
 
     def chunks(self, prompt: int) -> Iterator[StepTime]:
-        """The steps in which a prompt alone is read."""
+        """Yield the steps that compute a prompt alone."""
         start = min(int(prompt * self.deployment.prefix_hit), prompt - 1)
         while start < prompt:
             end = min(start + self.deployment.chunk, prompt)
@@ -203,24 +210,26 @@ class Planner:
             start = end
 
     def num_chunks(self, prompt: int) -> int:
-        """Steps in which a prompt is read."""
+        """Return the number of steps that compute a prompt."""
         d = self.deployment
         return -(-(prompt - min(int(prompt * d.prefix_hit), prompt - 1)) // d.chunk)
 
     def ttft_s(self, prompt: int) -> float:
-        """Of a prompt alone. Its chunks follow each other through a pipeline."""
+        """Return the time to first token of a prompt alone. Its chunks overlap in a pipeline."""
         steps = [step.seconds for step in self.chunks(prompt)]
         stages = self.deployment.scheme.pp
         return sum(steps) / stages * (1 + (stages - 1) / len(steps))
 
     def tpot_s(self, load: Load) -> float:
-        """Mean over the contexts of the answer, by Simpson's rule: exact where time is linear in the context."""
+        """Return the mean TPOT over the contexts of the answer, by Simpson's rule: exact if the time is linear in the
+        context.
+        """
         first, last = load.prompt + 1, load.context
         ends = self.token_s(load.batch, first) + self.token_s(load.batch, last)
         return (ends + 4 * self.token_s(load.batch, (first + last) // 2)) / 6
 
     def figures(self, load: Load) -> Figures:
-        """Of one load. Raises RequestError for a context that the model's positions do not allow."""
+        """Return the figures of one load. Raises RequestError for a context beyond the model's positions."""
         self.check(load.context)
         scheme = self.deployment.scheme
         return Figures(
@@ -230,23 +239,26 @@ class Planner:
         )  # fmt: skip
 
     def check(self, context: int) -> None:
-        """Raises RequestError for a context that the model's positions do not allow."""
+        """Raise RequestError for a context that is longer than the model's positions."""
         limit = self.deployment.spec.max_position_embeddings
         if context > limit:
-            raise RequestError(f"a context of {context:,} tokens is above the {limit:,} that the model has; lower it")
+            raise RequestError(f"the context is {context:,} tokens, but the model has {limit:,} positions; lower it")
 
     def footprint(self, load: Load) -> Footprint:
         return self.memory.footprint(load.batch, load.context)
 
     def knee(self, load: Load, most: int = 1 << 14) -> int:
-        """The batch with the most throughput per second of step (Kleinrock 1979: power), in powers of two and halves
-        between them: below it a step hardly grows with the batch, above it hardly anything else does.
+        """Return the knee: the batch with the largest throughput per step time (Kleinrock 1979: power), among powers of
+        two and the sizes halfway between them.
+
+        Below the knee, the step time hardly grows with the batch; above it, the step time grows faster than the
+        throughput.
         """
         return max(batch_sizes(most), key=lambda n: n / self.token_s(n, load.context) ** 2)
 
     def speculation_pays_below(self, context: int, most: int = 1 << 14) -> int | None:
-        """The batch from which on a token with drafts takes no less than without, None where they always pay; 1 where
-        they never do.
+        """Return the batch from which on drafts no longer make a token faster; None if they always do, 1 if they never
+        do.
         """
         if self.deployment.speculation is None:
             return None
@@ -264,6 +276,6 @@ class Planner:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... up to `most`."""
+    """Return 1, 2, 3, 4, 6, 8, 12, ... up to `most`."""
     sizes = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k) if n <= most}
     return sorted(sizes)

@@ -1,4 +1,4 @@
-"""A plan as data: every figure that is shown, plain and in base units (bytes, seconds, tokens per second)."""
+"""Convert a plan to JSON: every figure in base units (bytes, seconds, tokens per second)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def plan_json(name: str, planner: Planner, load: Load) -> Json:
-    """All of a plan but comparisons. Raises RequestError for a context that the model does not have."""
+    """Return a plan without comparisons. Raises RequestError for a context that is too long for the model."""
     d = planner.deployment
     figures = planner.figures(load)
     decode = planner.decode(load.batch, load.context)
@@ -42,7 +42,7 @@ def plan_json(name: str, planner: Planner, load: Load) -> Json:
 
 
 def largest_chunk(planner: Planner, prompt: int) -> StepTime:
-    """The step of a prompt that takes longest."""
+    """Return the slowest prefill step of a prompt."""
     return max(planner.chunks(prompt), key=lambda step: step.seconds)
 
 
@@ -80,7 +80,7 @@ def figures_json(f: Figures) -> Json:
 
 
 def step_json(step: StepTime, hardware: HardwareSpec) -> Json:
-    """A step and its operations; each of them with all its layers."""
+    """Return a step and its operations. The figures of an operation are sums over its layers."""
     rows = []
     for t in step.operations:
         op = t.operation
@@ -96,7 +96,7 @@ def step_json(step: StepTime, hardware: HardwareSpec) -> Json:
 
 
 def compare_json(rows: Sequence[Row]) -> list[Json]:
-    """Ranked."""
+    """Return the rows of a comparison, in their order."""
     return [
         {
             "change": row.text, "gives_up": row.gives_up, "notes": list(row.notes), "fits": row.footprint.fits,

@@ -1,6 +1,6 @@
-"""Techniques that are another ModelSpec: what a model would be with other keys and values, windows, mixers or sizes.
+"""Rewrite a ModelSpec: what a model would be with other KV heads, windows, mixers or sizes.
 
-Nothing is said of quality here: a model of such a form has to be trained, or converted and healed.
+Quality is not estimated here: a rewritten model has to be trained, or converted and then trained further.
 """
 
 from __future__ import annotations
@@ -30,27 +30,29 @@ PRUNABLE = ("mlp", "layers", "heads")
 
 
 def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
-    """Attention with so many heads of keys and values, of the same size (arXiv:2305.13245)."""
+    """Return the model with `count` KV heads of the same size in every attention layer (arXiv:2305.13245)."""
     return _each_attention(spec, lambda own, _: replace(own, num_kv_heads=count))
 
 
 def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
-    """Attention over latents of so many numbers, and so many rotated ones (MLA, arXiv:2405.04434)."""
+    """Return the model with latent attention: latents of `latent` numbers plus `rope` rotary ones (MLA,
+    arXiv:2405.04434).
+    """
 
     def latents(own: Attention, _: int) -> LatentAttention:
-        rotated = replace(own.rope, dim=rope, scaling=None) if own.rope else None
+        rotary = replace(own.rope, dim=rope, scaling=None) if own.rope else None
         return LatentAttention(
-            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=rotated
+            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=rotary
         )  # fmt: skip
 
     return _each_attention(spec, latents)
 
 
 def with_windows(spec: ModelSpec, window: int, local: int | None) -> ModelSpec:
-    """Of each local + 1 layers with attention the first `local` see a window; None: all of them do (2503.19786)."""
+    """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786)."""
 
-    def windowed(own: Attention, position: int) -> Attention:
-        if local is not None and position % (local + 1) == local:
+    def windowed(own: Attention, index: int) -> Attention:
+        if local is not None and index % (local + 1) == local:
             return own
         return replace(own, window=min(window, own.window or window))
 
@@ -58,8 +60,10 @@ def with_windows(spec: ModelSpec, window: int, local: int | None) -> ModelSpec:
 
 
 def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
-    """Of each `factor` layers with the same attention the first has keys and values for all (CLA, 2405.12981)."""
-    owners: dict[Attention, tuple[int, int]] = {}  # the last owner, and how many layers it serves
+    """Return the model in which `factor` successive layers with equal attention share keys and values (CLA,
+    2405.12981).
+    """
+    owners: dict[Attention, tuple[int, int]] = {}  # the latest owner, and the number of layers that use its keys
     layers = list(spec.layers)
     for i, layer in enumerate(layers):
         if (own := spec.attention(i)) and spec.state_layer(i) == i:
@@ -73,25 +77,25 @@ def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
 
 
 def with_recurrent(spec: ModelSpec, kind: Recurrent, many: int | None) -> ModelSpec:
-    """Of each many + 1 layers with attention the first `many` are recurrent; None: all of them (arXiv:2403.19887)."""
+    """Return the model with recurrent mixers in `many` of every many + 1 attention layers; None: in all
+    (arXiv:2403.19887).
+    """
 
-    def mixer(own: Attention, position: int) -> TokenMixer:
-        return (
-            own if many is not None and position % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
-        )
+    def mixer(own: Attention, index: int) -> TokenMixer:
+        return own if many is not None and index % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
 
     return _each_attention(spec, mixer)
 
 
-def recurrent_mixer(kind: Recurrent, width: int, own: Attention) -> TokenMixer:
-    """In the proportions of the papers: Mamba 2312.00752, Mamba-2 2405.21060, MiniMax-01 2501.08313, Gated DeltaNet
-    2412.06464.
+def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenMixer:
+    """Return a recurrent mixer with the proportions of its paper: Mamba 2312.00752, Mamba-2 2405.21060, MiniMax-01
+    2501.08313, Gated DeltaNet 2412.06464.
     """
     if kind == "mamba":
-        return Mamba(inner_size=2 * width, state_size=16, conv_size=4, dt_rank=-(-width // 16))
+        return Mamba(inner_size=2 * hidden_size, state_size=16, conv_size=4, dt_rank=-(-hidden_size // 16))
     if kind == "mamba2":
         return Mamba2(
-            num_heads=2 * width // 64, head_dim=64, state_size=128, num_groups=1, conv_size=4, norm=RMSNorm()
+            num_heads=2 * hidden_size // 64, head_dim=64, state_size=128, num_groups=1, conv_size=4, norm=RMSNorm()
         )  # fmt: skip
     if kind == "lightning":
         return LightningAttention(own.num_heads, own.head_dim, RMSNorm())
@@ -99,9 +103,10 @@ def recurrent_mixer(kind: Recurrent, width: int, own: Attention) -> TokenMixer:
 
 
 def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
-    """Without a share of the MLPs' (and experts') inner size, of the layers, or of the heads (2407.14679).
+    """Return the model without a share of its layers, its heads, or the intermediate size of its MLPs and experts
+    (2407.14679).
 
-    Heads go with their keys and values where each has its own, else without.
+    If each query head has its own KV head, both are removed; grouped KV heads stay.
     """
     if part == "layers":
         return _fewer_layers(spec, share)
@@ -122,9 +127,9 @@ def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
 
 
 def _fewer_layers(spec: ModelSpec, share: float) -> ModelSpec:
-    """From the middle: the first and the last layers change the stream most."""
+    """Remove layers from the middle: the first and the last layers change the residual stream most."""
     if any(spec.state_layer(i) != i for i in range(len(spec.layers))):
-        raise RequestError("layers that share keys and values are not pruned here; prune mlp or heads")
+        raise RequestError("layers that share keys and values cannot be pruned here; prune mlp or heads")
     keep = max(1, round(len(spec.layers) * (1 - share)))
     first = -(-keep // 2)
     return replace(spec, layers=spec.layers[:first] + spec.layers[len(spec.layers) - (keep - first) :])
@@ -143,9 +148,9 @@ def _rounded(size: int, share: float) -> int:
 
 
 def _each_attention(spec: ModelSpec, change: Callable[[Attention, int], TokenMixer]) -> ModelSpec:
-    """Every layer with softmax attention of heads, changed; `change` is told its position among these layers.
+    """Apply `change` to every attention layer with KV heads. `change` gets the mixer and its index among these layers.
 
-    Raises RequestError where there is none, or where a layer refuses.
+    Raises RequestError if there is no such layer, or if a layer cannot be changed.
     """
     try:
         return replace(spec, layers=tuple(_changed_layers(spec, change)))
@@ -156,13 +161,13 @@ def _each_attention(spec: ModelSpec, change: Callable[[Attention, int], TokenMix
 
 
 def _changed_layers(spec: ModelSpec, change: Callable[[Attention, int], TokenMixer]) -> list[AnyLayer]:
-    layers, position = list(spec.layers), 0
+    layers, index = list(spec.layers), 0
     for i, layer in enumerate(layers):
         if layer.mixer and (own := spec.attention(i)):
-            layers[i] = replace(layer, mixer=layer.mixer.replaced_by(change(own, position)))
-            position += 1
-    if not position:
-        raise RequestError(f"{spec.family} has no layer with heads of keys and values")
+            layers[i] = replace(layer, mixer=layer.mixer.replaced_by(change(own, index)))
+            index += 1
+    if not index:
+        raise RequestError(f"{spec.family} has no attention layer with KV heads")
     return layers
 
 

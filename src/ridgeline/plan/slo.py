@@ -1,8 +1,8 @@
-"""The settings that keep a promise at the least cost; or, where none do, what it would take.
+"""Search the cheapest settings that keep latency limits; if there are none, search changes that would keep them.
 
-Searched: how many devices share the model (tp, and ep where there are experts), the tokens of a prompt in one step, and
-the batch. Kept: what a user fixed, and the output: nothing that changes a token is tried, only named. Cost: seconds of
-a device for an output token, prompts included.
+The search covers the number of devices that share the model (tp, and ep if there are experts), the chunk size and the
+batch. It keeps what the user fixed. Changes that alter the output are only proposed, not applied. The cost is device
+seconds per output token, prompts included.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 DEVICES = (1, 2, 4, 8)
 MOST_SEQS = 1 << 12
-# Tried one by one where nothing else keeps the promise, the least lossy first.
+# Tried one after the other if nothing else keeps the limits, the least lossy first.
 LOSSY = ("weights=fp8", "weights=int8", "kv=fp8", "weights=int4", "weights=int4,kv=fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A way to run it. why: what ends the batch there. changed: what it gives up, where nothing else does."""
+    """One way to run the model. why: what limits the batch. changed: the change that it needs, if any."""
 
     deployment: Deployment
     figures: Figures
@@ -37,8 +37,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """settings: that keep the promise, the cheapest first, one for each number of devices. otherwise: where there are
-    none, what would keep it. closest: what comes nearest of all that was tried, where nothing keeps it on this machine.
+    """The result of a search.
+
+    settings: those that keep the limits, the cheapest first, one per number of devices. otherwise: if there are none,
+    changes that would keep the limits. closest: if nothing keeps the limits on this machine, the setting that misses
+    them least.
     """
 
     settings: tuple[Setting, ...]
@@ -47,12 +50,12 @@ class Answer:
 
 
 def kept(slo: Slo, figures: Figures) -> bool:
-    """Is it, served among others: see planner.py?"""
+    """Return whether the figures of the steady state are within the limits."""
     return all(value <= limit for _, value, limit in _pairs(slo, figures))
 
 
 def _pairs(slo: Slo, figures: Figures) -> Iterator[tuple[str, float, float]]:
-    """What was promised: its name, what it is, and what it may be."""
+    """Yield each limited figure: its name, its value and its limit."""
     ttft, tpot = figures.served_ttft_s, figures.served_tpot_s
     found = {"ttft": ttft, "tpot": tpot, "e2e": ttft + (figures.load.output - 1) * tpot}
     for name, limit in slo.limits.items():
@@ -60,7 +63,7 @@ def _pairs(slo: Slo, figures: Figures) -> Iterator[tuple[str, float, float]]:
 
 
 def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
-    """load: its prompt and output are kept, its batch is what is looked for."""
+    """Search settings for a load. Its prompt and output lengths are kept; its batch is searched."""
     settings, near = _on_machine(deployment, load, promise)
     if settings:
         return Answer(settings, None, ())
@@ -79,7 +82,7 @@ def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
 def _on_machine(
     deployment: Deployment, load: Load, promise: Slo
 ) -> tuple[tuple[Setting, ...], Setting | None]:  # fmt: skip
-    """Those that keep the promise; and the nearest to it of all."""
+    """Return the settings that keep the limits, and the one that misses them least."""
     keeping: list[Setting] = []
     near: list[Setting] = []
     for scheme in _schemes(deployment):
@@ -94,7 +97,7 @@ def _on_machine(
 
 
 def _chunks(prompt: int) -> list[int]:
-    """Up to the first that takes the whole prompt."""
+    """Return the chunk sizes to try, up to the first that holds the whole prompt."""
     return [n for i, n in enumerate(CHUNKS) if i == 0 or CHUNKS[i - 1] < prompt]
 
 
@@ -107,7 +110,7 @@ def _miss(promise: Slo, figures: Figures) -> float:
 
 
 def _schemes(deployment: Deployment) -> Iterator[Scheme]:
-    """What is left open: devices that share the model, where a user fixed none."""
+    """Yield the ways to share the model between devices; only the user's one if there is any."""
     given = deployment.scheme
     if given.devices > given.replicas:
         yield given
@@ -126,7 +129,9 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
 
 
 def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
-    """The largest batch that keeps the promise, or of one sequence where none does; None where not even that fits."""
+    """Return the setting with the largest batch that keeps the limits, or with one sequence if none does; None if not
+    even that fits.
+    """
     deployment = planner.deployment
     room = min(planner.memory.largest_batch(load.context, MOST_SEQS), MOST_SEQS)
     if not room:
@@ -146,7 +151,7 @@ def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
 
 
 def _others(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """Changes of the model, then other machines of the kind, as options."""
+    """Yield lossy changes of the model, then other machines of the same kind, written as options."""
     for text in LOSSY:
         yield text, change(deployment, text).deployment
     for machine in machines():
@@ -155,7 +160,9 @@ def _others(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
 
 
 def smallest_fit(deployment: Deployment, load: Load) -> str:
-    """The least change with which one sequence of the load fits, as options: devices, then narrower weights."""
+    """Return the smallest change with which one sequence of the load fits, as options: more devices first, then smaller
+    weights.
+    """
     for text in ("", *LOSSY):
         after = change(deployment, text).deployment if text else deployment
         for scheme in _schemes(replace(after, scheme=Scheme())):
@@ -163,4 +170,4 @@ def smallest_fit(deployment: Deployment, load: Load) -> str:
             if one.memory.footprint(1, load.context).fits:
                 name = next((f" --{n} {v}" for n in ("tp", "ep") if (v := getattr(scheme, n)) > 1), "")
                 return f"{text}{name}".strip()
-    return "a larger machine, or a smaller model,"
+    return "a larger machine or a smaller model"

@@ -1,9 +1,9 @@
-"""The cost of a step in one line, as two lectures teach it: what their tables are made of, and a check of ours.
+"""The cost of a step in one line, as two lectures teach it. It serves as a check of the planner.
 
-Stanford CS336 (spring 2025, lecture 10): a step reads everything once, (batch x state + weights) / bandwidth.
-"How to Scale Your Model" (Austin et al. 2025, chapter on inference): state is read, batch x state / bandwidth, and
-then weights are read or multiplied with, whichever takes longer. Neither counts activations, nor the vocabulary's
-rows that are not read.
+Stanford CS336 (spring 2025, lecture 10): a step reads everything once, (batch x state + weights) / bandwidth. "How to
+Scale Your Model" (Austin et al. 2025, chapter on inference): a step reads the state, batch x state / bandwidth; then it
+reads the weights or multiplies with them, whichever takes longer. Both ignore activations, and count the whole
+embedding although only some rows are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """weight_bytes, state_bytes: of all weights, of one sequence. bytes_per_s, flops_per_s: of all devices."""
+    """weight_bytes: bytes of all weights. state_bytes: bytes of one sequence's state. bytes_per_s, flops_per_s: rates
+    of all devices together.
+    """
 
     weight_bytes: float
     state_bytes: float
@@ -25,7 +27,7 @@ class Textbook:
         return self.weight_bytes + batch * self.state_bytes
 
     def step_s(self, batch: int) -> float:
-        """Scaling book; CS336 where nothing is said of operations."""
+        """Return the seconds of a step by "How to Scale Your Model", or by CS336 if no operations are given."""
         compute_s = 2 * batch * self.params / self.flops_per_s
         return batch * self.state_bytes / self.bytes_per_s + max(compute_s, self.weight_bytes / self.bytes_per_s)
 

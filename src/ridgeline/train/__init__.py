@@ -1,4 +1,4 @@
-"""Training. The data side: corpora and their manifests, vocabularies, token shards, batches."""
+"""Train models on the modules that serve them: data in data/, the built-in pair in pocket/, the training loop here."""
 
 from ridgeline.train.data.batches import NO_TARGET, Batch, Batches
 from ridgeline.train.data.corpus import Corpus, Document

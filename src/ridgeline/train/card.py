@@ -1,6 +1,7 @@
-"""The README.md of a trained model, as the Hugging Face hub shows it: what it is and is made of, how good, its limits.
+"""Write the model card (README.md) of a trained model for the Hugging Face hub: what it is, its data, quality and
+limits.
 
-The front matter follows github.com/huggingface/hub-docs, modelcard.md. What is not known has no row.
+The front matter follows github.com/huggingface/hub-docs, modelcard.md. Unknown facts get no row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ridgeline.train.loop import TrainOptions
 from ridgeline.train.optimizer import BETAS
 
 Row = tuple[str, str]
-# Of those that the hub knows, the ones that models and texts have; any other is "other", with its name beside it.
+# Licenses that the hub lists and that models or texts commonly have; any other one becomes "other" plus its name.
 HUB_LICENSES = frozenset(
     (
         "apache-2.0 mit bsd-2-clause bsd-3-clause cc0-1.0 cc-by-4.0 cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 gpl-2.0 "
@@ -29,17 +30,21 @@ _OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What a card says. Texts become one line each; none may name a place on this machine, for cards are published.
+    """The facts of a model card. Each text is put on one line. No text may contain a local path, because cards are
+    published.
 
-    name: of the model, and of its folder or hub repository. summary: what it is, in a sentence. license: of the
-    weights, as SPDX or the hub call it. language: "code", or ISO 639. in_transformers: whether transformers loads it.
-    dtype: of the stored weights. prompt: of the usage examples.
-    train_tokens, held_out_tokens: in the shards. held_out_share: 0 to 1, of the documents; split_seed: of their choice.
-    steps: that were run; kept_step: whose weights these are, if not the last one's; tokens_seen: repetitions included.
-    start: what the weights were before, where not random. flops: in all; seconds: of the steps; peak_flops_per_s:
-    measured; utilization: 0 to 1, of that peak (MFU).
-    Errors are standard errors; evaluated_tokens: scored, on the held-out side; eval_context, eval_stride: in tokens.
-    training_rows, evaluation_rows: more of (name, value). curve: a file beside the card, such as "loss.png".
+    name: name of the model, of its folder and of its hub repository. summary: one sentence about the model. license:
+    license of the weights, an SPDX or hub name. language: "code" or ISO 639. in_transformers: whether transformers
+    loads the model. dtype: type of the stored weights. prompt: prompt of the usage examples.
+    train_tokens, held_out_tokens: tokens in the shards. held_out_share: 0 to 1, share of the documents. split_seed:
+    seed of the split.
+    steps: number of steps that ran. kept_step: step of these weights, if it is not the last one. tokens_seen: number of
+    tokens, repetitions included. start: description of the initial weights, if they were not random. flops: total
+    operations. seconds: time of all steps. peak_flops_per_s: measured peak. utilization: 0 to 1, share of that peak
+    (MFU).
+    Errors are standard errors. evaluated_tokens: scored tokens of the held-out side. eval_context, eval_stride: in
+    tokens. training_rows, evaluation_rows: further (name, value) rows. curve: file name of a picture beside the card,
+    such as "loss.png".
     """
 
     name: str
@@ -80,7 +85,7 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """The card as Markdown with YAML front matter."""
+    """Return the card as Markdown with YAML front matter."""
     parts = [
         f"{_front_matter(facts)}\n\n# {_line(facts.name)}\n\n{_line(facts.summary)}",
         _usage(facts),
@@ -108,7 +113,7 @@ def _front_matter(facts: CardFacts) -> str:
 
 
 def _usage(facts: CardFacts) -> str:
-    name, prompt = _yaml(facts.name), json.dumps(facts.prompt, ensure_ascii=False)  # of Python they are strings, too
+    name, prompt = _yaml(facts.name), json.dumps(facts.prompt, ensure_ascii=False)  # valid Python strings, too
     ours = (
         "from ridgeline import LLM, SamplingParams\n\n"
         f"llm = LLM({name})\n"
@@ -128,22 +133,22 @@ def _architecture(facts: CardFacts) -> Iterator[Row]:
     yield "Family", spec.family
     yield "Parameters", f"{spec.num_params():,}"
     if spec.num_active_params() != spec.num_params():
-        yield "Parameters for each token", f"{spec.num_active_params():,}"
+        yield "Parameters used per token", f"{spec.num_active_params():,}"
     yield "Layers", f"{len(spec.layers):,}"
     yield "Hidden size", f"{spec.hidden_size:,}"
     mixers = spec.attentions(shared=True)
     heads = _distinct(f"{m.num_heads} / {m.num_kv_heads} of {m.head_dim}" for m in mixers)
     if heads:
-        yield "Heads / key-value heads", heads
-    widths = _distinct(
+        yield "Query heads / KV heads", heads
+    sizes = _distinct(
         f"{m.intermediate_size:,}"
-        + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} for each token" if m.num_experts else "")
+        + (f" in each of {m.num_experts} experts, {m.num_experts_per_tok} used per token" if m.num_experts else "")
         for m in (layer.mlp for layer in spec.layers)
         if m
     )
-    if widths:
-        yield "MLP size", widths
-    tied = ", one table for input and output" if spec.tie_word_embeddings else ""
+    if sizes:
+        yield "MLP size", sizes
+    tied = ", one matrix for embedding and output head" if spec.tie_word_embeddings else ""
     yield "Vocabulary", f"{spec.vocab_size:,} tokens{tied}"
     yield "Context", f"{spec.max_position_embeddings:,} tokens"
     if facts.dtype:
@@ -155,8 +160,8 @@ def _data(facts: CardFacts) -> Iterator[Row]:
     yield "Source", manifest.source
     yield "License of the texts", manifest.license
     for side, name, tokens in (
-        (TRAIN, "Training side", facts.train_tokens),
-        (HELD_OUT, "Held-out side", facts.held_out_tokens),
+        (TRAIN, "Training texts", facts.train_tokens),
+        (HELD_OUT, "Held-out texts", facts.held_out_tokens),
     ):
         documents, num_bytes = totals[side]["documents"], totals[side]["bytes"]
         if documents:
@@ -166,15 +171,17 @@ def _data(facts: CardFacts) -> Iterator[Row]:
         yield "Split", _split(facts)
     if manifest.skipped:
         yield "Left out", "; ".join(f"{count:,} ({reason})" for reason, count in manifest.skipped.items())
-    yield "Manifest", f"SHA-256 {manifest.hash}, read by Python {manifest.python}"
+    yield "Manifest", f"SHA-256 {manifest.hash}, files read by Python {manifest.python}"
 
 
 def _split(facts: CardFacts) -> str:
-    about = f"about {100 * facts.held_out_share:.4g} % of the documents " if facts.held_out_share else ""
-    seed = f" and the seed {facts.split_seed}" if facts.split_seed is not None else ""
-    text = f"{about}held out, whole, chosen by a hash of the name{seed}"
+    about = (
+        f"about {100 * facts.held_out_share:.4g} % of the documents are" if facts.held_out_share else "documents are"
+    )
+    seed = f" and seed {facts.split_seed}" if facts.split_seed is not None else ""
+    text = f"{about} held out as a whole, chosen by a hash of the name{seed}"
     cut = facts.manifest.num_cut
-    return f"{text}; functions that also stand in a training document were cut out of them: {cut:,}" if cut else text
+    return f"{text}; {cut:,} functions that also occur in training texts were removed from them" if cut else text
 
 
 def _training(facts: CardFacts) -> Iterator[Row]:
@@ -185,13 +192,13 @@ def _training(facts: CardFacts) -> Iterator[Row]:
     betas = f"AdamW's betas {BETAS[0]:g}, {BETAS[1]:g}"
     yield "Optimizer", f"{_OPTIMIZERS[o.optimizer]}; {betas}; weight decay {o.weight_decay:g} on matrices; {clipped}"
     yield "Learning rate", _schedule(o)
-    yield "Batch", f"{o.batch_tokens:,} tokens in rows of {o.context:,}; no attention from one document to another"
+    yield "Batch", f"{o.batch_tokens:,} tokens in rows of {o.context:,}; attention does not cross documents"
     planned = f" of {o.steps:,} planned" if facts.steps != o.steps else ""
     kept = facts.kept_step
-    better = f"; the weights are of step {kept:,}, the best on held-out text" if kept and kept != facts.steps else ""
+    better = f"; the weights are from step {kept:,}, the best on held-out texts" if kept and kept != facts.steps else ""
     yield "Steps", f"{facts.steps:,}{planned}{better}"
     yield "Tokens seen", f"{facts.tokens_seen:,}, {facts.tokens_seen / facts.train_tokens:.3g} epochs"
-    whole = "" if o.precision == "float32" else " products, float32 weights, sums and optimizer state"
+    whole = "" if o.precision == "float32" else " products; weights, sums and optimizer state in float32"
     yield "Precision", o.precision + whole
     yield "Dropout", f"{o.dropout:g}"
     yield "Seed", str(o.seed)
@@ -200,20 +207,20 @@ def _training(facts: CardFacts) -> Iterator[Row]:
 def _schedule(o: TrainOptions) -> str:
     decay, last = math.ceil(o.decay_share * o.steps), o.final_rate * o.learning_rate
     warm_up = f", after a linear warm-up over {o.warmup_steps:,} steps" if o.warmup_steps else ""
-    fall = f"; linear to {last:g} over the last {decay:,} of {o.steps:,}" if decay else ""
-    return f"{o.learning_rate:g} at its peak{warm_up}{fall}"
+    fall = f"; falls linearly to {last:g} over the last {decay:,} of {o.steps:,} steps" if decay else ""
+    return f"peak {o.learning_rate:g}{warm_up}{fall}"
 
 
 def _cost(facts: CardFacts) -> Iterator[Row]:
     if facts.flops is not None:
-        yield "FLOPs", f"{facts.flops:.3g}, counted: 6 for each weight that a token is multiplied with, and attention"
+        yield "FLOPs", f"{facts.flops:.3g}, counted: 6 per token and weight that it is multiplied with, plus attention"
     if facts.seconds is not None:
         yield "Hours", f"{facts.seconds / 3600:.3g}"
     if facts.machine:
         yield "Machine", facts.machine
     if facts.utilization is not None:
         peak = facts.peak_flops_per_s
-        of = f" of {peak / 1e9:,.4g} GFLOP/s, what a large product reached there" if peak else ""
+        of = f" of {peak / 1e9:,.4g} GFLOP/s, the measured rate of a large matrix product there" if peak else ""
         yield "Model FLOPs utilization", f"{100 * facts.utilization:.1f} %{of}"
 
 
@@ -225,12 +232,12 @@ def _evaluation(facts: CardFacts) -> Iterator[Row]:
     if facts.evaluated_tokens is not None:
         yield "Scored", f"{facts.evaluated_tokens:,} held-out tokens"
     if facts.eval_context is not None:
-        stride = f", moved by {facts.eval_stride:,}" if facts.eval_stride is not None else ""
+        stride = f", each {facts.eval_stride:,} after the one before" if facts.eval_stride is not None else ""
         yield "Context and stride", f"windows of {facts.eval_context:,} tokens{stride}"
 
 
 def _measured(value: float, error: float | None) -> str:
-    """With as many decimals as show two digits of the error."""
+    """Format a value with as many decimals as show two digits of its error."""
     if error is None or not 0 < error < math.inf:
         return f"{value:.5g}"
     decimals = max(0, 1 - math.floor(math.log10(error)))
@@ -238,7 +245,7 @@ def _measured(value: float, error: float | None) -> str:
 
 
 def _table(title: str, rows: Iterable[Row]) -> str:
-    """Empty where there are no rows."""
+    """Return a Markdown table with a heading, or an empty string if there are no rows."""
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
     return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]) if lines else ""
 
@@ -252,10 +259,10 @@ def _cell(text: str) -> str:
 
 
 def _yaml(text: str) -> str:
-    """A JSON string of printable characters means the same in YAML."""
+    """Return the text as a JSON string, which YAML reads the same way."""
     return json.dumps(_line(text), ensure_ascii=False)
 
 
 def _line(text: str) -> str:
-    """On one line, without what cannot be printed."""
+    """Return the text on one line, without characters that cannot be printed."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,4 +1,4 @@
-"""What training costs: operations by count, the machine's peak by measurement."""
+"""Compute the cost of training: counted operations, and the machine's measured peak."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PEAK_BUDGET_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """tokens: trained on, repetitions included. flops: counted, see `flops_per_token`. seconds: of the steps alone.
+    """The cost of a run. tokens: number of tokens trained on, repetitions included. flops: operations, counted by
+    `flops_per_token`. seconds: time of the steps alone.
 
-    machine: in words, all there were. peak_flops_per_s: of a large product in the run's precision, measured; None where
-    some steps were made elsewhere.
+    machine: description of all machines that took part. peak_flops_per_s: measured rate of a large product in the run's
+    precision; None if other machines ran some of the steps.
     """
 
     tokens: int
@@ -31,27 +32,29 @@ class TrainingCost:
 
     @property
     def utilization(self) -> float | None:
-        """Counted operations over what the peak could have done in that time (MFU, arXiv:2204.02311)."""
+        """Counted operations divided by what the peak allows in the same time (MFU, arXiv:2204.02311)."""
         return self.flops / (self.seconds * self.peak_flops_per_s) if self.peak_flops_per_s else None
 
 
 def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> TrainingCost:
-    """Of all steps in a log, those of earlier parts of the run included. peak, machine: of this part."""
+    """Return the cost of all steps in a log, earlier parts of the run included. peak, machine: those of the current
+    part.
+    """
     tokens = batch_tokens * len(log)
     machines = list(dict.fromkeys(p.machine for p in log))
     seconds = sum(batch_tokens / p.tokens_per_s for p in log)
-    known = "; ".join(name or "one that was not recorded" for name in machines)
+    known = "; ".join(name or "an unrecorded machine" for name in machines)
     return TrainingCost(tokens, tokens * per_token, seconds, peak if machines == [machine] else None, known)
 
 
 def flops_per_token(spec: ModelSpec, context: int) -> float:
-    """Operations to train on one token, where rows of `context` tokens hold one document each.
+    """Return the operations to train on one token, for rows of `context` tokens with one document each.
 
-    A product and its sum are two; the backward pass is twice the forward one; what activation checkpointing computes
-    again does not count.
+    A multiplication and an addition are two operations. The backward pass counts twice the forward pass. What
+    activation checkpointing computes again is not counted.
     """
     multiplied = spec.num_active_params()
-    if not spec.tie_word_embeddings:  # a tied table is multiplied once, as the head; another one is only looked up
+    if not spec.tie_word_embeddings:  # a tied matrix is multiplied once, as the head; an untied embedding is only read
         multiplied -= spec.vocab_size * spec.hidden_size
     multiplied -= spec.num_position_embeddings * spec.hidden_size
     attention = sum(layer.mixer.work(context, context) for layer in spec.layers if layer.mixer) / context
@@ -59,19 +62,19 @@ def flops_per_token(spec: ModelSpec, context: int) -> float:
 
 
 def measure_peak(device: torch.device, precision: Precision) -> float:
-    """Operations per second of the best of several large products, in half a second or a little more."""
+    """Return operations per second: the best of several large products within about half a second."""
     x = torch.ones((SQUARE, SQUARE), device=device, dtype=getattr(torch, precision))
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < PEAK_BUDGET_S or best == float("inf"):
         start = time.perf_counter()
         y = x @ x
-        y[0, 0].item()  # a device works behind the host's back until something is asked of it
+        y[0, 0].item()  # a device computes asynchronously; reading a value waits for it
         best = min(best, time.perf_counter() - start)
     return 2 * SQUARE**3 / best
 
 
 def machine_name(device: torch.device) -> str:
-    """The device in words: a GPU's name, or the processor's and how many threads are used."""
+    """Describe the device: the GPU's name, or the processor's name and the number of threads."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()

@@ -1,6 +1,7 @@
-"""A run's log, read back, and the picture of it: losses, the best held-out one, the learning rate.
+"""Read a run's log, and draw it: the losses, the best held-out loss, the learning rate.
 
-Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so nothing global is touched.
+This needs matplotlib, an optional dependency: pip install ridgeline[plot]. pyplot is not used, because it has global
+state.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 SIZE_INCHES, DPI = (7.5, 5.6), 200
 TRAINING, HELD_OUT, QUIET = "tab:blue", "tab:orange", "0.35"
-START_SHARE = 0.04  # of the steps: their loss, many times the last one, does not set the scale
-WINDOWS = 40  # means of so many parts of a run show its course without its noise
-DOTTED = 60  # held-out points beyond this would hide their line
-LEAST_MARGIN = 0.02  # nats: less would make a story of a rounding
+START_SHARE = 0.04  # share of the steps whose high loss at the start does not set the scale of the y axis
+WINDOWS = 40  # number of parts of a run over which the smooth line takes means
+DOTTED = 60  # with more held-out points than this, they are drawn without dots
+LEAST_MARGIN = 0.02  # nats; a smaller margin would magnify rounding errors
 _UNITS = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"))
 
 
 def read_log(path: Path) -> list[Progress]:
-    """The steps of a log.jsonl. Raises DataError, which names the line, for one that is torn or says something else."""
+    """Return the steps of a log.jsonl. Raises DataError, which names the line, for an incomplete or invalid line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
@@ -43,25 +44,25 @@ def _parse(line: str, where: str) -> Progress:
     try:
         progress = Progress(**json.loads(line))
     except (ValueError, TypeError, RecursionError) as e:
-        raise DataError(f"{where} is no step of a run ({e}); remove the line, or resume the run") from None
+        raise DataError(f"{where} is not a training step ({e}); remove the line, or resume the run") from None
     numbers = asdict(progress)
     if not isinstance(machine := numbers.pop("machine"), str):
-        raise DataError(f"{where}: machine is {machine!r}, not a text; remove the line, or resume the run")
+        raise DataError(f"{where}: machine is {machine!r}, which is not a text; remove the line, or resume the run")
     for name, value in numbers.items():
         kinds = int if name == "step" else int | float | None if name == "held_out" else int | float
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise DataError(f"{where}: {name} is {value!r}, not a number; remove the line, or resume the run")
+            raise DataError(f"{where}: {name} is {value!r}, which is not a number; remove the line, or resume the run")
     return progress
 
 
 def draw_curve(
     log: Sequence[Progress], batch_tokens: int, bytes_per_token: float | None, title: str, path: Path
 ) -> None:  # fmt: skip
-    """Draw a run into a PNG of 1,500 x 1,120 pixels; whatever fails, `path` holds a whole picture or what it held.
+    """Draw a run into a PNG of 1,500 x 1,120 pixels. If that fails, `path` keeps its old content.
 
-    batch_tokens: tokens of a step. bytes_per_token: of the held-out text, for the axis in bits per byte; None: without.
-    A loss that is not finite is left out. Raises DataError where no step has a finite one, and where matplotlib is not
-    installed.
+    batch_tokens: tokens of a step. bytes_per_token: bytes per token of the held-out text, for an axis in bits per byte;
+    None: no such axis. A loss that is not finite is left out. Raises DataError if no step has a finite loss, and if
+    matplotlib is not installed.
     """
     steps = [p for p in log if math.isfinite(p.loss)]
     if not steps:
@@ -77,7 +78,7 @@ def draw_curve(
     last = steps[-1].step * batch_tokens
     size, unit = next(((s, u) for s, u in _UNITS if last >= s), (1.0, ""))
     _draw_losses(losses, steps, batch_tokens / size, bytes_per_token)
-    # Outside, where it hides no line. A figure's own title would be drawn over it, so the title is the legend's.
+    # The legend is outside the axes, where it hides no line. It also holds the title, which it would otherwise overlap.
     legend = figure.legend(
         loc="outside upper center", ncols=2, frameon=False, fontsize=10, title=title, title_fontsize=13
     )  # fmt: skip
@@ -93,7 +94,7 @@ def draw_curve(
 
 
 def _draw_losses(axes: Axes, steps: Sequence[Progress], tokens: float, bytes_per_token: float | None) -> None:
-    """tokens: of a step, in the unit of the x axis."""
+    """Draw the losses. tokens: tokens of a step, in the unit of the x axis."""
     x, loss = tokens * np.array([float(p.step) for p in steps]), np.array([p.loss for p in steps])
     window = max(1, len(steps) // WINDOWS) | 1
     smooth = _means(loss, window)
@@ -110,7 +111,7 @@ def _draw_losses(axes: Axes, steps: Sequence[Progress], tokens: float, bytes_per
     low, high = min(loss.min(), *shown), max(shown)
     margin = max(0.04 * (high - low), LEAST_MARGIN)
     axes.set_ylim(low - margin, high + margin)
-    _say_what_is_outside(axes, loss, np.array([value for _, value in measured]), high + margin)
+    _add_note_on_points_above(axes, loss, np.array([value for _, value in measured]), high + margin)
     axes.set_ylabel("loss, nats per token")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -143,11 +144,11 @@ def _draw_held_out(
     )  # fmt: skip
 
 
-def _say_what_is_outside(axes: Axes, loss: Floats, held_out: Floats, top: float) -> None:
+def _add_note_on_points_above(axes: Axes, loss: Floats, held_out: Floats, top: float) -> None:
     above, also = int((loss > top).sum()), int((held_out > top).sum())
     if above or also:
         points = f" and {also:,} of {len(held_out):,} held-out points" if also else ""
-        text = f"above the frame: {above:,} of {len(loss):,} steps (the largest: {loss.max():.2f}){points}"
+        text = f"not shown above: {above:,} of {len(loss):,} steps (the largest: {loss.max():.2f}){points}"
         ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
         axes.text(0.012, 0.022, text, transform=axes.transAxes, fontsize=8.5, color=QUIET, bbox=ground)
 
@@ -165,7 +166,7 @@ def _draw_rates(axes: Axes, steps: Sequence[Progress], tokens: float) -> None:
 
 
 def _means(values: Floats, window: int) -> Floats:
-    """The mean of the `window` (odd) values around each; at both ends of those that there are, so without bias to 0."""
+    """Return the mean of the `window` (odd) values around each value. At the ends only existing values count."""
     ones = np.ones(window)
     found: Floats = np.convolve(values, ones, "same") / np.convolve(np.ones_like(values), ones, "same")
     return found

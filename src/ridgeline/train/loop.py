@@ -1,4 +1,6 @@
-"""The training loop. A step is a function of its number (batch, rate, noise), so a run resumes exactly where it was."""
+"""The training loop. A step depends only on its number (batch, rate, noise), so a run resumes exactly where
+it stopped.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ Precision = Literal["float32", "bfloat16"]
 class TrainOptions:
     """How to train.
 
-    steps: updates. batch_tokens: tokens of an update; micro_tokens: of one forward and backward pass. learning_rate:
-    at its peak, after warmup_steps; over the last decay_share of all steps it falls to final_rate times the peak.
-    eval_every, save_every: in steps. patience: evaluations without a better held-out loss before the run ends; 0 is
-    never. precision: of matrix products and attention (torch's autocast); weights, their sums and the optimizer stay in
-    float32. activation_checkpointing: keep only the stream between layers for the backward pass, compute the rest
-    again.
+    steps: number of updates. batch_tokens: tokens per update. micro_tokens: tokens per forward and backward pass.
+    learning_rate: peak rate, reached after warmup_steps; over the last decay_share of all steps it falls to final_rate
+    times the peak. eval_every, save_every: in steps. patience: number of evaluations without a lower held-out loss
+    after which the run ends; 0: no limit. precision: type of matrix products and attention (torch's autocast); weights,
+    sums and the optimizer stay in float32. activation_checkpointing: keep only the residual stream between layers for
+    the backward pass, and compute everything else again.
     """
 
     steps: int = 1000
@@ -63,7 +65,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise DataError(f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}")
+            raise DataError(f"precision is {self.precision!r}; use {' or '.join(get_args(Precision))}")
         for name in ("steps", "batch_tokens", "micro_tokens", "context", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -72,16 +74,17 @@ class TrainOptions:
                 raise DataError(f"{name} is {getattr(self, name)}; it must be from {least:g} to {most:g}")
         if self.batch_tokens % self.micro_tokens or self.micro_tokens % self.context:
             raise DataError(
-                f"batch_tokens {self.batch_tokens} must be a multiple of micro_tokens {self.micro_tokens}, and that of "
-                f"context {self.context}"
+                f"batch_tokens {self.batch_tokens} must be a multiple of micro_tokens {self.micro_tokens}, and "
+                f"micro_tokens a multiple of context {self.context}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of a run, as logged. loss: nats per token. held_out: the same on held-out text, where measured.
+    """One step of a run, as logged. loss: nats per token. held_out: loss on held-out text, if it was measured at this
+    step.
 
-    machine: in words, what computed it; a run may go on elsewhere.
+    machine: description of the machine that computed it; a run may continue on another machine.
     """
 
     step: int
@@ -94,28 +97,28 @@ class Progress:
 
 
 class Trainer:
-    """One run, in a folder: log.jsonl, checkpoints/."""
+    """One run in a folder, which holds log.jsonl and checkpoints/."""
 
     def __init__(
         self, model: LanguageModel, train: Batches, held_out: list[Batch], options: TrainOptions, folder: Path,
         run: dict[str, Any], ranks: Ranks, machine: str = "",
     ) -> None:  # fmt: skip
-        """train: this rank's batches. held_out: batches that measure, never train, the same for all ranks. run: what
-        else must be equal for the run to be resumed. machine: in words, for the log.
+        """train: this rank's batches. held_out: batches for measuring only, equal on all ranks. run: facts that must be
+        unchanged for the run to resume. machine: description of the machine, for the log.
         """
         self._model, self._train, self._held_out, self.options = model, train, held_out, options
         self._folder, self._ranks, self._machine = folder, ranks, machine
         self._replica = ranks.replicate(model)
         self._optimizer = Optimizer(model.weights(), options.optimizer, options.weight_decay)
-        given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be prolonged
+        given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be extended
         self._saves = Saves(folder / "checkpoints", {**run, "options": given})
         self._best: tuple[float, int] = (math.inf, -1)
         self._device = next(model.parameters()).device
 
     def run(self, on_step: Callable[[Progress], None] = lambda progress: None) -> int:
-        """Train to the end, from the newest checkpoint if there is one; the step whose weights are best.
+        """Train to the end, from the newest checkpoint if there is one. Returns the step with the best weights.
 
-        Raises DataError for a loss that is not finite, with the last good checkpoint in place.
+        Raises DataError if the loss is not finite; the last good checkpoint stays.
         """
         start = self._resume()
         log = self._folder / LOG if self._ranks.is_first else Path(os.devnull)
@@ -127,7 +130,7 @@ class Trainer:
         return self._best[1] if self._held_out else self._saves.steps()[-1]
 
     def weights_of(self, step: int) -> dict[str, torch.Tensor]:
-        """The weights that a checkpoint holds, by the spec's names."""
+        """Return the weights of a checkpoint, by the spec's names."""
         tensors, _ = self._saves.read(step)
         return {k.removeprefix("weight:"): v for k, v in tensors.items() if k.startswith("weight:")}
 
@@ -142,14 +145,14 @@ class Trainer:
             norm = self._optimizer.step(rate, o.clip)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise DataError(
-                    f"the loss of step {step + 1} is {loss}, the gradient's norm {norm}; the last good checkpoint is "
-                    f"of step {(self._saves.steps() or [0])[-1]}; lower --learning-rate"
+                    f"the loss of step {step + 1} is {loss} and the gradient's norm is {norm}; lower --learning-rate "
+                    f"(the last good checkpoint is of step {(self._saves.steps() or [0])[-1]})"
                 )
             pace = o.batch_tokens / (time.perf_counter() - began)
             done = step + 1
             held_out = self.evaluate() if self._held_out and (done % o.eval_every == 0 or done == o.steps) else None
             over = held_out is not None and self._is_over(done, held_out)
-            # Logged first: no checkpoint is ahead of the log.
+            # The log is written first, so that no checkpoint is ahead of it.
             yield Progress(done, loss, norm, rate, pace, held_out, self._machine)
             if done % o.save_every == 0 or done == o.steps or over or self._best[1] == done:
                 self._save(done)
@@ -157,8 +160,8 @@ class Trainer:
                 return
 
     def _gradients(self, step: int) -> float:
-        """Gradients of the mean loss over the step's batch; that loss."""
-        # Dropout's noise, too, is a function of the step.
+        """Compute the gradients of the mean loss over the step's batch, and return that loss."""
+        # The seed depends on the step, so that dropout's noise does too.
         torch.manual_seed(self.options.seed * 1_000_003 + step)
         self._model.train()
         parts = self._train.micro_batches(step, self.options.micro_tokens)
@@ -167,19 +170,19 @@ class Trainer:
         for i, part in enumerate(parts, 1):
             with self._ranks.local(self._replica) if i < len(parts) else nullcontext():
                 loss = self._loss(part) / count
-                torch.autograd.backward(loss * self._ranks.world_size)  # the ranks' gradients are averaged
+                torch.autograd.backward(loss * self._ranks.world_size)  # DistributedDataParallel averages over ranks
             total += float(loss.detach())
         return self._ranks.total(total)
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Nats per token on the held-out batches."""
+        """Return the loss on the held-out batches, in nats per token."""
         self._model.eval()
         mine = self._held_out[self._ranks.rank :: self._ranks.world_size]
         return self._ranks.total(sum(float(self._loss(batch)) for batch in mine)) / _num_targets(self._held_out)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        """The sum over a batch's targets, in nats."""
+        """Return the sum of the losses over a batch's targets, in nats."""
         ids, positions, targets = (
             torch.from_numpy(x).to(self._device) for x in (batch.token_ids, batch.positions, batch.targets)
         )
@@ -201,12 +204,12 @@ class Trainer:
         self._ranks.wait()
 
     def _resume(self) -> int:
-        """The step to go on from, 0 for a new run; the log is cut back to it."""
+        """Load the newest checkpoint, cut the log back to it, and return its step; 0 for a new run."""
         self._folder.mkdir(parents=True, exist_ok=True)
         steps = self._saves.steps()
         if not steps:
             (self._folder / LOG).unlink(missing_ok=True)
-            self._ranks.wait()  # the first steps are logged and saved after all have seen that there are none
+            self._ranks.wait()  # no rank may save a step before all ranks have found the folder empty
             return 0
         tensors, facts = self._saves.read(steps[-1])
         with torch.no_grad():
@@ -226,7 +229,7 @@ def _num_targets(batches: list[Batch]) -> int:
 
 
 def _cut_log(path: Path, step: int) -> None:
-    """Keep the lines up to a step; what came after it, or was torn, comes again."""
+    """Keep the lines up to a step. Later or incomplete lines are removed, because those steps run again."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
         path.write_text("".join(f"{line}\n" for line in lines[:step]), encoding="utf-8")

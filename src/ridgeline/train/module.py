@@ -1,4 +1,4 @@
-"""A ModelSpec as a torch module: the modules that serve it, over parameters, with a loss at the end."""
+"""A ModelSpec as a trainable torch module: the modules that serve it, with parameters as weights and a loss."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec, RMSNorm, Weight
 from ridgeline.train import state_space
 
-INIT_STD = 0.02  # of matrices; those that write to the residual stream are divided by sqrt(2 x layers) (GPT-2)
+INIT_STD = 0.02  # of matrices; those that write to the residual stream divide it by sqrt(2 x layers) (GPT-2)
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
 DECAYS = (".A_log", ".dt.bias", ".dt_bias")
-UNTRAINED = "mlp.choice.bias"  # it decides a choice of experts, which has no gradient
-LOSS_ELEMENTS = 2**26  # logits held at once; more are computed block by block, and again in the backward pass
+UNTRAINED = "mlp.choice.bias"  # only selects experts, so it has no gradient
+LOSS_ELEMENTS = 2**26  # logits in memory at once; more are computed in blocks, and again in the backward pass
 
 
 class LanguageModel(nn.Module):
-    """Parameters by our names, trained through `ridgeline.nn.Model` and the reference ops, in float32.
+    """Parameters with Ridgeline's names, trained through `ridgeline.nn.Model` and the reference ops in float32.
 
-    dropout: of the embedding and of what each layer's last branch adds, while training. checkpointing: keep only the
-    stream between layers for the backward pass, and compute the rest again.
+    dropout: rate for the embedding and for the output of each layer's last branch during training. checkpointing: keep
+    only the residual stream between layers for the backward pass, and compute everything else again.
     """
 
     def __init__(
@@ -45,16 +45,18 @@ class LanguageModel(nn.Module):
         for weight in spec.weights():
             initial = _initial(weight, spec, generator).to(torch_device(table.memory.device))
             parameter = nn.Parameter(initial, requires_grad=not weight.name.endswith(UNTRAINED))
-            self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch allows no dot in a name
+            self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch forbids dots in names
             self._by_name[weight.name] = parameter
         self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)
 
     def weights(self) -> Mapping[str, nn.Parameter]:
-        """All parameters by the spec's names."""
+        """Return all parameters by the spec's names."""
         return self._by_name
 
     def forward(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], targets: Tensor) -> Tensor:
-        """The sum of -log p over targets [T] (below 0: none), in nats, of sequences of `lengths`, end to end."""
+        """Return the sum of -log p over targets [T] (negative: none), in nats. The tokens are sequences of `lengths`,
+        end to end.
+        """
         stream = self._model.forward(DenseStep(token_ids, positions, lengths, self._memory))
         rows = (targets >= 0).nonzero().squeeze(1)
         block = max(1, LOSS_ELEMENTS // self.spec.vocab_size)
@@ -64,7 +66,7 @@ class LanguageModel(nn.Module):
         return torch.stack(parts).sum()
 
     def logits(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], rows: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of the given rows of the T tokens."""
+        """Return the logits [n, vocabulary] of the given rows among the T tokens."""
         out: Any = self._model.logits(self._model.forward(DenseStep(token_ids, positions, lengths, self._memory)), rows)
         return cast("Tensor", out)
 
@@ -74,14 +76,14 @@ class LanguageModel(nn.Module):
 
 
 class _TrainedModel(Model):
-    """The served Model, with dropout between its layers and, where asked for, recomputation."""
+    """The model that is served, with dropout between its layers and, if requested, recomputation."""
 
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Any], table: OpsTable, max_len: int, owner: LanguageModel,
         checkpointing: bool,
     ) -> None:  # fmt: skip
         super().__init__(spec, weights, table, max_len)
-        self._mode = [owner]  # in a list: torch must not take the owner for a child
+        self._mode = [owner]  # in a list, so that torch does not register the owner as a submodule
         self._checkpointing = checkpointing
 
     def embed(self, step: Any) -> Any:
@@ -118,7 +120,9 @@ def _initial(weight: Weight, spec: ModelSpec, generator: torch.Generator) -> Ten
 
 
 def _decay(weight: Weight, generator: torch.Generator) -> Tensor:
-    """A = -1, -2, ... along the last axis; steps from 1e-3 to 1e-1, their logarithms even (arXiv:2312.00752, 3.6)."""
+    """Return initial decays or step sizes: A = -1, -2, ... along the last axis, and steps from 1e-3 to 1e-1, uniform in
+    their logarithm (arXiv:2312.00752, 3.6).
+    """
     if weight.name.endswith("A_log"):
         return torch.arange(1, weight.shape[-1] + 1).float().log().expand(weight.shape).clone()
     steps = 1e-3 * 100 ** torch.rand(weight.shape, generator=generator)
@@ -126,11 +130,11 @@ def _decay(weight: Weight, generator: torch.Generator) -> Tensor:
 
 
 def _offset(name: str, spec: ModelSpec) -> float:
-    """What a norm adds to its weight: one that adds 1 begins at 0. A mixer may have a norm of its own kind."""
+    """Return what a norm adds to its weight: a norm that adds 1 starts at 0. A mixer may have its own kind of norm."""
     _, index, part, *_ = (*name.split("."), "", "")
     if part != "mixer":
         return spec.norm.offset if isinstance(spec.norm, RMSNorm) else 0.0
     own = spec.attention(int(index)) or spec.layers[int(index)].mixer
-    assert own is not None  # it has a weight
+    assert own is not None  # the weight belongs to it
     norms = [value for f in fields(own) if isinstance(value := getattr(own, f.name), RMSNorm)]
     return norms[0].offset if norms else 0.0

@@ -1,4 +1,4 @@
-"""Which optimizer trains which parameter, and at what rate."""
+"""Choose the optimizer and the learning rate of each parameter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EPS = 1e-8
 
 
 class Optimizer:
-    """AdamW (arXiv:1711.05101) for vectors and embeddings; for all other matrices it or Muon (Jordan et al. 2024).
+    """AdamW (arXiv:1711.05101) for vectors and embeddings; AdamW or Muon (Jordan et al. 2024) for all other matrices.
 
-    Muon's update is scaled to the size of AdamW's, so one rate serves both. Weight decay is for matrices only, of which
-    the decays and steps of a state space are none, whatever their shape.
+    Muon's update is scaled to the size of AdamW's, so both use the same rate. Weight decay applies to matrices only.
+    The decays and step sizes of a state space do not count as matrices, whatever their shape.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], name: OptimizerName, weight_decay: float) -> None:
@@ -41,7 +41,9 @@ class Optimizer:
             )
 
     def step(self, rate: float, clip: float) -> float:
-        """One update with the gradients that are there, clipped to a norm of `clip` (0: not); their norm before."""
+        """Update once with the current gradients, clipped to a norm of `clip` (0: not clipped). Returns their norm
+        before clipping.
+        """
         parameters = list(self._parameters.values())
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
         for part in self._parts:
@@ -52,7 +54,7 @@ class Optimizer:
         return float(norm)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the optimizers' state, by parameter and kind."""
+        """Return every tensor of the optimizers' state, by parameter and kind."""
         return {
             f"{name}:{kind}": torch.as_tensor(value)
             for name, parameter in self._parameters.items()
@@ -61,7 +63,7 @@ class Optimizer:
         }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """What `state` gave."""
+        """Restore what `state` returned."""
         for part in self._parts:
             for group in part.param_groups:
                 for parameter in group["params"]:
@@ -71,9 +73,10 @@ class Optimizer:
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int, decay: int, floor: float) -> float:
-    """Linear warm-up over `warmup` steps, then the peak, then linearly to `floor` x peak over the last `decay` steps.
+    """Return the rate of a step: linear warm-up over `warmup` steps, then the peak, then linear decay to `floor` x peak
+    over the last `decay` steps.
 
-    The flat middle makes the length of a run a late decision (arXiv:2405.18392).
+    The constant middle allows the length of a run to be decided late (arXiv:2405.18392).
     """
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -1,6 +1,6 @@
-"""A trained model as a folder that Ridgeline and, where it knows the architecture, transformers load.
+"""Write a trained model as a folder that Ridgeline loads, and transformers too if it has the architecture.
 
-Written beside its place and read back first: nobody sees a folder that was not compared with what was trained.
+The files are written to a temporary folder and read back before they are moved, so no reader finds an unchecked model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.train.module import LanguageModel
 
 StoredType = Literal["float32", "bfloat16"]
-TOLERANCE = 1e-4  # of logits, as everywhere between two float32 implementations; of the largest one, where that is more
+TOLERANCE = 1e-4  # for logits, relative to the largest one where that is above 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -35,11 +35,13 @@ def write_model(
 ) -> dict[str, float]:  # fmt: skip
     """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into a folder.
 
-    weights: by the spec's names; stored in `dtype`. tokenizer: the folder of its files; end_id: its <|endoftext|>.
-    sample: token ids that the written folder is compared on. sampling: of generation_config.json: how to sample, where
-    nobody says otherwise. Gives the largest difference of a logit to what was
-    trained, as stored, by the program that read the folder: "ridgeline" and, where it is installed and knows the
-    architecture, "transformers". Raises CheckpointError for a folder that reads back as something else.
+    weights: by the spec's names; they are stored as `dtype`. tokenizer: the folder of its files. end_id: id of
+    <|endoftext|>. sample: token ids on which the written folder is compared. sampling: default sampling parameters, for
+    generation_config.json.
+
+    Returns the largest difference of a logit from the trained model with its weights as stored, for each program that
+    read the folder: "ridgeline", and "transformers" if it is installed and has the architecture. Raises CheckpointError
+    if a program reads a different model.
     """
     spec = spec_from_config(config)
     stored = {name: tensor.detach().to("cpu", getattr(torch, dtype)) for name, tensor in weights.items()}
@@ -55,7 +57,7 @@ def write_model(
         for name in TOKENIZER_FILES:
             shutil.copyfile(tokenizer / name, draft / name)
         errors = _compare(draft, config, stored, list(sample))
-        for path in sorted(draft.iterdir(), key=lambda p: p.name == "config.json"):  # a folder with a config is whole
+        for path in sorted(draft.iterdir(), key=lambda p: p.name == "config.json"):  # last: marks the folder complete
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -67,7 +69,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _host(tensor: torch.Tensor, dtype: StoredType) -> HostTensor:
-    """bfloat16 as its bits, as files hold it."""
+    """Return a tensor's numbers as files hold them, bfloat16 as its bits."""
     data = tensor.contiguous()
     return HostTensor(data.view(torch.uint16).numpy() if dtype == "bfloat16" else data.numpy(), dtype)
 
@@ -84,14 +86,14 @@ def _compare(
     for program, error in errors.items():
         if not error <= limit:
             raise CheckpointError(
-                f"{folder.parent}: {program} reads the written model as another one: its logits differ by {error:.2e} "
-                f"from those of what was trained, more than {limit:.1e}"
+                f"{folder.parent}: {program} computes other logits from the written model than the trained one: they "
+                f"differ by {error:.2e}, more than {limit:.1e}"
             )
     return errors
 
 
 def _trained_logits(spec: Any, stored: Mapping[str, torch.Tensor], sample: list[int]) -> np.ndarray[Any, Any]:
-    """Of the module that was trained, with its weights rounded as they are stored."""
+    """Return the logits of the trained module with its weights rounded as they are stored."""
     module: Any = LanguageModel(spec, open_table(REFERENCE), len(sample))
     with torch.no_grad():
         for name, parameter in module.weights().items():
@@ -110,14 +112,14 @@ def _our_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any]:
 
 
 def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any] | None:
-    """None where transformers is not installed."""
+    """Return the logits of transformers, or None if it is not installed."""
     try:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
     except ImportError:
         return None
     library: Any = logging
-    library.disable_progress_bar()  # for a model that was written a moment ago
+    library.disable_progress_bar()  # the model is small, and was just written
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     with torch.no_grad():
         logits = model.eval()(torch.tensor([sample])).logits[0]

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or those that torchrun started, each with its part of every batch."""
+"""The processes of a run: one, or those that torchrun started. Each handles its part of every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ridgeline.ops.table import REFERENCE
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """rank: of this process, from 0, among world_size. device: its own, as `training_device` names it."""
+    """This process among all of a run. rank: 0 to world_size - 1. device: its own, as `training_device` names it."""
 
     device: str
     rank: int = 0
@@ -24,27 +24,27 @@ class Ranks:
 
     @property
     def on_host(self) -> bool:
-        """Do the ranks compute on CPUs?"""
+        """Whether the ranks compute on CPUs."""
         return self.device == REFERENCE
 
     @property
     def is_first(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        """The model with torch's DistributedDataParallel around it, which averages gradients over the ranks."""
+        """Wrap the model in torch's DistributedDataParallel, which averages gradients over the ranks."""
         if self.world_size == 1:
             return model
-        places = None if self.on_host else [torch.device(self.device)]
-        return nn.parallel.DistributedDataParallel(model, device_ids=places)
+        device_ids = None if self.on_host else [torch.device(self.device)]
+        return nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
 
     def local(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Gradients that are computed in here stay on their rank until a pass outside."""
+        """Keep the gradients that are computed in this context on their rank, until a pass outside of it."""
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
 
     def total(self, value: float) -> float:
-        """The sum over all ranks."""
+        """Return the sum of a value over all ranks."""
         if self.world_size == 1:
             return value
         sum_ = torch.tensor(value, dtype=torch.float64, device=torch_device(self.device))
@@ -52,14 +52,16 @@ class Ranks:
         return float(sum_)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this."""
         if self.world_size > 1:
             distributed.barrier()
 
 
 @contextmanager
 def open_ranks(device: str) -> Iterator[Ranks]:
-    """The ranks that torchrun's environment describes, connected (NCCL on GPUs, Gloo on CPUs); one without it."""
+    """Connect the ranks that torchrun's environment describes (NCCL on GPUs, Gloo on CPUs); without torchrun there is
+    one.
+    """
     if not distributed.is_torchelastic_launched():
         yield Ranks(device)
         return

@@ -1,4 +1,4 @@
-"""One model from prepared data: train, take the best weights, say what it cost."""
+"""Train one model on prepared data: run the steps, take the best weights, and compute the cost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from ridgeline.train.ranks import Ranks
 
 OnStep = Callable[[Progress], None]
 OnStart = Callable[["Run"], OnStep]
-EVAL_TOKENS = 65_536  # held-out tokens that are looked at during a run
+EVAL_TOKENS = 65_536  # held-out tokens for the evaluations during a run
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train. config: the config.json to be. facts: what else makes it this run, as JSON (corpus, tokenizer)."""
+    """What to train. config: the model's config.json. facts: what else identifies the run (corpus,
+    tokenizer), as JSON.
+    """
 
     config: Mapping[str, Any]
     options: TrainOptions
@@ -41,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is known when a run starts. bytes_per_token: of the held-out side, None where there is none."""
+    """Facts that are known when a run starts. bytes_per_token: mean of the held-out texts; None if there are none."""
 
     spec: ModelSpec
     options: TrainOptions
@@ -53,7 +55,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """weights: float32, by the spec's names, of the step with the best held-out loss; the last, where none is known."""
+    """The result of a run. weights: float32, by the spec's names, of the step with the best held-out loss, or of the
+    last step.
+    """
 
     run: Run
     weights: Mapping[str, torch.Tensor]
@@ -66,9 +70,9 @@ def train(
     job: Job, shard: Shard, held_out: Shard | None, folder: Path, ranks: Ranks, on_start: OnStart,
     initial: Mapping[str, torch.Tensor] | None = None,
 ) -> Trained:  # fmt: skip
-    """Train in `folder`, or go on there. initial: weights to begin with, by the spec's names; None: random ones.
+    """Train in `folder`, or continue the run there. initial: initial weights by the spec's names; None: random ones.
 
-    on_start gets the run and gives what is called after every step.
+    on_start is called with the run, and returns a function that is called after every step.
     """
     spec, options = job.spec, job.options
     table = open_table(ranks.device)
@@ -80,8 +84,8 @@ def train(
         with torch.no_grad():
             for name, parameter in model.weights().items():
                 parameter.copy_(initial[name])
-    place = torch_device(ranks.device)
-    peak, machine = measure_peak(place, options.precision), machine_name(place)
+    device = torch_device(ranks.device)
+    peak, machine = measure_peak(device, options.precision), machine_name(device)
     per_byte = bytes_per_target(held_out) if held_out is not None else None
     run = Run(spec, options, flops_per_token(spec, options.context), peak, machine, per_byte)
     batches = Batches(
@@ -97,12 +101,12 @@ def train(
 
 
 def held_out_batches(shard: Shard, options: TrainOptions) -> list[Batch]:
-    """Up to EVAL_TOKENS tokens of a shard in rows of the context, the same ones for every run with this seed."""
+    """Return up to EVAL_TOKENS tokens of a shard in rows of the context, the same for every run with this seed."""
     rows = max(1, min(EVAL_TOKENS, shard.info.num_tokens) // options.context)
     batches = Batches(shard, options.context, options.context, options.seed)
     return [batches.batch(i) for i in range(rows)]
 
 
 def bytes_per_target(shard: Shard) -> float:
-    """Bytes of text to a token that is predicted: all but the first of each document."""
+    """Return the bytes of text per predicted token; the first token of each document is not predicted."""
     return shard.info.num_bytes / (shard.info.num_tokens - shard.info.num_documents)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, without pickle, and only for the run that they belong to."""
+"""Checkpoints of a run: written completely or not at all, without pickle, and readable only by the same run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from ridgeline.load.export import write_safetensors
 from ridgeline.load.safetensors import SINGLE, HostTensor, TensorFiles
 
 STATE = "state.json"
-KEEP = 2  # the newest ones, beside the best
+KEEP = 2  # number of the newest checkpoints that are kept beside the best
 
 
 class Saves:
-    """The checkpoints in a folder. run: what must be equal for a run to go on (spec, corpus, options), as JSON."""
+    """The checkpoints in a folder. run: facts that must be unchanged for a run to resume (spec, corpus, options), as
+    JSON.
+    """
 
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
         self._folder, self._run = folder, json.loads(json.dumps(run))
 
     def write(self, step: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], best: int) -> None:
-        """Save a step. best: the step whose checkpoint is kept besides the newest ones.
+        """Save a step. best: step whose checkpoint is kept besides the newest ones.
 
-        Raises DataError where the disk does not take it; what was saved before stays.
+        Raises DataError if it cannot be written; earlier checkpoints stay.
         """
         final = self._path(step)
         partial = self._folder / f".{final.name}.partial"
@@ -43,7 +45,7 @@ class Saves:
             partial.rename(final)
             _sync(self._folder)
         except OSError as e:
-            kept = f"step {steps[-1]} is the newest there" if (steps := self.steps()) else "there is none yet"
+            kept = f"the newest one there is of step {steps[-1]}" if (steps := self.steps()) else "there is none yet"
             raise DataError(f"the checkpoint of step {step} cannot be written to {self._folder}: {e}; {kept}") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -52,18 +54,20 @@ class Saves:
                 shutil.rmtree(self._path(old))
 
     def steps(self) -> list[int]:
-        """The steps that are saved, ascending."""
+        """Return the saved steps in ascending order."""
         found = self._folder.glob("step-*/" + STATE)
         return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
     def read(self, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors and facts of a step. Raises DataError, which shows what differs, if it is of another run."""
+        """Return the tensors and facts of a step. Raises DataError, which lists the differences, if it belongs to
+        another run.
+        """
         path = self._path(step)
         facts = json.loads((path / STATE).read_text(encoding="utf-8"))
         if differences := _differences(facts["run"], self._run):
             raise DataError(
                 f"{path} belongs to another run: {'; '.join(differences[:5])}; "
-                "give the same, or another --out folder for a new run"
+                "use the same options and texts, or another --out folder for a new run"
             )
         files = TensorFiles(path)
         return {name: torch.from_numpy(np.array(files.read(name).data)) for name in files}, facts
@@ -84,7 +88,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _sync(folder: Path) -> None:
-    if os.name == "nt":  # Windows opens no folders, and writes their entries at once
+    if os.name == "nt":  # Windows cannot open folders, and writes their entries at once
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -94,7 +98,7 @@ def _sync(folder: Path) -> None:
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """Where two JSON values differ, as `path: old, now new`."""
+    """List where two JSON values differ, as "path was old, is new"."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
         return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{at}.{k}" if at else k)]

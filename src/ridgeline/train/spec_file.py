@@ -1,4 +1,4 @@
-"""What the user wants to train: a JSON file, as the config.json that the trained model will have."""
+"""Read a model description from a JSON file, as the config.json that the trained model will have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ridgeline.spec.folders import read_json
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config of a file that holds a config.json (it names a model_type) or a ModelSpec as `spec.to_json` writes it.
+    """Return the config of a file that holds either a config.json (it has a model_type) or a ModelSpec from
+    `spec.to_json`.
 
-    Raises CheckpointError for a file that cannot be read, ConfigError for one that describes no model.
+    Raises CheckpointError for a file that cannot be read, and ConfigError for one that does not describe a model.
     """
     value = read_json(path)
     try:

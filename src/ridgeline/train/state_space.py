@@ -1,4 +1,4 @@
-"""Initialize the weights of S4 and S4D: HiPPO matrices, which keep the whole past, and steps of many lengths."""
+"""Initialize S4 and S4D: a state that summarizes the whole past (HiPPO), and steps of many lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def initial(kind: Literal["legs", "diagonal"], weight: Weight, generator: torch.
     if name == "log_dt":
         low, high = (math.log(step) for step in STEPS)
         return low + (high - low) * torch.rand(weight.shape, generator=generator)
-    if name in ("C", "D"):  # a complex number of variance 1 is two of 1/2
+    if name in ("C", "D"):  # the real and imaginary parts of C have variance 1/2 each
         return torch.randn(weight.shape, generator=generator) * (0.5**0.5 if name == "C" else 1.0)
     if name not in ("A_log", "A_imag", "P", "B"):
         return None
@@ -32,20 +32,22 @@ def initial(kind: Literal["legs", "diagonal"], weight: Weight, generator: torch.
 
 
 def _s4d_lin(size: int) -> dict[str, Tensor]:
-    """A = -1/2 + i pi n."""
+    """Return A = -1/2 + i pi n."""
     pairs = torch.arange(size // 2, dtype=torch.float64)
     return {"A_log": torch.full_like(pairs, 0.5).log(), "A_imag": math.pi * pairs}
 
 
 def hippo_legs(size: int) -> tuple[Tensor, Tensor]:
-    """HiPPO-LegS, A [N, N] and B [N]: projection of the past on Legendre polynomials (arXiv:2008.07669), float64."""
+    """Return HiPPO-LegS, A [N, N] and B [N], in float64: the projection of the past on Legendre polynomials
+    (arXiv:2008.07669).
+    """
     n = torch.arange(size, dtype=torch.float64)
     root = (2 * n + 1).sqrt()
     return -(torch.outer(root, root).tril(-1) + torch.diag(n + 1)), root
 
 
 def _legs(size: int) -> dict[str, Tensor]:
-    """HiPPO-LegS in the basis where it is diagonal but for a low rank: A = V (diag - P P*) V*, V unitary.
+    """Return HiPPO-LegS in the basis where it is diagonal plus low rank: A = V (diag - P P*) V*, with V unitary.
 
     A + p p^T with p = sqrt(n + 1/2) is -1/2 I plus a skew-symmetric matrix, whose eigenvectors V are unitary.
     """
@@ -53,6 +55,6 @@ def _legs(size: int) -> dict[str, Tensor]:
     p = (torch.arange(size, dtype=torch.float64) + 0.5).sqrt()
     skew = a + torch.outer(p, p) + 0.5 * torch.eye(size, dtype=torch.float64)
     frequencies, vectors = torch.linalg.eigh(-1j * skew)
-    half = vectors[:, size // 2 :].conj().T  # frequencies ascend: those of the upper half are positive
+    half = vectors[:, size // 2 :].conj().T  # frequencies ascend, so the upper half is positive
     found = {"A_log": torch.full((size // 2,), math.log(0.5)), "A_imag": frequencies[size // 2 :]}
     return found | {name: torch.view_as_real(half @ x.to(half.dtype)).T for name, x in (("P", p), ("B", b))}

@@ -1,1 +1,1 @@
-"""Tables, progress and reports that commands print. Nothing here reads an option."""
+"""Tables, progress bars and reports that commands print. Code that reads options belongs in flags/."""

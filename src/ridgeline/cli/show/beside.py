@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured, for `generate --verbose` and `bench`."""
+"""Print predicted figures beside measured ones, for `generate --verbose` and `bench`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Beside(NamedTuple):
-    """One figure; roof: what the machine's peaks allow, None of what has none. unit: seconds or bytes."""
+    """One figure, measured and predicted. roof: the best that the machine's peaks allow; None if there is no bound.
+    unit: "s" or "bytes".
+    """
 
     name: str
     measured: float
@@ -23,7 +25,7 @@ class Beside(NamedTuple):
     unit: str = "s"
 
     def cells(self) -> tuple[str, ...]:
-        """Its row of the table: name, measured, predicted, off, at the roof."""
+        """Return the cells of its row: name, measured, predicted, error, least."""
         from ridgeline.plan.units import decimal_bytes, seconds
 
         say = seconds if self.unit == "s" else decimal_bytes
@@ -33,11 +35,13 @@ class Beside(NamedTuple):
 
 
 def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str]:
-    """Return what is predicted of requests, and a line about it: where there is no prediction, why and the remedy."""
+    """Return the prediction for requests and a line about it. Without a prediction, the line gives the reason and the
+    remedy.
+    """
     from ridgeline.measure.predict import calibrated_machine, predict
 
     if llm.config is None or not requests:
-        return None, "no prediction: it is made of the engine with its cache only"
+        return None, "no prediction: only the engine with its cache can be predicted"
     machine, note = calibrated_machine(llm.loaded.table.driver)
     if machine is None:
         return None, note
@@ -45,7 +49,7 @@ def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str
 
 
 def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
-    """Means, and what the prediction is of; None where there is none."""
+    """Return the mean predicted figures and the note about them, or None without a prediction."""
     if found is None:
         return None
     each = [x for x in found.tpot_s if x is not None]
@@ -56,7 +60,7 @@ def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
 
 
 def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
-    """What requests turned out to be; the choices of one share their prompt."""
+    """Return the lengths of finished requests, one entry for each choice. Choices of one request share their prompt."""
     from ridgeline.measure.predict import Asked
 
     return [
@@ -69,9 +73,9 @@ def asked_of(outputs: Iterable[RequestOutput]) -> list[Asked]:
 
 
 def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, base_bytes: int | None) -> None:
-    """Say on stderr what was predicted of a run beside what was measured; one line where nothing is predicted.
+    """Print predicted beside measured figures of a run on stderr, or one line that says why there is no prediction.
 
-    base_bytes: memory that the process had before the model was loaded.
+    base_bytes: memory of the process before the model was loaded.
     """
     from ridgeline.cli.show.report import say, say_tables
     from ridgeline.system import resident_bytes
@@ -80,7 +84,7 @@ def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, bas
     if found is None:
         say(note)
         return
-    rows = [Beside("in all", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
+    rows = [Beside("total time", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
     first = fmean(out.timing.ttft_s for out in outputs)
     rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
     each = [out.timing.tpot_s for out in outputs if out.timing.tpot_s is not None]
@@ -90,16 +94,16 @@ def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, bas
         rows.append(Beside("TPOT, mean", fmean(each), fmean(predicted), roof))
     peak = resident_bytes(peak=True)
     if base_bytes is not None:
-        rows.append(Beside("memory, at most", peak - base_bytes, found.memory_bytes, None, "bytes"))
+        rows.append(Beside("peak memory", peak - base_bytes, found.memory_bytes, None, "bytes"))
     say_tables(beside_table(rows))
     say(note)
 
 
 def beside_table(rows: Sequence[Beside]) -> Table:
-    """Figures, a row for each."""
+    """Return a table with a row for each figure."""
     from ridgeline.cli.show.tables import Column, Table
 
-    names = "measured", "predicted", "off", "at the roof"
+    names = "measured", "predicted", "error", "least (of roof)"
     table = Table("", (Column("", right=False), *(Column(name) for name in names)))
     for row in rows:
         table.add_row(*row.cells())

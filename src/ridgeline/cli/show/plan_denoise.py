@@ -1,4 +1,6 @@
-"""`ridgeline plan` of a diffusion model: its memory, a pass over whole sequences, and what is not known."""
+"""Print `ridgeline plan` for a diffusion model: its memory, the time of a pass over whole sequences, and the open
+questions.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def plan_denoiser(
-    name: str, deployment: Deployment, load: Load, note: str, besides: Mapping[str, object], as_json: bool
+    name: str, deployment: Deployment, load: Load, note: str, unsupported: Mapping[str, object], as_json: bool
 ) -> None:
-    """Print it. besides: what is of models that write token by token; RequestError where any of it was asked for."""
+    """Print the plan. unsupported: options for autoregressive models only; raises RequestError if one is set."""
     from ridgeline.plan.denoise import UNKNOWN, denoise
     from ridgeline.plan.planner import Planner
     from ridgeline.plan.report import deployment_json, step_json
 
-    if refused := [what for what, value in besides.items() if value]:
+    if refused := [what for what, value in unsupported.items() if value]:
         raise RequestError(
-            f"{name} is a diffusion model: {', '.join(refused)} is of models that write token by token; leave it out "
-            "(--weights, --activations, --tp, --batch, --context, --prompt and --output are understood)"
+            f"{name} is a diffusion model: {', '.join(refused)} works with autoregressive models only; leave it out "
+            "(--weights, --activations, --tp, --batch, --context, --prompt and --output work)"
         )
     found = denoise(Planner(deployment), load)
     names = ("weight_bytes", "activation_bytes", "logits_bytes", "used_bytes", "memory_bytes", "fits")
@@ -56,7 +58,7 @@ def _show(report: dict[str, Any], d: Deployment, load: Load, found: Denoising) -
         f"({load.prompt:,} of prompt, {load.output:,} of answer)"
     )
     show(
-        screen(), title, figures_table("Memory of a device", _memory(d, load, found)),
+        screen(), title, figures_table("Memory per device", _memory(d, load, found)),
         figures_table("Time", _time(report, load, found)), operations_table("one pass", report["pass"]),
         Line(f"{report['times']}.", style="dim"), Line(f"{report['unknown']}.", style="dim"),
     )  # fmt: skip
@@ -69,9 +71,9 @@ def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Figure]:
 
     free = found.memory_bytes - found.used_bytes
     yield "weights", size(found.weight_bytes), f"{d.precision.weights} matrices, float32 vectors"
-    yield "state", size(0), "none: every token sees those behind it, so keys and values change with every pass"
-    yield "activations", size(found.activation_bytes), "the stream and the largest operation, of all tokens at once"
-    yield "logits", size(found.logits_bytes), f"of every position: {load.batch:,} x {load.context:,} rows, float32"
+    yield "state", size(0), "none: attention is bidirectional, so keys and values change with every pass"
+    yield "activations", size(found.activation_bytes), "the residual stream and the largest operation, for all tokens"
+    yield "logits", size(found.logits_bytes), f"for every position: {load.batch:,} x {load.context:,} rows, float32"
     yield "free", size(free) if found.fits else Text(size(free), "red"), (
         f"of {size(found.memory_bytes)}" if found.fits else "does not fit: a smaller --batch, --context or --weights"
     )  # fmt: skip
@@ -80,7 +82,7 @@ def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Figure]:
 def _time(report: dict[str, Any], load: Load, found: Denoising) -> Iterator[Figure]:
     from ridgeline.plan.units import number, seconds
 
-    yield "pass", seconds(found.step.seconds), f"all {load.context:,} tokens of each of {load.batch:,}, both ways"
-    yield "passes", f"{found.passes:,}", "one for each token of the answer; fewer where several masks are filled in one"
+    yield "pass", seconds(found.step.seconds), f"all {load.context:,} tokens of each of {load.batch:,} sequences"
+    yield "passes", f"{found.passes:,}", "one per answer token; fewer if a pass unmasks several tokens"
     yield "latency", seconds(found.latency_s), "passes x pass: no token is final before the last pass"
-    yield "in sum", f"{number(report['time']['tokens_per_s'])} tokens/s", "batch x answer x replicas / latency"
+    yield "total", f"{number(report['time']['tokens_per_s'])} tokens/s", "batch x answer x replicas / latency"

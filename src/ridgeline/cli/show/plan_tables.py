@@ -1,4 +1,4 @@
-"""A plan as tables: each row a figure with its unit and its reason."""
+"""Print a plan as tables: each row has a figure with its unit and an explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ridgeline.plan.planner import Load, Planner
     from ridgeline.plan.slo import Answer, Setting
 
-Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and a reason
+Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and an explanation
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
 
@@ -31,7 +31,7 @@ def show_plan(report: dict[str, Any]) -> None:
         parts += [_promise(report["_answer"], report["_promise"])]
     else:
         parts += [
-            figures_table("Memory of a device", _memory(report, planner, load)),
+            figures_table("Memory per device", _memory(report, planner, load)),
             figures_table("Time", _time(report, load)),
             operations_table("decode", report["decode"]),
             operations_table("prefill, one chunk", report["prefill"]),
@@ -49,7 +49,7 @@ def show_plan(report: dict[str, Any]) -> None:
 def _title(report: dict[str, Any], planner: Planner, load: Load) -> Text:
     d = planner.deployment
     params, active = report["num_params"], report["num_active_params"]
-    used = f" ({active / 1e9:,.2f} B used per token)" if active != params else ""
+    used = f" ({active / 1e9:,.2f} B active per token)" if active != params else ""
     scheme = "".join(f", {name} {n}" for name in ("tp", "ep", "pp", "replicas") if (n := getattr(d.scheme, name)) > 1)
     experts = f" (experts {d.precision.experts})" if d.precision.experts else ""
     tokens = f"{load.context:,} tokens ({load.prompt:,} of prompt, {load.output:,} of answer)"
@@ -70,53 +70,53 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
     slack = m["pages_bytes"] / m["formula_bytes"] - 1 if m["formula_bytes"] else 0.0
     yield "weights", size(m["weight_bytes"]), f"{d.precision.weights} matrices and their scales, float32 vectors"
     yield "state, by formula", size(m["formula_bytes"]), (
-        f"{load.batch:,} x {size(m['sequence_bytes'])} a sequence: the numbers that its layers keep"
+        f"{load.batch:,} sequences x {size(m['sequence_bytes'])}, the state alone"
     )  # fmt: skip
     yield (
         "state, allocated",
         size(m["pages_bytes"]),
         (
-            f"in pages of {d.page_tokens} tokens: {slack:.1%} more, for pages that are not full, the null page"
-            + (", recurrent states twice" if any(g.snapshot for g in planner.memory.groups) else "")
+            f"in pages of {d.page_tokens} tokens: {slack:.1%} more for partly filled pages and the null page"
+            + (", and two copies of recurrent states" if any(g.snapshot for g in planner.memory.groups) else "")
         ),
     )
     yield (
         "activations",
         size(m["activation_bytes"]),
-        (f"of a step of {max(d.chunk, load.batch):,} tokens, tables and libraries, as the engine counts them"),
+        (f"for a step of {max(d.chunk, load.batch):,} tokens, with tables and libraries, as the engine counts them"),
     )
-    yield "logits", size(m["logits_bytes"]), "with what sampling and log probabilities make of them"
-    yield "reserve", size(m["reserve_bytes"]), "10 % of what weights leave: the allocator, other programs"
+    yield "logits", size(m["logits_bytes"]), "with the buffers of sampling and log probabilities"
+    yield "reserve", size(m["reserve_bytes"]), "10 % of the rest, for the allocator and other programs"
     free = m["spare_bytes"]
     yield "free", size(free) if m["fits"] else Text(size(free), "red"), (
         f"of {size(m['memory_bytes'])}" if m["fits"] else _remedy(report, planner, load)
     )  # fmt: skip
-    yield "largest batch", f"{m['largest_batch']:,}", f"sequences of {load.context:,} tokens that fit"
+    yield "largest batch", f"{m['largest_batch']:,}", f"number of sequences of {load.context:,} tokens that fit"
     limit = d.spec.max_position_embeddings
     yield (
         "longest context",
         f"{m['longest_context']:,}",
         (
-            f"tokens of each of {load.batch:,}"
-            + (": all of the model's positions" if m["longest_context"] == limit else "")
+            f"tokens for each of {load.batch:,} sequences"
+            + (": the model's maximum" if m["longest_context"] == limit else "")
         ),
     )
     if heads := query_heads(d.spec):
         often = formula_bytes(with_kv_heads(d.spec, heads), d.precision, load.context) * load.batch
         own = formula_bytes(d.spec, d.precision, load.context) * load.batch
-        everywhere = ", on all devices together" if d.scheme.devices > d.scheme.replicas else ""
+        everywhere = " on all devices together" if d.scheme.devices > d.scheme.replicas else ""
         yield (
             f"(kv_heads={heads})",
             size(often),
             (
-                "the state if each query head had keys of its own, as is often quoted; grouped ones take "
-                f"{size(own)}{everywhere}"
+                f"state if each of the {heads} query heads had its own keys and values, as is often quoted; the "
+                f"model's KV heads need {size(own)}{everywhere}"
             ),
         )
 
 
 def _remedy(report: dict[str, Any], planner: Planner, load: Load) -> str:
-    """The smallest change that makes it fit."""
+    """Return the smallest change that makes the deployment fit."""
     from ridgeline.plan.slo import smallest_fit
 
     batch, context = report["memory"]["largest_batch"], report["memory"]["longest_context"]
@@ -124,33 +124,33 @@ def _remedy(report: dict[str, Any], planner: Planner, load: Load) -> str:
     found += [f"--context {context}"] if context > 1 else []
     if not found:
         found = [smallest_fit(planner.deployment, load)]
-    return f"does not fit in {decimal_bytes(report['memory']['memory_bytes'])}: {' or '.join(found)} does"
+    return f"does not fit in {decimal_bytes(report['memory']['memory_bytes'])}; it fits with {' or '.join(found)}"
 
 
 def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
     t, step = report["time"], report["decode"]
     causes = {name: s / step["seconds"] for name, s in step["by_cause"].items() if s / step["seconds"] > 0.005}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(causes.items(), key=lambda x: -x[1]))
-    yield "step", seconds(t["step_s"]), f"one token of each of {load.batch:,} at {load.context:,} tokens: {shares}"
+    yield "step", seconds(t["step_s"]), f"one token for each of {load.batch:,} at {load.context:,} tokens: {shares}"
     yield "TTFT", seconds(t["ttft_s"]), f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
-    yield "TPOT", seconds(t["tpot_s"]), "per token after the first, mean over the answer, nothing else in the steps"
+    yield "TPOT", seconds(t["tpot_s"]), "mean time per token after the first, in steps without prefill"
     yield "latency", seconds(t["latency_s"]), f"TTFT + {load.output - 1:,} x TPOT"
     yield "per request", f"{number(t['request_tokens_per_s'])} tokens/s", "1 / TPOT"
-    yield "in sum", f"{number(t['tokens_per_s'])} tokens/s", "batch x replicas / TPOT"
+    yield "total", f"{number(t['tokens_per_s'])} tokens/s", "batch x replicas / TPOT"
     yield (
         "served",
         f"{number(t['served_tokens_per_s'])} tokens/s",
         (
-            f"requests follow each other, prompts included: TPOT {seconds(t['served_tpot_s'])}, "
+            f"in steady state, with prefill in the steps: TPOT {seconds(t['served_tpot_s'])}, "
             f"TTFT {seconds(t['served_ttft_s'])}"
         ),
     )
-    yield "knee", f"batch {t['knee_batch']:,}", "most throughput per time of a step; beyond it latency grows faster"
+    yield "knee", f"batch {t['knee_batch']:,}", "largest throughput per step time; a larger batch adds more latency"
     yield (
         "without a cache",
         seconds(t["naive_step_s"]),
         (
-            f"the step as naive sampling does it, all {load.context:,} tokens again: "
+            f"a step without a KV cache, which computes all {load.context:,} tokens again: "
             f"{t['naive_step_s'] / t['step_s']:.0f} x"
         ),
     )
@@ -161,7 +161,7 @@ def _chunk(report: dict[str, Any]) -> int:
 
 
 def figures_table(title: str, figures: Iterator[Figure]) -> Table:
-    """Each line a figure, its value with a unit, and its reason."""
+    """Return a table with a row for each figure: its name, its value with a unit, and an explanation."""
     columns = Column("", right=False), Column("value"), Column("why", right=False, wraps=True, style="dim")
     table = Table(title, columns, has_header=False)
     for name, value, why in figures:
@@ -170,7 +170,7 @@ def figures_table(title: str, figures: Iterator[Figure]) -> Table:
 
 
 def operations_table(title: str, step: dict[str, Any]) -> Table:
-    """Of a step as plan/report.py has it, the longest first."""
+    """Return a table of a step's operations, the slowest first. step: as plan/report.py returns it."""
     columns = (
         Column("operation", right=False), Column("layers", drop=3), Column("work", drop=5), Column("moved", drop=4),
         Column("FLOP/B", drop=2), Column("ridge", drop=1), Column("time"), Column("share"),
@@ -195,7 +195,7 @@ def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
         Column("TTFT", drop=5), Column("weights", drop=4), Column("state/seq", drop=3), Column("memory"),
         Column("max batch", drop=2), Column("tokens/s there", drop=1),
     )  # fmt: skip
-    table = Table(f"Ranked by tokens/s in sum, batch {load.batch:,} of {load.context:,} tokens", columns)
+    table = Table(f"Ranked by total tokens/s, batch {load.batch:,} of {load.context:,} tokens", columns)
     base = next(row for row in rows if not row.gives_up).figures.tokens_per_s
     for row in rows:
         f, m = row.figures, row.footprint
@@ -203,15 +203,15 @@ def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
         table.add_row(
             row.text, number(f.tokens_per_s), f"{f.tokens_per_s / base:.2f} x", f"{f.devices}", seconds(f.tpot_s),
             seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
-            used if m.fits else Text(f"{used} too much", "red"), f"{row.largest_batch:,}",
+            used if m.fits else Text(f"{used}, does not fit", "red"), f"{row.largest_batch:,}",
             number(row.best_tokens_per_s), style="" if row.gives_up else "bold",
         )  # fmt: skip
     return table
 
 
 def _given_up(rows: tuple[Row, ...]) -> Table:
-    columns = Column("change", right=False), Column("what it gives up", right=False, wraps=True)
-    table = Table("What each gives up", columns, has_header=False)
+    columns = Column("change", right=False), Column("trade-off", right=False, wraps=True)
+    table = Table("Trade-offs", columns, has_header=False)
     for row in rows:
         table.add_row(row.text, "; ".join(text for text in (row.gives_up, *row.notes) if text))
     return table
@@ -222,18 +222,18 @@ def _promise(answer: Answer, promise: Slo) -> Table:
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
         Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
-        Column("the batch ends at", right=False, drop=1),
+        Column("batch limited by", right=False, drop=1),
     )  # fmt: skip
     if answer.settings:
-        title, found = f"At most {asked}, served among others: the cheapest first", answer.settings
+        title, found = f"Settings within {asked} in steady state, the cheapest first", answer.settings
     else:
-        title = f"At most {asked}: not on this machine as it is; what comes closest, and what would do"
+        title = f"Nothing stays within {asked} as this machine is; the closest setting, and changes that would help"
         found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
     table = Table(title, columns)
     for s in found:
         table.add_row(*_setting(s, promise))
     if not found:
-        table.add_row("nothing that was tried", *[""] * 8)
+        table.add_row("no setting fits", *[""] * 8)
     return table
 
 

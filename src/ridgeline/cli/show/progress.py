@@ -1,4 +1,4 @@
-"""Progress bars, on stderr, and only where somebody sees them; nothing is imported for one that is not shown."""
+"""Progress bars on stderr, shown only on a terminal. A bar that is not shown imports nothing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from ridgeline.sched.stats import StepShape
 
-BIG = 1 << 28  # bytes: less than this loads before a bar could be read
+BIG = 1 << 28  # bytes; smaller models load before a bar could be read
 
 
 def error_console() -> Console:
-    """The console of stderr."""
+    """Return the console of stderr."""
     from ridgeline.cli.show.tables import screen
 
     return screen(stderr=True)
@@ -26,13 +26,13 @@ def error_console() -> Console:
 def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
     from rich.progress import Progress
 
-    # Redirected, what is printed to stdout meanwhile would go to the console of the bar, which is stderr.
+    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
     return Progress(*columns, console=error_console(), transient=True, disable=not shown, redirect_stdout=False)
 
 
 @contextmanager
 def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """For `LLM(progress_bar=...)`: a bar in bytes for models that take a while."""
+    """Yield a function for `LLM(progress_bar=...)` that shows a bar in bytes while a large model loads."""
     with ExitStack() as shown:
 
         def start(total: int) -> Callable[[int], None]:
@@ -50,8 +50,9 @@ def loading_bar() -> Iterator[Callable[[int], Callable[[int], None]]]:
 
 @contextmanager
 def requests_bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar over the requests of a simulation; call what it gives for each. It moves a few hundred times in all, so
-    that it costs nothing.
+    """Show a bar over the requests of a simulation. Yields a function to call after each request.
+
+    The bar is redrawn only a few hundred times, so that it costs almost nothing.
     """
     if not sys.stderr.isatty():
         yield lambda: None
@@ -61,21 +62,22 @@ def requests_bar(total: int) -> Iterator[Callable[[], None]]:
     bar = _bar(TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), shown=True)
     task, stride, count = bar.add_task("requests", total=total), max(1, total // 300), 0
 
-    def over() -> None:
+    def request_done() -> None:
         nonlocal count
         count += 1
         if count % stride == 0:
             bar.update(task, completed=count)
 
     with bar:
-        yield over
+        yield request_done
 
 
 class PrefillBar:
-    """A bar over the tokens of prompts that take several steps to read; `close` it before anything else is printed.
+    """A progress bar over prompt tokens, for prompts that need several prefill steps. Call `close` before printing
+    anything.
 
-    total: tokens of all prompts. chunk: the most tokens of one step; None where that is not known. Nothing is shown
-    for prompts of one step, nor without a terminal.
+    total: tokens of all prompts. chunk: most tokens of one step, or None if unknown. Nothing is shown if the prompts
+    fit into one step, or without a terminal.
     """
 
     def __init__(self, total: int, chunk: int | None) -> None:
@@ -84,7 +86,7 @@ class PrefillBar:
         self._total, self._read = total, 0
 
     def step(self, shape: StepShape) -> None:
-        """A step is over: what it computed."""
+        """Advance the bar by the prompt tokens of a finished step."""
         if not self.is_shown:
             return
         self._read += prompt_tokens(shape)
@@ -98,7 +100,7 @@ class PrefillBar:
         self._bar.update(self._task, completed=min(self._read, self._total))
 
     def close(self) -> None:
-        """Take the bar away, for good."""
+        """Remove the bar permanently."""
         self.is_shown = False
         if self._bar is not None:
             self._bar.stop()
@@ -107,14 +109,14 @@ class PrefillBar:
 
 @contextmanager
 def iterations_bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar over things that take a while each; call what it gives once for each."""
+    """Show a bar over iterations. Yields a function to call after each one."""
     with parts_bar("iterations", total) as done:
         yield done
 
 
 @contextmanager
 def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """The same, by another name."""
+    """Show a bar over `total` parts, labeled `what`. Yields a function to call after each part."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
     bar = _bar(TextColumn(what), BarColumn(), MofNCompleteColumn(), shown=sys.stderr.isatty())
@@ -124,35 +126,36 @@ def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 class PromptsDone:
-    """The bar that `prompts_bar` yields."""
+    """Updates the bar of `prompts_bar`."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar, self._task = bar, bar.tasks[0]
         self._new = self._read = 0
 
     def __call__(self, num_tokens: int) -> None:
-        """A prompt is complete, with so many new tokens."""
+        """Record that a prompt is complete, with this number of new tokens."""
         self._new += num_tokens
         self._bar.update(self._task.id, advance=1, tokens_per_s=self._new / (self._task.elapsed or 1.0))
 
     def step(self, shape: StepShape) -> None:
-        """A step of the engine is over: what it computed."""
+        """Record the prompt tokens that a step of the engine computed."""
         if read := prompt_tokens(shape):
             self._read += read
             self._bar.update(self._task.id, read=f"{self._read:,} prompt tokens read")
 
 
 def prompt_tokens(shape: StepShape) -> int:
-    """The tokens of prompts among those that a step computed."""
+    """Return the number of prompt tokens that a step computed."""
     return sum(new for new, _, rows in shape if new > 1 or not rows)
 
 
 @contextmanager
 def prompts_bar(total: int, completed: int = 0, *, hidden: bool = False) -> Iterator[PromptsDone]:
-    """A bar over the prompts of a file; call what it gives with the new tokens of each prompt that is complete, and its
-    `step` with each step of the engine, where those are known: the bar says how many tokens of prompts are read.
+    """Show a bar over the prompts of a file. Call the yielded object with the new tokens of each completed prompt, and
+    its `step` after each step of the engine, if steps are known, to show how many prompt tokens have been read.
 
-    completed: prompts of an earlier run. hidden: where answers appear on the same terminal, they are the progress.
+    completed: prompts that an earlier run answered. hidden: show no bar, because answers are printed on the same
+    terminal.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 

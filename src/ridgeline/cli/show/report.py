@@ -1,4 +1,4 @@
-"""What a run says on stderr: what the engine chose before it, and what came of it after."""
+"""Print the engine's settings before a run and a summary after it, on stderr."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def say(*lines: str) -> None:
-    """Print lines on stderr. On a terminal they break between words, so that it cuts no number at its edge.
+    """Print lines on stderr. On a terminal, lines break between words, so that no number is cut at the edge.
 
-    rich is not used: a short run would spend a tenth of its time on the import.
+    This does not use rich, whose import would take a tenth of a short run's time.
     """
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in lines:
@@ -37,7 +37,7 @@ def say_tables(*tables: Table) -> None:
 
 
 def say_engine(llm: LLM, verbose: bool) -> None:
-    """Say what the engine chose: the two lines of `chosen`, or with verbose every setting and all memory."""
+    """Print the engine's settings: the two lines of `chosen`, or with verbose all settings and the memory."""
     if not verbose or llm.config is None:
         say(*chosen(llm))
         return
@@ -48,12 +48,12 @@ def say_engine(llm: LLM, verbose: bool) -> None:
 
 
 def chosen(llm: LLM) -> list[str]:
-    """The choices of the engine that matter most, in two lines."""
+    """Return the engine's most important settings in two lines."""
     from ridgeline.spec.text import num_bytes
 
     config, weights = llm.config, llm.loaded.weight_bytes
     if config is None:
-        return [f"naive sampling: nothing is kept between tokens; {num_bytes(weights)} of weights"]
+        return [f"naive sampling: no state is kept between tokens; {num_bytes(weights)} of weights"]
     pages = " and ".join(
         f"{n - 1:,} pages of {g.page_tokens} tokens" + (f" ({g.name})" if len(config.groups) > 1 else "")
         for n, g in zip(config.num_pages, config.groups, strict=True)
@@ -61,13 +61,13 @@ def chosen(llm: LLM) -> list[str]:
     return [
         f"memory: {num_bytes(config.state_bytes)} in {pages}, {num_bytes(weights)} of weights, "
         f"{num_bytes(config.workspace_bytes)} of workspace",
-        f"engine: contexts of {config.max_model_len:,} tokens, {config.max_num_seqs:,} sequences at once, "
+        f"engine: contexts of {config.max_model_len:,} tokens, at most {config.max_num_seqs:,} sequences and "
         f"{config.max_num_batched_tokens:,} tokens a step",
     ]
 
 
 def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[str]:
-    """What came of a run: tokens and speed, and how the pages were used."""
+    """Summarize a run: tokens, speed, and the use of pages."""
     prompt_tokens = sum(len(o.prompt_token_ids) for o in outputs)
     new = sum(len(choice.token_ids) for o in outputs for choice in o.outputs)
     lines = [
@@ -79,7 +79,7 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
         swapped = f", {stats.preempted_swap:,} of them to the host" if stats.preempted_swap else ""
         lines += _checkpoints(llm, stats)
         lines.append(
-            f"pages: at most {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
+            f"pages: peak {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
         if stats.unrecorded and llm.loaded.table.driver is not None:
@@ -88,12 +88,12 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
 
 
 def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
-    """How the states of recurrent layers were used, where there are any."""
+    """Describe the use of state snapshots, if the model has recurrent layers."""
     if llm.config is None or not any(group.snapshot for group in llm.config.groups):
         return []
     return [
-        f"state snapshots: {stats.snapshots:,} kept, {_many(stats.restored, 'request')} began from one; "
-        f"{_many(stats.recomputed_tokens, 'token')} that were computed before lay past the nearest"
+        f"state snapshots: {stats.snapshots:,} kept, {_many(stats.restored, 'request')} resumed from one; "
+        f"{_many(stats.recomputed_tokens, 'token')} after the nearest snapshot had to be computed again"
     ]
 
 

@@ -1,10 +1,11 @@
-"""The output file of `ridgeline generate -o`: a JSON line per prompt as soon as it is complete; a next run goes on.
+"""The output file of `ridgeline generate -o`: one JSON line per prompt, written when it is complete. A later run
+continues it.
 
     {"index": 3, "fingerprint": "5d1c22f0-9be11a07-c2d0e9aa", "choices": [..], "usage": {..}, "timing": {..}}
 
-A run that is killed, whenever, leaves whole lines and at most one torn one, the last. The fingerprint is of the model,
-of how to pick tokens, and of the prompt, 32 bits each: a file is gone on with only where every line has that of this
-run.
+A run that is killed at any time leaves whole lines and at most one incomplete line, the last. The fingerprint has three
+parts of 32 bits: the model, the sampling parameters and the prompt. A run continues a file only if every line has the
+fingerprint that this run would write.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from ridgeline.runtime.request import Prompt
     from ridgeline.spec.request import Params, RequestOutput
 
-START = b'{"index": '  # of every line
+START = b'{"index": '  # the first bytes of every line
 OTHER_FILE = "give another -o, or remove the file"
-# What the parts of a fingerprint stand for, in messages.
+# The parts of a fingerprint, as messages name them.
 PARTS = (
     "another model (or --dtype, --weights, --kv-cache-dtype, --max-model-len, --load-format, --tokenizer)",
     "other sampling parameters (or another --seed)",
@@ -39,10 +40,10 @@ PARTS = (
 
 
 class Results:
-    """The open output file; what it holds of this run's prompts is kept, but for answers that failed.
+    """The open output file. It keeps the lines that answer this run's prompts, except for failed answers.
 
-    done: the prompts that it has answers to. fingerprints, names: of every prompt of the run; names are for messages.
-    Raises RequestError, and changes nothing, if the file cannot be written, is in use by another run, or holds anything
+    done: indices of the prompts that have answers. fingerprints, names: one of each per prompt; names are for messages.
+    Raises RequestError, without changing the file, if it cannot be written, is in use by another run, or holds anything
     but answers to these prompts.
     """
 
@@ -59,7 +60,7 @@ class Results:
                 raise
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Write the result of a prompt. Raises RequestError if that fails: a full disk."""
+        """Write the result of a prompt. Raises RequestError if that fails, for example because the disk is full."""
         line = {"index": index, "fingerprint": self._fingerprints[index], **output.to_json()}
         data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         with _file_errors(self._path):
@@ -68,7 +69,7 @@ class Results:
                 while data:
                     data = data[os.write(self._file, data) :]
             except OSError:
-                os.ftruncate(self._file, end)  # no half of a line stays
+                os.ftruncate(self._file, end)  # remove the incomplete line
                 raise
         if not _failed(line):
             self.done.add(index)
@@ -82,13 +83,13 @@ class Results:
         os.close(self._file)
 
     def _take_over(self) -> None:
-        """Read what the file holds, and leave in it the lines that stay."""
+        """Read the lines of the file, and remove failed, repeated and incomplete ones."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise RequestError(f"{self._path} is not a file that a next run could go on with; give another -o")
+            raise RequestError(f"{self._path} is not a regular file, so no later run could continue it; {OTHER_FILE}")
         self._lock(self._file)
         again, end = set(), 0
         os.lseek(self._file, 0, os.SEEK_SET)
-        with open(self._file, "rb", closefd=False) as lines:  # Windows lets only this handle read what it locked
+        with open(self._file, "rb", closefd=False) as lines:  # on Windows only the locking handle may read
             for number, line in enumerate(lines):
                 where = f"{self._path}:{number + 1}"
                 if not line.endswith(b"\n"):
@@ -107,7 +108,9 @@ class Results:
             os.ftruncate(self._file, end)
 
     def _read(self, line: bytes, where: str) -> tuple[int, bool]:
-        """Which prompt a line answers, and whether it does. Raises RequestError for a line that is not of this run."""
+        """Return the index of the prompt that a line answers, and whether the answer succeeded. Raises RequestError for
+        a line of another run.
+        """
         try:
             value = json.loads(line)
             index, found, answered = value["index"], value["fingerprint"].split("-"), not _failed(value)
@@ -118,7 +121,8 @@ class Results:
             raise RequestError(f"{where} is not an answer that this command wrote; {OTHER_FILE}")
         if index >= len(self._fingerprints):
             raise RequestError(
-                f"{where} answers the prompt of index {index}, but there are {len(self._fingerprints)}; {OTHER_FILE}"
+                f"{where} answers the prompt of index {index}, but there are only {len(self._fingerprints)}; "
+                f"{OTHER_FILE}"
             )
         for part, old, new in zip(PARTS, found, self._fingerprints[index].split("-"), strict=True):
             if old != new:
@@ -126,7 +130,9 @@ class Results:
         return index, answered
 
     def _rewrite(self, without: set[int]) -> None:
-        """The file less some of its lines and a torn one; at every moment the old or the new one is there, whole."""
+        """Write the file again without these lines and without an incomplete one. At any moment either the whole old
+        file or the whole new one exists.
+        """
         file, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
         try:
             self._lock(file)
@@ -143,13 +149,13 @@ class Results:
             raise
 
     def _replace(self, file: int, name: str) -> None:
-        """Put the locked file `name`, open as `file`, in place of the results, and go on with it."""
+        """Replace the output file by the locked file `name`, which is open as `file`, and use it from now on."""
         if os.name != "nt":
             Path(name).replace(self._path)
             os.close(self._file)
             self._file = file
             return
-        os.close(file)  # Windows replaces no file that is open: the lock is given up for a moment
+        os.close(file)  # Windows cannot replace an open file, so the lock is released for a moment
         os.close(self._file)
         Path(name).replace(self._path)
         self._file = self._open()
@@ -171,7 +177,9 @@ class Results:
 
 
 def prompt_fingerprint(prompt: Prompt, params: Params, seed: int) -> str:
-    """Of how to pick tokens, and of a prompt. seed: the model's, for requests without one."""
+    """Return the fingerprint of the sampling parameters and the prompt. seed: the model's, for requests without their
+    own.
+    """
     from ridgeline.spec.request import SamplingParams
 
     default = SamplingParams(max_tokens=None)
@@ -191,7 +199,7 @@ def _failed(line: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
-    """Turns what the system says into an error with the file's name."""
+    """Turn an OSError into a RequestError that names the file."""
     try:
         yield
     except OSError as e:

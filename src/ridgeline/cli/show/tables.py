@@ -1,8 +1,8 @@
-"""Tables and text for terminals of every width. No number is ever cut, and nothing disappears in silence.
+"""Print tables and text for terminals of any width. No number is cut, and nothing is left out without a note.
 
-A table that is too wide gives up whole columns, in the order that its columns state, and names them below. If what is
-left is still too wide, every row becomes a record: one line for each cell. Text breaks between words only, and never
-between a number and its unit. Output into a file or a pipe has no width, unless the environment's COLUMNS gives one.
+A table that is too wide drops whole columns, in an order that the columns define, and names them below. If it is still
+too wide, every row becomes a record with one line per cell. Text breaks only between words, never between a number and
+its unit. Output to a file or a pipe has no width limit unless the environment variable COLUMNS sets one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-Cell = str | Text  # the text of a str is printed as it is: it holds no markup
+Cell = str | Text  # a str is printed as it is: it holds no markup
 
-UNLIMITED = 1_000_000  # the width of output that is not on a terminal
+UNLIMITED = 1_000_000  # width of output that does not go to a terminal
 GAP = 2  # spaces between two columns
-LEAST_TEXT = 20  # a column of sentences is not made narrower than this
-INDENT = 2  # of the lines below the first of a record
+LEAST_TEXT = 20  # least width of a column of sentences
+INDENT = 2  # indentation of a record's lines below the first
 
 _UNITS = r"[kMGTPE]?i?B(?:/s)?|[kMGTPE]?FLOP(?:/s)?|ms|us|ns|s|x|%|tokens(?:/s)?"
 _WORDS = re.compile(rf"\S*\d (?:{_UNITS})(?![\w/])\S*|\S+")  # a number and its unit are one word
@@ -32,8 +32,8 @@ _WORDS = re.compile(rf"\S*\d (?:{_UNITS})(?![\w/])\S*|\S+")  # a number and its 
 class Column:
     """A column of a table.
 
-    right: align its cells there. wraps: its cells are sentences, which may take several lines. drop: its place in the
-    order in which columns are given up, smallest first; None: never. style: of its cells, as rich names it.
+    right: align the cells to the right. wraps: the cells are sentences, which may take several lines. drop: rank in the
+    order in which columns are dropped, smallest first; None: never dropped. style: rich style of the cells.
     """
 
     name: str
@@ -45,7 +45,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table is shown at a width. shown: indices of columns. widths: of these. records: one cell a line."""
+    """How a table is shown at a width. shown: indices of the shown columns. widths: their widths. records: show one
+    cell a line.
+    """
 
     shown: tuple[int, ...]
     widths: tuple[int, ...]
@@ -62,13 +64,13 @@ class Table:
     rows: list[tuple[Text, ...]] = field(default_factory=list)
 
     def add_row(self, *cells: Cell, style: str = "") -> None:
-        """Add a row, with one cell for each column. style: of all its cells."""
+        """Add a row with one cell for each column. style: rich style of all its cells."""
         styles = [f"{column.style} {style}".strip() for column in self.columns]
         pairs = zip(cells, styles, strict=True)
         self.rows.append(tuple(Text(c, s) if isinstance(c, str) else c for c, s in pairs))
 
     def layout(self, width: int) -> Layout:
-        """The layout with the most columns that fits into a width."""
+        """Return the layout with the most columns that fits into a width."""
         shown = list(range(len(self.columns)))
         least, full = [self._least(i) for i in shown], [self._full(i) for i in shown]
         droppable = [(c.drop, i) for i, c in enumerate(self.columns) if c.drop is not None]
@@ -80,12 +82,12 @@ class Table:
         return Layout(tuple(range(len(self.columns))), (), records=True)
 
     def dropped(self, width: int) -> list[str]:
-        """The names of the columns that a width has no room for."""
+        """Return the names of the columns that do not fit into a width."""
         shown = self.layout(width).shown
         return [column.name for i, column in enumerate(self.columns) if i not in shown]
 
     def lines(self, width: int) -> Iterator[Text]:
-        """The table at a width, a line at a time."""
+        """Yield the lines of the table at a width."""
         layout = self.layout(width)
         yield from wrapped(Text(self.title, "bold"), width) if self.title else ()
         if layout.records:
@@ -105,7 +107,7 @@ class Table:
         return [row[i] for row in self.rows]
 
     def _least(self, i: int) -> int:
-        """The smallest width of a column."""
+        """Return the smallest width of a column."""
         column, name = self.columns[i], self.columns[i].name if self.has_header else ""
         word = max((cell_len(w) for w in _WORDS.findall(name)), default=0)
         if not column.wraps:
@@ -114,12 +116,14 @@ class Table:
         return max((word, *words, min(self._full(i), LEAST_TEXT)))
 
     def _full(self, i: int) -> int:
-        """The width of a column whose cells all take one line."""
+        """Return the width of a column if each of its cells takes one line."""
         name = self.columns[i].name if self.has_header else ""
         return max((cell_len(name), *(cell.cell_len for cell in self._cells(i))))
 
     def _widths(self, shown: Sequence[int], width: int, least: Sequence[int], full: Sequence[int]) -> tuple[int, ...]:
-        """The width of each column: the smallest, and what is left for those that can use it, sentences last."""
+        """Return the width of each column: its smallest, plus a share of the free width. Columns of sentences get
+        theirs last.
+        """
         found = {i: least[i] for i in shown}
         free = width - sum(found.values()) - GAP * (len(shown) - 1)
         for i in sorted(shown, key=lambda i: self.columns[i].wraps):
@@ -128,7 +132,7 @@ class Table:
         return tuple(found.values())
 
     def _line(self, cells: Sequence[Text], layout: Layout) -> Iterator[Text]:
-        """One row, which takes several lines where a cell does."""
+        """Yield the lines of one row, which takes several if a cell does."""
         parts = [wrapped(cell, width) for cell, width in zip(cells, layout.widths, strict=True)]
         for pieces in zip_longest(*parts, fillvalue=Text()):
             line = Text()
@@ -142,7 +146,7 @@ class Table:
             yield line
 
     def _record(self, row: Sequence[Text], width: int) -> Iterator[Text]:
-        """One row as a record: its first cell, then a line for each other cell that is not empty."""
+        """Yield one row as a record: its first cell, then a line for each other cell that is not empty."""
         yield from wrapped(row[0], width)
         names = max(cell_len(column.name) for column in self.columns[1:]) if len(row) > 1 else 0
         for column, cell in zip(self.columns[1:], row[1:], strict=True):
@@ -152,7 +156,7 @@ class Table:
             label = Text(" " * INDENT + (head.ljust(names) + " " * GAP if head else ""))
             pieces = wrapped(cell, width - label.cell_len)
             if head and max(piece.cell_len for piece in pieces) > width - label.cell_len:
-                yield Text(f"{' ' * INDENT}{head}")  # a word that is too long for the rest of the line
+                yield Text(f"{' ' * INDENT}{head}")  # a word does not fit into the rest of the line
                 label = Text(" " * 2 * INDENT)
                 pieces = wrapped(cell, width - 2 * INDENT)
             for n, piece in enumerate(pieces):
@@ -161,14 +165,14 @@ class Table:
 
 @dataclass(slots=True)
 class Line:
-    """A line of text, which wraps. indent: of the lines after its first."""
+    """A line of text that wraps. indent: spaces before its second and later lines."""
 
     text: Cell
     indent: int = 0
     style: str = ""
 
     def lines(self, width: int) -> Iterator[Text]:
-        """The text at a width, a line at a time."""
+        """Yield the lines of the text at a width."""
         text = Text(self.text, self.style) if isinstance(self.text, str) else self.text
         indent = self.indent if self.indent < width // 2 else 0
         first, *rest = wrapped(text, width, width - indent)
@@ -177,10 +181,9 @@ class Line:
 
 
 def wrapped(text: Text, width: int, later: int | None = None) -> list[Text]:
-    """The lines of a text, broken between words; a word that is longer than the width keeps a line for itself.
+    """Break a text into lines between words. A word that is longer than the width gets a line of its own.
 
-    later: the width of the lines after the first. The spaces before the first word, and between two words of a line,
-    stay as they are.
+    later: width of the lines after the first. Spaces before the first word and between two words of a line are kept.
     """
     if "\n" not in text.plain and text.cell_len <= width:
         return [text]
@@ -198,7 +201,7 @@ def wrapped(text: Text, width: int, later: int | None = None) -> list[Text]:
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """The console of stdout or stderr, as wide as the terminal, or as COLUMNS says; else without a limit."""
+    """Return the console of stdout or stderr, as wide as the terminal or COLUMNS; otherwise without a limit."""
     console = Console(stderr=stderr, highlight=False)
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console

@@ -1,1 +1,1 @@
-"""Corpora and their manifests, vocabularies, token shards and batches. No model belongs here."""
+"""Corpora and their manifests, vocabularies, token shards and batches. Code that needs a model belongs one level up."""

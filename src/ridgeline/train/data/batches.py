@@ -1,13 +1,12 @@
-"""Batches of packed token rows: any step's batch from (seed, step) alone, so that training resumes exactly.
+"""Batches of packed token rows. A step's batch follows from (seed, step) alone, so that training resumes exactly.
 
-In each epoch the documents are laid end to end in an order of its own, and the epochs one after the other: one endless
-stream of tokens. It is cut into rows of `context` tokens, and the rows that begin in an epoch are shuffled among
-themselves, since rows of one long document would follow each other otherwise. A batch is the next few rows. So every
-token of every epoch is used exactly once and all batches are equally large: an epoch has no tail, for its last row goes
-on into the next one.
+In each epoch the documents are shuffled and laid end to end; the epochs follow each other in one endless stream of
+tokens. The stream is cut into rows of `context` tokens. The rows that begin in an epoch are shuffled too, because rows
+of one long document would follow each other otherwise. A batch is the next few rows. So every token of every epoch is
+used exactly once, and all batches have the same size: the last row of an epoch continues into the next epoch.
 
-Attention never crosses from one document to another. What a row holds of a document is a segment, a sequence of its
-own with positions from 0; where a row cuts a document, the rest begins in another row without what was before it.
+Attention never crosses from one document to another. The part of a document that is in a row is a segment: a sequence
+with positions from 0. If a row cuts a document, the rest begins in another row, without the tokens before it.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from ridgeline.train.data.shards import Shard
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 NO_TARGET = -1
-_DOCUMENTS, _ROWS = 0, 1  # what is shuffled
-_EPOCHS_KEPT = 3  # a batch can begin in one epoch, end in the next, and its last row in the one after
+_DOCUMENTS, _ROWS = 0, 1  # separate random permutations for documents and for rows
+_EPOCHS_KEPT = 3  # a batch can begin in one epoch and end in the next, and its last row in the one after
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Segments laid end to end, as in runtime.step.DenseStep. All arrays are int64 [num_tokens].
 
-    targets: the token that follows each token in its document, known even where it is in another row; NO_TARGET for
-    the last token of a document. positions: of each token in its segment. lengths: tokens of each segment.
+    targets: the token that follows each token in its document, even if that is in another row; NO_TARGET for the last
+    token of a document. positions: position of each token in its segment. lengths: number of tokens of each segment.
     """
 
     token_ids: Ints
@@ -44,7 +43,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """documents [D]: their order; starts [D + 1]: where each begins, of the epoch's tokens; rows: the rows' order."""
+    """The layout of an epoch. documents [D]: their order. starts [D + 1]: the epoch's token index where each begins.
+    rows: the order of the rows.
+    """
 
     documents: Ints
     starts: Ints
@@ -53,25 +54,25 @@ class _Epoch:
 
 
 class Batches:
-    """The batches of a shard, in an order that `seed` determines; those of one rank of `world_size`.
+    """The batches of a shard in an order that follows from `seed`, or one rank's part of them.
 
-    Memory: 8 bytes for each row and 16 for each document, for up to three epochs. Safe to share between threads.
+    Memory: 8 bytes per row and 16 per document, for up to three epochs. Instances can be shared between threads.
     """
 
     def __init__(
         self, shard: Shard, context: int, batch_tokens: int, seed: int = 0, *, rank: int = 0, world_size: int = 1
     ) -> None:
-        """context: tokens of a row; batch_tokens: tokens of the batch of all ranks together.
+        """context: tokens of a row. batch_tokens: tokens of the batch of all ranks together.
 
-        Raises RequestError where they are not positive, where the batch is no whole number of rows for each rank, and
-        for a seed that is no uint64.
+        Raises RequestError if one of them is not positive, if the batch is not a whole number of rows for each rank,
+        and if the seed does not fit into a uint64.
         """
         if context < 1 or batch_tokens < 1:
             raise RequestError(f"context is {context} and batch_tokens {batch_tokens}; both must be at least 1")
         if batch_tokens % (context * world_size):
             raise RequestError(
                 f"a batch of {batch_tokens} tokens is not a whole number of rows of {context} tokens for each of "
-                f"{world_size} ranks; ask for a multiple of {context * world_size}"
+                f"{world_size} ranks; use a multiple of {context * world_size}"
             )
         if not 0 <= seed < 1 << 64:
             raise RequestError(f"the seed is {seed}; it must be from 0 to {(1 << 64) - 1}")
@@ -85,32 +86,34 @@ class Batches:
         self._epoch: Callable[[int], _Epoch] = lru_cache(_EPOCHS_KEPT)(self._lay_out)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step from 0: the same whenever it is asked for, whatever was asked for before."""
+        """Return the batch of a step, counted from 0. It does not depend on earlier calls."""
         return self._batch(self._rows(step))
 
     def micro_batches(self, step: int, micro_tokens: int) -> list[Batch]:
-        """The same batch in parts of `micro_tokens` tokens. Raises RequestError for what does not divide it into rows.
+        """Return the batch of a step in parts of `micro_tokens` tokens. Raises RequestError if these do not divide it
+        into rows.
 
-        A part may have other numbers of targets than another: divide their summed losses by the sum of targets.
+        Parts may have different numbers of targets: divide the sum of their losses by the total number of targets.
         """
         if micro_tokens < 1 or micro_tokens % self._context or self._num_rows * self._context % micro_tokens:
             raise RequestError(
-                f"micro-batches of {micro_tokens} tokens do not divide {self._num_rows} rows of {self._context} tokens"
+                f"micro-batches of {micro_tokens} tokens do not divide {self._num_rows} rows of {self._context}; use a "
+                f"multiple of {self._context} that does"
             )
         rows = self._rows(step)
         return [self._batch(part) for part in np.split(rows, len(rows) * self._context // micro_tokens)]
 
     def _rows(self, step: int) -> Ints:
-        """The numbers of this rank's rows of a step."""
+        """Return the numbers of this rank's rows in a step."""
         if step < 0:
             raise ValueError(f"step is {step}; the first is 0")
         first = step * self._rows_per_batch + self._first_row
         return self._shuffled(np.arange(first, first + self._num_rows))
 
     def _batch(self, rows: Ints) -> Batch:
-        places = rows[:, None] * self._context + np.arange(self._context)
-        sources, begins, ends = self._look_up(places.ravel())
-        begins[:: self._context] = True  # a row begins a segment, whatever it begins with
+        indices = rows[:, None] * self._context + np.arange(self._context)
+        sources, begins, ends = self._look_up(indices.ravel())
+        begins[:: self._context] = True  # a row always begins a new segment
         following = self._tokens[np.minimum(sources + 1, len(self._tokens) - 1)].astype(np.int64)
         segments = np.flatnonzero(begins)
         lengths = np.diff(segments, append=len(begins))
@@ -122,18 +125,18 @@ class Batches:
         )
 
     def _shuffled(self, slots: Ints) -> Ints:
-        """The rows that take these places in the order of all rows."""
-        epochs = slots * self._context // len(self._tokens)  # in which the row of that number begins
+        """Return the rows at these slots of the shuffled order."""
+        epochs = slots * self._context // len(self._tokens)  # the epoch in which each row begins
         rows = np.empty_like(slots)
         for index in np.unique(epochs).tolist():
             epoch, here = self._epoch(index), epochs == index
             rows[here] = epoch.first_row + epoch.rows[slots[here] - epoch.first_row]
         return rows
 
-    def _look_up(self, places: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of places in the stream: where the token is in the shard, and whether a document begins or ends with it."""
-        epochs, inside = np.divmod(places, len(self._tokens))
-        sources, begins, ends = np.empty_like(places), np.empty(len(places), bool), np.empty(len(places), bool)
+    def _look_up(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return for stream indices the token's index in the shard, and whether it begins or ends a document."""
+        epochs, inside = np.divmod(indices, len(self._tokens))
+        sources, begins, ends = np.empty_like(indices), np.empty(len(indices), bool), np.empty(len(indices), bool)
         for index in np.unique(epochs).tolist():
             epoch, here = self._epoch(index), epochs == index
             slots = np.searchsorted(epoch.starts, inside[here], side="right") - 1
@@ -156,7 +159,9 @@ class Batches:
 
 
 def _permutation(size: int, *key: int) -> Ints:
-    """The numbers below `size` by their hashes. Not NumPy's generators, whose numbers may change with its version."""
+    """Return the numbers below `size` sorted by hash. NumPy's generators are not used, as they may change with its
+    version.
+    """
     state = np.arange(size, dtype=np.uint64)
     for part in key:
         state = _mix(state ^ _mix(np.array([part], np.uint64)))
@@ -164,7 +169,7 @@ def _permutation(size: int, *key: int) -> Ints:
 
 
 def _mix(x: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """SplitMix64 (Steele, Lea, Flood 2014): one step of its counter and its finalizer, modulo 2**64."""
+    """Apply SplitMix64 (Steele, Lea, Flood 2014): one step of its counter and its finalizer, modulo 2**64."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
-"""The texts that a model is trained on: files of the user, or the standard library of the running Python.
+"""Load the texts that a model is trained on: the user's files, or the standard library of the running Python.
 
-A document is a file, or a row of a .jsonl file. A corpus is held in memory, sorted by name, each text once.
+A document is a file, or a row of a .jsonl file. A corpus is held in memory, sorted by name, without repeated texts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ridgeline.errors import DataError
 
 EMPTY, BINARY, DUPLICATE = "empty", "not UTF-8 text", "the same text as another"
 _JSONL = ".jsonl"
-# Not of the library itself: what was installed beside it, and what the build or the distributor wrote for one machine.
+# Files that do not belong to the library: installed packages, and files that a build or a distributor adds.
 _NOT_LIBRARY = ("site-packages", "dist-packages", "config-*", "_sysconfigdata*", "sitecustomize.py")
-_LEAST_TESTS = 100  # files test/**/test_*.py of a library with tests; 3.11 has 560, Debian's without them one
+_LEAST_TESTS = 100  # files test/**/test_*.py of a library with tests; 3.11 has 560, Debian's without tests has one
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and its name, which no other document of the corpus has."""
+    """A text with a name that is unique in the corpus."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file or row that is not in the corpus, and why: EMPTY, BINARY or DUPLICATE."""
+    """A file or row that was left out of the corpus, with the reason: EMPTY, BINARY or DUPLICATE."""
 
     name: str
     reason: str
@@ -47,7 +47,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents sorted by name, what they are and under which license, and what was left out."""
+    """Documents sorted by name, with their source and license, and the files that were left out."""
 
     source: str
     license: str
@@ -56,14 +56,13 @@ class Corpus:
 
     @classmethod
     def from_paths(cls, paths: Iterable[str | Path], license: str = "not stated") -> Corpus:
-        """The texts of files and, recursively, of folders; of .jsonl files the "text" of every row.
+        """Read the texts of files, of folders (recursively), and of .jsonl files (the "text" of every row).
 
-        A file is a text if it is UTF-8 without NUL. Names are paths below the nearest folder that holds everything
-        given, so that they do not depend on where that folder lies; a row adds its line, as in a.jsonl:7. Hidden
-        files of folders are left out; other files there that are empty or no text, rows with an empty text, and
-        texts that were there before are skipped. Raises DataError for a path that cannot be read, a file that was
-        given by its own name and is empty or no text, a row that is not an object with a "text", and where nothing
-        is left.
+        A file is a text if it is UTF-8 without NUL. Names are paths below the nearest common folder, so they do not
+        depend on where that folder is; a row adds its line number, as in a.jsonl:7. Hidden files in folders are
+        ignored. Files in folders that are empty or not text, rows with an empty text, and repeated texts are skipped.
+        Raises DataError for a path that cannot be read, for a file given by name that is empty or not text, for a row
+        that is not an object with a "text", and if no text is left.
         """
         given = [Path(p).resolve() for p in paths]
         base = _common_folder(given)
@@ -72,15 +71,15 @@ class Corpus:
         for path in given:
             for file in _files(path):
                 for document in _documents(file, file.relative_to(base).as_posix(), file == path, skipped):
-                    found[document.name] = document  # a path that is given twice, or inside another, counts once
+                    found[document.name] = document  # a path that is given twice or inside another counts once
         return cls._of(f"files of {base.name}", license, found.values(), skipped)
 
     @classmethod
     def stdlib(cls, root: Path | None = None) -> Corpus:
-        """The Python files of the running interpreter's standard library (or of `root`), tests included.
+        """Read the Python files of the running interpreter's standard library (or of `root`), tests included.
 
         Names are paths below the library. Files that are not UTF-8 (data of some tests) are skipped. Raises DataError
-        for a library that ships without its tests.
+        if the library is installed without its tests.
         """
         root = root or Path(sysconfig.get_path("stdlib"))
         names = [file.relative_to(root).as_posix() for file in root.rglob("*.py") if _is_library(file, root)]
@@ -89,9 +88,9 @@ class Corpus:
         if tests < _LEAST_TESTS:
             short = version.rpartition(".")[0]
             raise DataError(
-                f"the standard library in {root} ships without its tests, half of the corpus: install them (Debian and "
-                f"Ubuntu: libpython{short}-testsuite; Fedora: python3-test) or run a Python that was built from source "
-                "(python.org, pyenv); conda, uv and the Docker images leave them out"
+                f"the standard library in {root} is installed without its tests, half of the corpus: install "
+                f"them (Debian and Ubuntu: libpython{short}-testsuite; Fedora: python3-test), or build Python from "
+                "source (python.org, pyenv); conda, uv and the Docker images leave the tests out"
             )
         skipped: list[Skipped] = []
         documents = [d for name in names for d in _documents(root / name, name, False, skipped)]
@@ -99,7 +98,7 @@ class Corpus:
 
     @classmethod
     def _of(cls, source: str, license: str, documents: Iterable[Document], skipped: list[Skipped]) -> Corpus:
-        """Sort, and keep the first document of each text."""
+        """Sort the documents, and keep the first one of each text."""
         texts: set[bytes] = set()
         kept = []
         for document in sorted(documents, key=lambda d: d.name):
@@ -115,7 +114,7 @@ class Corpus:
         return corpus
 
     def report(self) -> str:
-        """One line: how much there is, and how many of what were skipped."""
+        """Summarize in one line: number of documents, size, and skipped files by reason."""
         size = sum(len(d.text.encode()) for d in self.documents)
         counts = Counter(s.reason for s in self.skipped)
         skipped = ", ".join(f"{n:,} {reason}" for reason, n in sorted(counts.items())) or "none"
@@ -132,7 +131,7 @@ def _common_folder(paths: Sequence[Path]) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    """`path` itself, or the files below it that are not hidden."""
+    """Return `path` itself, or the files below it that are not hidden."""
     if not path.is_dir():
         return [path]
     below = (p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
@@ -145,14 +144,14 @@ def _is_library(file: Path, root: Path) -> bool:
 
 
 def _documents(file: Path, name: str, named: bool, skipped: list[Skipped]) -> Iterator[Document]:
-    """The documents of a file; `named`: the user named it, so that it must hold some."""
+    """Yield the documents of a file. named: whether the user named this file; if so, it must contain text."""
     text = _read(file)
     reason = BINARY if text is None else EMPTY
     if text and text.strip():
         if file.suffix.lower() != _JSONL:
             yield Document(name, text)
             return
-        for number, line in enumerate(text.split("\n"), 1):  # other line ends may stand inside a string
+        for number, line in enumerate(text.split("\n"), 1):  # a JSON string may contain other line separators
             if not line.strip():
                 continue
             row = _row(line, f"{file}:{number}")
@@ -162,12 +161,12 @@ def _documents(file: Path, name: str, named: bool, skipped: list[Skipped]) -> It
                 skipped.append(Skipped(f"{name}:{number}", EMPTY))
         return
     if named:
-        raise DataError(f"{file} is {reason}; give a text file, or a folder, of which such files are skipped")
+        raise DataError(f"{file} is {reason}; give a text file, or a folder, in which such files are skipped")
     skipped.append(Skipped(name, reason))
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file, line ends as they are and a byte order mark removed; None if it is no text."""
+    """Return the text of a file, with its line ends and without a byte order mark; None if it is not text."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as e:
@@ -177,14 +176,14 @@ def _read(file: Path) -> str | None:
     return None if "\0" in text else text
 
 
-def _row(line: str, place: str) -> str:
-    """The "text" of a row of a .jsonl file."""
+def _row(line: str, where: str) -> str:
+    """Return the "text" of a row of a .jsonl file. Raises DataError for a row without one."""
     try:
         row = json.loads(line)
         text = row["text"] if isinstance(row, dict) else None
         if isinstance(text, str):
-            text.encode()  # JSON can spell half a character, which is no Unicode
+            text.encode()  # raises for a lone surrogate, which JSON can contain
             return text
     except (ValueError, KeyError, RecursionError):
         pass
-    raise DataError(f'{place} is not an object with a "text", as in {{"text": "Once upon a time"}}')
+    raise DataError(f'{where} is not an object with a "text", as in {{"text": "Once upon a time"}}')

@@ -1,7 +1,7 @@
-"""Everything that a run reads, in one folder: a manifest, a tokenizer, the token shards of both sides.
+"""Prepare a folder with everything that a run reads: a manifest, a tokenizer, and token shards for both sides.
 
-manifest.json  what the texts are    tokenizer.json  trained on the training side, or given
-train/         its shard             held-out/       the other's, absent where nothing is held out
+manifest.json: documents of the corpus. tokenizer.json: learned from the training side, or given. train/: shard of the
+training side. held-out/: shard of the held-out side, absent if nothing is held out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """folder: where it lies, tokenizer files included. documents: of the training side, as train is the shard of it.
+    """The prepared data of a run. folder: where it is, tokenizer files included. documents: those of the training side,
+    whose shard is `train`.
 
-    held_out: None where nothing was held out.
+    held_out: shard of the held-out side; None if nothing is held out.
     """
 
     folder: Path
@@ -46,11 +47,12 @@ def prepare(
     corpus: Corpus, folder: Path, vocab_size: int, *, ranks: Ranks, held_out_share: float, seed: int = 0,
     tokenizer: tokenizers.Tokenizer | None = None, pinned: str | None = None, say: Say = lambda line: None,
 ) -> TrainingData:  # fmt: skip
-    """Split, learn a vocabulary (or take the given one), encode; what an earlier run left whole in `folder` is used.
+    """Split the corpus, learn a vocabulary (or use the given one), and encode. Complete files of an earlier run are
+    reused.
 
-    The first rank writes, the others read what it wrote. pinned: the hash that the manifest must have. Raises DataError
-    for another corpus than the folder's or the pinned one, with what differs, and RequestError for a vocabulary that
-    is too small for bytes, or larger than vocab_size.
+    The first rank writes the files, and the others read them. pinned: hash that the manifest must have. Raises
+    DataError, which lists the differences, if the corpus is not that of the folder or not the pinned one, and
+    RequestError for a vocabulary that is too small for all bytes or larger than vocab_size.
     """
     parts = split(corpus.documents, held_out_share, seed)
     manifest = Manifest.build(corpus, parts)
@@ -78,7 +80,7 @@ def prepare(
 def _write(
     parts: Split, manifest: Manifest, folder: Path, vocab_size: int, tokenizer: tokenizers.Tokenizer | None, say: Say
 ) -> None:
-    """Whatever is not there yet; the manifest first, so that nothing of another corpus is ever taken for this one's."""
+    """Write the files that are missing. The manifest comes first, so that data of another corpus is never mixed in."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{MANIFEST}.partial"
     partial.write_text(manifest.to_json(), encoding="utf-8")
@@ -86,7 +88,7 @@ def _write(
     path = folder / TOKENIZER
     known = tokenizers.Tokenizer.from_file(str(path)) if path.exists() else None
     if known is not None and tokenizer is not None and tokenizer_hash(known) != tokenizer_hash(tokenizer):
-        raise DataError(f"{folder} was made with another tokenizer than the given one; take that, or another --out")
+        raise DataError(f"{folder} was made with another tokenizer than the given one; use that one, or another --out")
     if known is None:
         known = tokenizer
         if known is None:
@@ -105,11 +107,13 @@ def _write(
 
 def _check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
     if (size := max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
-        raise RequestError(f"the tokenizer has {size} tokens, the model's vocabulary {vocab_size}; make them agree")
+        raise RequestError(
+            f"the tokenizer has {size} tokens, but the model's vocabulary has only {vocab_size}; raise vocab_size"
+        )
 
 
 def check_room(data: TrainingData, batch_tokens: int) -> None:
-    """Raise DataError where there is less text than one batch."""
+    """Raise DataError if there is less text than one batch."""
     if data.train.info.num_tokens < batch_tokens:
         raise DataError(
             f"there are {data.train.info.num_tokens:,} tokens to train on, less than one batch of {batch_tokens:,}; "

@@ -1,8 +1,8 @@
-"""Train and held-out documents, so that no function stands on both sides.
+"""Split documents into training and held-out ones, so that no function is on both sides.
 
-A file is on one side as a whole, by a hash of its name. Functions that are written in several files would then be on
-both; those are cut out of the held-out files. Two functions are the same if their syntax trees are: comments, layout
-and line numbers do not count, names and docstrings do. Only Python files have functions here.
+A file is on one side as a whole, by a hash of its name. A function that occurs in several files could then be on both
+sides; such functions are removed from the held-out files. Two functions are equal if their syntax trees are: names and
+docstrings count, but comments, layout and line numbers do not. Only Python files are searched for functions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ridgeline.train.data.corpus import Document
 
 _DEF = re.compile(r"([ \t]*)(?:async[ \t]+)?def[ \t]")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Inside = ast.stmt | ast.excepthandler | ast.match_case  # where a function can be
+_Inside = ast.stmt | ast.excepthandler | ast.match_case  # nodes that can contain a function
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """The two sides, each sorted by name.
 
-    num_cut: functions that were cut out of held-out documents, those inside them not counted. num_left: functions
-    that are left there, inner ones included. dropped: names of documents of which the cuts left nothing, or nothing
-    that parses.
+    num_cut: functions that were removed from held-out documents, not counting functions inside of them. num_left:
+    functions that remain there, inner ones included. dropped: names of documents that were empty or did not parse after
+    the cuts.
     """
 
     train: tuple[Document, ...]
@@ -40,10 +40,11 @@ class Split:
 
 
 def split(documents: Sequence[Document], held_out_share: float, seed: int = 0) -> Split:
-    """About `held_out_share` (0 to 1) of the documents are held out, the same ones in every corpus with such names.
+    """Hold out about `held_out_share` (0 to 1) of the documents. The choice depends only on a document's name and the
+    seed.
 
-    Python files that do not parse are for training only. Raises RequestError for a share outside [0, 1), and
-    DataError where one was asked for and a side is empty.
+    Python files that do not parse are always training documents. Raises RequestError for a share outside [0, 1), and
+    DataError if the share is above 0 and a side is empty.
     """
     if not 0 <= held_out_share < 1:
         raise RequestError(f"the held-out share is {held_out_share}; it must be from 0 to less than 1")
@@ -59,8 +60,8 @@ def split(documents: Sequence[Document], held_out_share: float, seed: int = 0) -
     held_out = tuple(Document(d.name, text) for d, text, _ in cuts if text and text.strip())
     if held_out_share and not (train and held_out):
         raise DataError(
-            f"of {len(documents)} documents, {len(train)} are for training and {len(held_out)} held out (share "
-            f"{held_out_share}, seed {seed}); give more documents, or another share or seed"
+            f"{len(documents)} documents give {len(train)} for training and {len(held_out)} held out (share "
+            f"{held_out_share}, seed {seed}), and neither may be 0; give more documents, or another share or seed"
         )
     return Split(
         train=tuple(train),
@@ -72,7 +73,9 @@ def split(documents: Sequence[Document], held_out_share: float, seed: int = 0) -
 
 
 def function_key(function: ast.AST) -> bytes:
-    """Equal for equal trees: what ast.dump writes, but for trees of any depth and numbers of any length."""
+    """Return a key that is equal for equal trees. Unlike ast.dump, it works for trees of any depth and numbers of any
+    length.
+    """
     parts: list[str] = []
     todo: list[object] = [function]
     while todo:
@@ -89,10 +92,11 @@ def function_key(function: ast.AST) -> bytes:
 
 
 def cut_functions(text: str, keys: Collection[bytes]) -> tuple[str | None, int]:
-    """`text` without the lines of functions with these keys, decorators included, and how many were cut.
+    """Return `text` without the functions that have these keys, decorators included, and the number of functions
+    removed.
 
-    A block that would be left empty gets a `pass`. What is left of a function after a cut inside it may have one of
-    the keys itself, so this goes on until none does. None where what is left does not parse.
+    A block that would become empty gets a `pass`. After a cut inside a function, the rest may itself have one of the
+    keys, so this repeats until no function has one. The text is None if the rest does not parse.
     """
     num_cut = 0
     while (tree := parse(text)) is not None:
@@ -111,7 +115,7 @@ def cut_functions(text: str, keys: Collection[bytes]) -> tuple[str | None, int]:
 
 
 def _draw(seed: int, name: str) -> float:
-    """A number in [0, 1), the same for the same seed and name everywhere."""
+    """Return a number in [0, 1) that depends only on the seed and the name."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:6]) / 2**48
 
 
@@ -120,7 +124,9 @@ def _functions(tree: ast.Module | None) -> Iterator[_Function]:
 
 
 def _train_keys(text: str, names: Collection[str]) -> Iterator[bytes]:
-    """Keys of the functions with one of these names; of a text that does not parse, of those that do so alone."""
+    """Yield the keys of functions with these names. If a text does not parse, its functions that parse alone
+    are used.
+    """
     tree = parse(text)
     for part in [tree] if tree else map(parse, _blocks(text)):
         for function in _functions(part):
@@ -129,7 +135,7 @@ def _train_keys(text: str, names: Collection[str]) -> Iterator[bytes]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The texts that begin with a `def`, or its decorators, and end before the next line that is indented no deeper."""
+    """Yield each `def` with its decorators and body: the text up to the next line that is not indented deeper."""
     lines: list[str] = LINE.findall(text)
     for number, line in enumerate(lines):
         if match := _DEF.match(line):
@@ -145,13 +151,15 @@ def _ends(line: str, depth: int) -> bool:
 
 
 def _doomed(tree: ast.Module, keys: Collection[bytes]) -> Iterator[tuple[_Function, bool]]:
-    """The outermost functions with one of these keys, and whether a `pass` must stand in: the last of a full block."""
+    """Yield the outermost functions with these keys, and whether a `pass` must replace it: the last one of a block that
+    is removed entirely.
+    """
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
         for _, block in ast.iter_fields(node):
             if not isinstance(block, list):
-                continue  # an expression: no function is in it
+                continue  # an expression contains no function definition
             found = [child for child in block if isinstance(child, _Function) and function_key(child) in keys]
             todo.extend(child for child in block if isinstance(child, _Inside) and child not in found)
             fills = len(found) == len(block) and node is not tree

@@ -1,4 +1,4 @@
-"""What a corpus is made of, so that it can be had again: its files, their hashes and sides, and its license."""
+"""List what a corpus consists of, so that it can be rebuilt: its files with hashes and sides, and its license."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ridgeline.train.data.corpus import Corpus, Document
 from ridgeline.train.data.held_out import Split
 
 TRAIN, HELD_OUT = "train", "held-out"
-_SHOWN = 5  # documents that an error names
+_SHOWN = 5  # number of documents that an error names
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A document as it is used, functions that were cut out of it left out: its size and hash in UTF-8, its side."""
+    """A document as it is used, after functions were cut out of it: its size and hash in UTF-8, and its side."""
 
     name: str
     num_bytes: int
@@ -31,7 +31,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """entries: sorted by name. python: the version that read and parsed the files; skipped: documents by reason."""
+    """The documents of a corpus. entries: sorted by name. python: version that parsed the files. skipped: counts by
+    reason.
+    """
 
     source: str
     license: str
@@ -60,19 +62,19 @@ class Manifest:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over names, contents and sides: of what is trained on and measured, and nothing else."""
+        """SHA-256 over names, contents and sides only, so that equal training and held-out texts have equal hashes."""
         whole = hashlib.sha256()
         for entry in self.entries:
             whole.update(json.dumps([entry.name, entry.sha256, entry.side]).encode() + b"\n")
         return whole.hexdigest()
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """By side: how many documents and bytes."""
+        """Return the number of documents and bytes of each side."""
         sides = {side: [e.num_bytes for e in self.entries if e.side == side] for side in (TRAIN, HELD_OUT)}
         return {side: {"documents": len(sizes), "bytes": sum(sizes)} for side, sizes in sides.items()}
 
     def to_json(self) -> str:
-        """The hash and the totals first, then a line for each document."""
+        """Return JSON with the hash and the totals first, and then a line for each document."""
         head = {name: value for name, value in asdict(self).items() if name != "entries"}
         text = json.dumps({"hash": self.hash, **head, "totals": self.totals(), "entries": []}, indent=1)
         lines = ",\n".join(json.dumps(asdict(entry)) for entry in self.entries)
@@ -80,7 +82,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Read what `to_json` wrote. Raises DataError for what is no manifest, or was changed since."""
+        """Read what `to_json` wrote. Raises DataError for invalid JSON, and for a manifest that was changed since."""
         try:
             data: dict[str, Any] = json.loads(text)
             claimed = data.pop("hash")
@@ -88,21 +90,22 @@ class Manifest:
             manifest = cls(**{**data, "entries": tuple(Entry(**entry) for entry in data["entries"])})
             intact = manifest.hash == claimed and manifest.totals() == totals
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-            raise DataError(f"this is no manifest ({e}); build it again") from None
+            raise DataError(f"this is not a manifest ({e}); build it again") from None
         if not intact:
-            raise DataError("the manifest's entries do not give its hash and totals: it was edited; build it again")
+            raise DataError("the manifest was edited: its entries do not match its hash and totals; build it again")
         return manifest
 
     def verify(self, pinned: Manifest | str) -> None:
-        """Raise DataError unless this is the pinned corpus; of a whole manifest, name the first documents that differ.
+        """Raise DataError unless this is the pinned corpus. Given a whole manifest, the error names the first documents
+        that differ.
 
-        pinned: a manifest, or its hash alone.
+        pinned: a manifest, or only its hash.
         """
         if isinstance(pinned, str):
             if pinned != self.hash:
                 raise DataError(
-                    f"the corpus ({self.source}) has the hash {self.hash}, not {pinned} as pinned; use the version "
-                    "that was pinned, or compare with its whole manifest to see what differs"
+                    f"the corpus ({self.source}) has the hash {self.hash}, not the pinned {pinned}; use the pinned "
+                    "version, or compare it with the whole manifest to see the differences"
                 )
             return
         if pinned.hash == self.hash:
@@ -111,7 +114,7 @@ class Manifest:
         more = f" and {len(changes) - _SHOWN:,} more" if len(changes) > _SHOWN else ""
         raise DataError(
             f"the corpus ({self.source}) is not the pinned one ({pinned.source}): {'; '.join(changes[:_SHOWN])}{more}; "
-            "use the version that was pinned, or pin this one"
+            "use the pinned version, or pin this one"
         )
 
 
@@ -121,7 +124,7 @@ def _entry(document: Document, side: str) -> Entry:
 
 
 def _differences(ours: Manifest, pinned: Manifest) -> Iterator[str]:
-    """What differs, a phrase for each document, by name."""
+    """Yield a phrase for each document that differs, sorted by name."""
     here, there = ({e.name: e for e in manifest.entries} for manifest in (ours, pinned))
     for name in sorted({*here, *there}):
         one, other = here.get(name), there.get(name)
@@ -130,6 +133,6 @@ def _differences(ours: Manifest, pinned: Manifest) -> Iterator[str]:
         elif other is None:
             yield f"{name} is new"
         elif one.sha256 != other.sha256:
-            yield f"{name} is another text"
+            yield f"{name} has another text"
         elif one.side != other.side:
             yield f"{name} is {one.side}, not {other.side}"

@@ -1,11 +1,12 @@
-"""Documents as token ids in a folder, to be read through a memory map.
+"""Store documents as token ids in a folder, to be read through a memory map.
 
-tokens.bin   the ids of all documents, one after the other: little-endian uint16, or uint32 for a vocabulary over 65,536
+tokens.bin   the ids of all documents in sequence: little-endian uint16, or uint32 for a vocabulary over 65,536
 offsets.npy  int64 [num_documents + 1]: where each document begins in tokens.bin, and where the last one ends
-shard.json   counts, and hashes of what the ids were made of
+shard.json   counts, and hashes of the tokenizer and the corpus
 
-A document is <|endoftext|>, the ids of its text, <|endoftext|>: BOS and EOS are one token, so that the end of a text is
-learned, and a text is begun, by the token that stands between texts. The same characters written in a text are text.
+A document is <|endoftext|>, the ids of its text, <|endoftext|>. This one token serves as BOS and EOS, so the model
+learns it both as the end of a text and as the beginning. If a text itself contains these characters, they are encoded
+as ordinary text.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ Ints = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
 _TOKENS, _OFFSETS, _INFO = "tokens.bin", "offsets.npy", "shard.json"
 _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_ENCODED_TOGETHER = 1 << 20  # characters; an encoding takes some 100 bytes per token
+_ENCODED_TOGETHER = 1 << 20  # characters; encoding takes about 100 bytes per token
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What shard.json says. dtype: uint16 or uint32. num_bytes: of the texts in UTF-8, for losses in bits per byte."""
+    """The content of shard.json. dtype: uint16 or uint32. num_bytes: size of the texts in UTF-8, for losses in bits per
+    byte.
+    """
 
     num_documents: int
     num_tokens: int
@@ -48,7 +51,9 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """tokens: uint16 or uint32 [num_tokens], memory-mapped; offsets: int64 [num_documents + 1]."""
+    """Token ids of documents. tokens: uint16 or uint32 [num_tokens], memory-mapped. offsets: int64
+    [num_documents + 1].
+    """
 
     tokens: np.ndarray[Any, Any]
     offsets: np.ndarray[Any, Any]
@@ -56,37 +61,37 @@ class Shard:
 
     @classmethod
     def open(cls, folder: Path) -> Shard:
-        """Map the tokens of a shard and read the rest. Raises DataError for what is absent, damaged or cut short."""
+        """Map the tokens of a shard and read the rest. Raises DataError for a missing, damaged or truncated file."""
         try:
             info = ShardInfo(**json.loads((folder / _INFO).read_text(encoding="utf-8")))
             offsets = np.load(folder / _OFFSETS, allow_pickle=False)
             tokens = np.memmap(folder / _TOKENS, _TYPES[info.dtype], mode="r").view(np.ndarray)
         except (OSError, ValueError, TypeError, KeyError, EOFError) as e:
-            raise DataError(f"{folder} is not a whole token shard ({e}); write it again") from None
+            raise DataError(f"{folder} is not a complete token shard ({e}); write it again") from None
         fit = offsets.shape == (info.num_documents + 1,) and offsets.dtype == np.int64
         if not (
             fit and offsets[0] == 0 and np.all(np.diff(offsets) > 0) and offsets[-1] == len(tokens) == info.num_tokens
         ):
             raise DataError(
-                f"{folder} is damaged: {len(tokens)} tokens and {offsets.size} offsets, where shard.json says "
+                f"{folder} is damaged: it has {len(tokens)} tokens and {offsets.size} offsets, but shard.json says "
                 f"{info.num_tokens} tokens and {info.num_documents} documents; write it again"
             )
         return cls(tokens, offsets, info)
 
     def document(self, index: int) -> np.ndarray[Any, Any]:
-        """The token ids of a document."""
+        """Return the token ids of a document."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def check_made_of(self, made_of: str) -> Shard:
-        """Itself. Raises DataError for a shard that was made of something else."""
+        """Return this shard. Raises DataError if it was made from other texts or with other options."""
         if self.info.corpus_hash != made_of:
             raise DataError(
-                "the shard of an earlier run was made of other texts, or by other options: remove its folder"
+                "the shard of an earlier run was made from other texts or with other options; remove its folder"
             )
         return self
 
     def check_tokenizer(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Raise DataError unless the ids are those of this tokenizer."""
+        """Raise DataError unless the ids were made with this tokenizer."""
         if (given := tokenizer_hash(tokenizer)) != self.info.tokenizer_hash:
             raise DataError(
                 f"the shard was written with another tokenizer ({self.info.tokenizer_hash[:12]}..., not "
@@ -101,9 +106,10 @@ def write_shard(
     corpus_hash: str,
     progress: Progress = lambda done, total: None,
 ) -> Shard:
-    """Encode documents into a new folder, in their order, and open it.
+    """Encode documents in their order into a new folder, and open it.
 
-    progress: told now and then how many documents are done, of how many. Raises as `write_tokens` does.
+    progress: called from time to time with the number of encoded documents and the total. Raises as `write_tokens`
+    does.
     """
     num_bytes = sum(len(d.text.encode()) for d in documents)
     return write_tokens(folder, encode(documents, tokenizer, progress), tokenizer, corpus_hash, num_bytes)
@@ -116,15 +122,14 @@ def write_tokens(
     corpus_hash: str,
     num_bytes: int,
 ) -> Shard:
-    """Write documents that are token ids already, with what begins and ends them, into a new folder, and open it.
+    """Write documents that are already token ids, <|endoftext|> included, into a new folder, and open it.
 
-    num_bytes: of their text. Until all is written, the files are in a folder of another name beside it, and nothing is
-    left of them after an error. Raises DataError where the folder exists, there is no document, or the tokenizer has no
-    <|endoftext|>.
+    num_bytes: size of their text. The files are written to a temporary folder beside it, which is removed after an
+    error. Raises DataError if the folder exists, there is no document, or the tokenizer has no <|endoftext|>.
     """
     end = _end_of(tokenizer)
     if folder.exists():
-        raise DataError(f"{folder} exists; remove it, or give another folder")
+        raise DataError(f"{folder} exists already; remove it, or give another folder")
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +154,7 @@ def write_tokens(
             corpus_hash=corpus_hash,
         )
         (draft / _INFO).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
-        draft.chmod(0o755)  # mkdtemp's are private
+        draft.chmod(0o755)  # mkdtemp creates private folders
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -159,19 +164,19 @@ def write_tokens(
 def _end_of(tokenizer: tokenizers.Tokenizer) -> int:
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
-        raise DataError(f"the tokenizer has no {END_OF_TEXT}, which stands between documents; train one that does")
+        raise DataError(f"the tokenizer has no {END_OF_TEXT}, which separates documents; train one that has it")
     return int(end)
 
 
 def encode(
     documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, progress: Progress = lambda done, total: None
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Each document's tokens, with <|endoftext|> on both sides."""
+    """Yield each document's tokens, with <|endoftext|> on both sides."""
     end = _end_of(tokenizer)
     plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
-    plain.encode_special_tokens = True  # <|endoftext|> in a text is text
+    plain.encode_special_tokens = True  # <|endoftext|> inside a text is encoded as ordinary text
     done = 0
     for texts in _together(documents):
         for encoding in plain.encode_batch_fast(texts, add_special_tokens=False):
@@ -181,7 +186,7 @@ def encode(
 
 
 def _together(documents: Sequence[Document]) -> Iterator[list[str]]:
-    """Texts, as many at a time as are worth encoding in parallel."""
+    """Yield groups of texts that are large enough to be encoded in parallel."""
     texts: list[str] = []
     size = 0
     for document in documents:

@@ -1,1 +1,1 @@
-"""Make the built-in pair of models again from its recipe: data, training, pruning, evaluation, model cards."""
+"""Train the built-in pair of models again from its recipe: data, training, pruning, evaluation, model cards."""

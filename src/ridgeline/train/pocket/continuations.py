@@ -1,7 +1,7 @@
-"""What a target says, for its draft to learn: greedy continuations of prompts from the training side.
+"""Write what a draft model learns from its target: greedy continuations of prompts from the training side.
 
-Sequence-level distillation (Kim and Rush, arXiv:1606.07947): a draft has only to guess the target's likeliest token, in
-the texts that the target itself writes.
+This is sequence-level distillation (Kim and Rush, arXiv:1606.07947): a draft only needs to predict the target's most
+likely token, in texts that the target itself writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ridgeline.llm import LLM
 from ridgeline.load.safetensors import SINGLE
 from ridgeline.spec.request import SamplingParams
-from ridgeline.train.data.folder import TrainingData
+from ridgeline.train.data.folder.folder import TrainingData
 from ridgeline.train.data.shards import Shard, write_tokens
 from ridgeline.train.pocket.produce import Place
 
@@ -27,8 +27,8 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class ContinuationOptions:
-    """num_prompts: at random places, of min_ to max_prompt_tokens tokens each, <|endoftext|> before them; new_tokens:
-    the longest continuation.
+    """Options for the prompts. num_prompts: number of prompts, from random positions, with min_ to max_prompt_tokens
+    tokens each after an <|endoftext|>. new_tokens: longest continuation.
     """
 
     num_prompts: int
@@ -41,10 +41,11 @@ class ContinuationOptions:
 def write_continuations(
     target: Place, data: TrainingData, folder: Path, options: ContinuationOptions, on_done: Callable[[int], None]
 ) -> Shard:
-    """A shard of prompts with the target's continuations in a new folder; the one of an earlier run if it is whole.
+    """Write a shard of prompts with the target's continuations into a new folder; a complete one of an earlier run is
+    reused.
 
-    on_done: called with the new tokens of each prompt that is complete. Raises DataError for a shard that another
-    target or other options made.
+    on_done: called with the number of new tokens of each completed prompt. Raises DataError for a shard that was made
+    with another target or other options.
     """
     key = {"target": hash_of(target), **asdict(options)}
     made_of = hashlib.sha256(json.dumps([data.manifest.hash, key]).encode()).hexdigest()
@@ -63,12 +64,12 @@ def write_continuations(
 
 
 def hash_of(target: Place) -> str:
-    """SHA-256 of its weights."""
+    """Return the SHA-256 of the target's weights."""
     return hashlib.sha256((target.folder / SINGLE).read_bytes()).hexdigest()
 
 
 def draw_prompts(shard: Shard, options: ContinuationOptions) -> Iterator[Ids]:
-    """Pieces of documents, at places and of lengths that the seed determines, each after an <|endoftext|>."""
+    """Yield pieces of documents, each after an <|endoftext|>. The seed determines their positions and lengths."""
     rng = np.random.default_rng(options.seed)
     lengths: np.ndarray[Any, Any] = np.diff(shard.offsets)
     for document in rng.choice(len(lengths), options.num_prompts, p=lengths / lengths.sum()):

@@ -1,6 +1,7 @@
-"""Python texts that begin with a function, as a prompt does: `def` at the left edge, and what stands below it.
+"""Make Python texts that begin with a function, as prompts do: an unindented `def`, and the lines below it.
 
-A file begins with a docstring and imports, so a model that has only read files has never seen one begin with a header.
+A file begins with a docstring and imports, so a model trained on files alone never sees a text that begins with a
+`def`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from ridgeline.errors import DataError
 from ridgeline.evals.python_text import LINE, parse
 from ridgeline.train.data.corpus import Document
-from ridgeline.train.data.folder import TrainingData
+from ridgeline.train.data.folder.folder import TrainingData
 from ridgeline.train.data.shards import Ints, Shard, encode, write_tokens
 
 Form = Literal["functions", "headers", "code"]
@@ -28,7 +29,9 @@ Form = Literal["functions", "headers", "code"]
 
 @dataclass(frozen=True, slots=True)
 class FunctionOptions:
-    """num_functions: drawn from all, by `seed`. max_bytes: of a text, which ends with a whole line."""
+    """num_functions: number of functions to draw, with `seed`. max_bytes: longest text in bytes; it ends with a
+    complete line.
+    """
 
     num_functions: int
     max_bytes: int
@@ -37,7 +40,9 @@ class FunctionOptions:
 
 @dataclass(frozen=True, slots=True)
 class FunctionText:
-    """A text that begins with a function. is_whole: it ends where the function's surroundings end, not at max_bytes."""
+    """A text that begins with a function. is_whole: whether it ends with the function's class or module, not at
+    max_bytes.
+    """
 
     document: Document
     is_whole: bool
@@ -46,13 +51,13 @@ class FunctionText:
 def draw_functions(
     documents: Sequence[Document], options: FunctionOptions, *, code_only: bool = False
 ) -> list[FunctionText]:
-    """Functions of the Python documents with what follows them in their class or module, moved to the left edge.
+    """Draw functions of the Python documents, with the rest of their class or module, without their indentation.
 
-    code_only: without comments and docstrings. Raises DataError where there are fewer functions than are asked for.
+    code_only: remove comments and docstrings. Raises DataError if there are fewer functions than requested.
     """
-    found = [place for document in documents if document.is_python for place in _functions(document)]
+    found = [source for document in documents if document.is_python for source in _functions(document)]
     if len(found) < options.num_functions:
-        raise DataError(f"{options.num_functions:,} functions are asked for, the documents have {len(found):,}")
+        raise DataError(f"the documents have only {len(found):,} functions, {options.num_functions:,} are requested")
     chosen = np.random.default_rng(options.seed).permutation(len(found))[: options.num_functions]
     lines: dict[str, list[str]] = {}
     texts = []
@@ -65,11 +70,11 @@ def draw_functions(
 
 
 def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, form: Form) -> Shard:
-    """A shard of the training side and functions of it, in a new folder; the one of an earlier run if it is there.
+    """Write a shard of the training side and of functions from it into a new folder; one of an earlier run is reused.
 
-    form: "functions" as they are; "headers": the header of every second one is encoded by itself, as a prompt is (in a
-    text, the colon and the line's end that follows may be one token, which no prompt ends with); "code": so, and
-    without comments and docstrings.
+    form: "functions": the texts as they are. "headers": the header of every second function is encoded separately, as
+    in a prompt (inside a text, a colon and the line end after it may be one token, which no prompt ends with). "code":
+    like "headers", without comments and docstrings.
     """
     made_of = hashlib.sha256(json.dumps([data.manifest.hash, asdict(options), form]).encode()).hexdigest()
     if folder.exists():
@@ -85,9 +90,10 @@ def write_functions(folder: Path, data: TrainingData, options: FunctionOptions, 
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of a Python text that parses, those of its docstrings and comments empty, other comments cut off.
+    """Return the lines of a valid Python text without comments. Lines of docstrings and lines with only a comment are
+    empty.
 
-    A docstring that is all there is of a body stays.
+    A docstring that is the whole body stays.
     """
     lines: list[str] = LINE.findall(text)
     tree = parse(text)
@@ -108,7 +114,7 @@ def code_lines(text: str) -> list[str]:
 
 
 def _with_headers(functions: Iterable[Ints], texts: Sequence[FunctionText], data: TrainingData) -> Iterator[Ints]:
-    """Every second function anew, in two parts: up to the first colon that ends a line, and the rest."""
+    """Encode every second function again in two parts: up to the first colon that ends a line, and the rest."""
     for i, (ids, text) in enumerate(zip(functions, texts, strict=True)):
         header, colon, rest = text.document.text.partition(":\n")
         if i % 2 or not colon:
@@ -119,10 +125,10 @@ def _with_headers(functions: Iterable[Ints], texts: Sequence[FunctionText], data
         yield np.array([*end, *parts[0].ids, *parts[1].ids, *(end if text.is_whole else [])], np.int64)
 
 
-_Place = tuple[Document, int, int, int]  # the first and last line, counted from 1; how far from the left edge
+_Source = tuple[Document, int, int, int]  # document, first and last line (from 1), indentation
 
 
-def _functions(document: Document) -> Iterator[_Place]:
+def _functions(document: Document) -> Iterator[_Source]:
     tree = parse(document.text)
     if tree is None:
         return
@@ -135,19 +141,19 @@ def _functions(document: Document) -> Iterator[_Place]:
                 yield document, node.lineno, body[-1].end_lineno, node.col_offset
 
 
-def _text(place: _Place, lines: Sequence[str], max_bytes: int) -> FunctionText:
-    document, first, last, indent = place
+def _text(source: _Source, lines: Sequence[str], max_bytes: int) -> FunctionText:
+    document, first, last, indent = source
     text, is_whole = _cut("".join(_left(line, indent) for line in lines[first - 1 : last] if line), max_bytes)
     return FunctionText(Document(f"{document.name}:{first}", text), is_whole)
 
 
 def _left(line: str, indent: int) -> str:
-    """A line without so much of its indentation as it has."""
+    """Remove up to `indent` characters of a line's indentation."""
     return line[min(indent, len(line) - len(line.lstrip(" \t"))) :] if line.strip() else "\n"
 
 
 def _cut(text: str, max_bytes: int) -> tuple[str, bool]:
-    """The lines that fit, at least one, and whether these are all."""
+    """Return the lines that fit, at least one, and whether these are all."""
     if len(text.encode()) <= max_bytes:
         return text, True
     short = text.encode()[:max_bytes].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""A recipe, from nothing to the target and its draft."""
+"""Run a recipe from start to end: train the target and its draft."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.train.card import Row
 from ridgeline.train.cost import TrainingCost
 from ridgeline.train.data.batches import Batches
 from ridgeline.train.data.corpus import Corpus
-from ridgeline.train.data.folder import TrainingData, prepare
+from ridgeline.train.data.folder.folder import TrainingData, prepare
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.pocket.continuations import hash_of, write_continuations
 from ridgeline.train.pocket.functions import write_functions
@@ -28,28 +28,30 @@ from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import Job, Trained, train
 
-LICENSE = "PSF-2.0"  # of the texts
-SUMMARY = "A small model of Python that ships inside Ridgeline, trained on Python's standard library alone."
-DRAFT_SUMMARY = "The draft of {}, for speculative sampling: what it learned last is what {} itself says."
-START = "cut out of {}: its layers {} (from 0), of each the key-value heads {} with their query heads, in less width"
+LICENSE = "PSF-2.0"  # license of the texts
+SUMMARY = "A small model of Python that ships inside Ridgeline, trained only on Python's standard library."
+DRAFT_SUMMARY = "The draft of {}, for speculative decoding. In its last stage it was trained on texts written by {}."
+START = "pruned from {}: layers {} (from 0), in each the KV heads {} with their query heads; smaller hidden size"
 DESCRIBED: Mapping[StageData, str] = {
-    "corpus": "the training side",
-    "functions": "the training side, and {functions:,} functions of it as documents of their own",
-    "headers": "the training side and {functions:,} functions, half of them with a header encoded as a prompt is",
-    "code": "the training side and {functions:,} functions without comments and docstrings, headers as before",
-    "continuations": "{continuations:,} greedy continuations by the target, of prompts from the training side",
+    "corpus": "the training texts",
+    "functions": "the training texts, and {functions:,} functions of them as separate documents",
+    "headers": "the training texts and {functions:,} functions, half of them with separately encoded headers",
+    "code": "the training texts and {functions:,} functions without comments and docstrings, headers as before",
+    "continuations": "{continuations:,} greedy continuations by the target of prompts from the training texts",
 }
 
 
 def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
-    """The recipe's target in `out/NAME`, its draft in `out/NAME-draft`. Raises DataError for another Python's texts."""
+    """Train the recipe's target in `out/NAME` and its draft in `out/NAME-draft`. Raises DataError for another Python
+    version.
+    """
     if (version := platform.python_version()) != recipe.python:
         raise DataError(
-            f"the recipe {recipe.name} is of Python {recipe.python}'s standard library, this is {version}: run it with "
-            "that one, or train on this one's with --data stdlib"
+            f"the recipe {recipe.name} needs the standard library of Python {recipe.python}, but this is Python "
+            f"{version}: use that version, or train on this library with --data stdlib"
         )
     folder = out / recipe.name / TRAINING / DATA
-    watch.say("reading the standard library, and what functions it shares")
+    watch.say("reading the standard library, and looking for functions that occur in several of its files")
     data = prepare(
         Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
@@ -63,7 +65,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes both models of a recipe. target: where the first one goes."""
+    """Trains both models of a recipe. target: output of the first one."""
 
     recipe: Recipe
     data: TrainingData
@@ -71,7 +73,7 @@ class _Maker:
     watch: Watch
 
     def make(self, model: ModelRecipe, place: Place, summary: str) -> None:
-        """All stages of a model, and its folder."""
+        """Run all stages of a model, and write its folder."""
         name, done = place.folder.name, []
         weights = self._pruned(model) if model.prune else None
         for i, stage in enumerate(model.stages):
@@ -93,12 +95,12 @@ class _Maker:
         elif model.prune:
             facts["start"] = {"target": hash_of(self.target), "data": shard.info.corpus_hash, **asdict(model.prune)}
         job = Job(job.config, job.options, facts)
-        # What a draft says about files of the corpus is not what its last stage is for.
+        # The last stage of a draft does not aim at the texts of the corpus, so held-out texts do not measure it.
         measured = None if stage.data == "continuations" else self.data.held_out
         return train(job, shard, measured, folder, place.ranks, lambda run: self.watch.run(label, run), weights)
 
     def _pruned(self, model: ModelRecipe) -> Mapping[str, torch.Tensor]:
-        """What a model begins with that is cut out of the target."""
+        """Return the initial weights of a model that is pruned from the target."""
         assert model.prune is not None
         stage, size = model.stages[0], model.prune.tokens
         large = load_model(str(self.target.folder), LoadOptions(device=self.target.ranks.device, dtype="float32"))
@@ -118,7 +120,7 @@ class _Maker:
         return self._first_writes(lambda: write_continuations(self.target, self.data, folder, asked, done))
 
     def _first_writes(self, write: Callable[[], Shard]) -> Shard:
-        """The first rank writes; the others then find it written."""
+        """Let the first rank write the shard; the other ranks then open it."""
         ranks = self.target.ranks
         if not ranks.is_first:
             ranks.wait()
@@ -136,8 +138,8 @@ class _Maker:
             of = self.target.folder.name
             rows.append(("Start", START.format(of, *(_listed(x) for x in (model.prune.layers, model.prune.kv_heads)))))
         for i, stage in enumerate(model.stages, 1):
-            o, end = stage.options, " flat" if not stage.options.decay_share else ""
-            text = f"{o.steps:,} steps on {DESCRIBED[stage.data].format(**asked)}; rate {o.learning_rate:g}{end}"
+            o, rate = stage.options, "peak rate" if stage.options.decay_share else "constant rate"
+            text = f"{o.steps:,} steps on {DESCRIBED[stage.data].format(**asked)}; {rate} {o.learning_rate:g}"
             rows.append((f"Stage {i}", text))
         return rows
 
@@ -147,7 +149,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _joined(parts: list[Trained]) -> Trained:
-    """The stages of a run as one: the weights of the last, the logs one after the other, the costs' sum."""
+    """Join the stages of a run: the weights of the last one, the logs in sequence, and the sums of the costs."""
     last, starts = parts[-1], [0, *accumulate(len(part.log) for part in parts)]
     log = [replace(p, step=p.step + start) for part, start in zip(parts, starts, strict=False) for p in part.log]
     planned = sum(part.run.options.steps for part in parts)

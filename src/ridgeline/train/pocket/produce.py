@@ -1,6 +1,6 @@
-"""From data to a finished folder: train, write, read back, evaluate, describe.
+"""Turn prepared data into a finished model folder: train, write, read back, evaluate, write the card.
 
-A folder holds the model's own files at its top, and beside them `training/`: data, log.jsonl, checkpoints.
+A folder holds the model's own files, and in `training/` the data, log.jsonl and checkpoints.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.evals import Document, Perplexity, measure_perplexity
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.train.card import CardFacts, Row, model_card
 from ridgeline.train.curve import draw_curve
-from ridgeline.train.data.folder import TrainingData
+from ridgeline.train.data.folder.folder import TrainingData
 from ridgeline.train.data.manifest import HELD_OUT
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.output import StoredType, write_model
@@ -27,29 +27,29 @@ from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import Job, OnStep, Run, Trained, train
 
 TRAINING, DATA = "training", "data"
-EVALUATED_TOKENS = 2_000_000  # of the held-out side, in the end
+EVALUATED_TOKENS = 2_000_000  # most held-out tokens in the final evaluation
 CURVE = "loss.png"
-SAMPLE_TOKENS = 200  # that the written folder is compared on
+SAMPLE_TOKENS = 200  # tokens on which the written folder is compared with the trained model
 NO_TRANSFORMERS = "transformers is not installed: the written model was compared with Ridgeline's own loader only"
 
 
 class Watch(Protocol):
-    """Who is told how it goes."""
+    """Receives the progress of a run."""
 
     def say(self, line: str) -> None:
-        """Something that happens once."""
+        """Print a line."""
 
     def run(self, name: str, run: Run) -> OnStep:
-        """A run begins; what it gives is called after every step."""
+        """Announce a run. The returned function is called after every step."""
 
     def tokens(self, name: str, total: int) -> Any:
-        """Something else that takes a while begins; what it gives is called with numbers of tokens."""
+        """Announce other long work, measured in tokens. The returned function is called with numbers of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how a model is made. license: of what comes out, if known. dtype: of the stored weights. sampling: how
-    to sample from it, where nobody says otherwise, as generation_config.json says it.
+    """Where and how a model is written. license: license of the model, if known. dtype: type of the stored weights.
+    sampling: default sampling parameters, for generation_config.json.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Place:
 
 
 def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch, summary: str) -> None:
-    """Train a model on prepared data and write its folder."""
+    """Train a model on prepared data, and write its folder."""
     folder = place.folder / TRAINING
     trained = train(job, data.train, data.held_out, folder, place.ranks, lambda run: watch.run(name, run))
     finish(name, job, trained, data, place, watch, summary)
@@ -70,7 +70,9 @@ def finish(
     name: str, job: Job, trained: Trained, data: TrainingData, place: Place, watch: Watch, summary: str,
     rows: tuple[Row, ...] = (),
 ) -> None:  # fmt: skip
-    """Write the folder of a trained model, check it, evaluate it and describe it. rows: more on the card's training."""
+    """Write the folder of a trained model, check it, evaluate it and write its card. rows: further rows about its
+    training.
+    """
     if place.ranks.is_first:
         side = data.held_out or data.train
         longest = side.document(int(np.argmax(np.diff(side.offsets))))
@@ -79,7 +81,7 @@ def finish(
         errors = write_model(
             place.folder, job.config, trained.weights, data.folder, end, place.dtype, sample, place.sampling
         )
-        watch.say("read back: largest difference of a logit " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
+        watch.say("largest difference of a logit, read back: " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
         if "transformers" not in errors and job.config.get("model_type") != OUR_MODEL_TYPE:
             watch.say(NO_TRANSFORMERS)
         perplexity = _evaluate(place, data, watch) if data.held_out else None
@@ -91,19 +93,19 @@ def finish(
 
 
 def job_of(config: Mapping[str, Any], options: TrainOptions, data: TrainingData) -> Job:
-    """A run on prepared data."""
+    """Return the job of a run on prepared data."""
     return Job(config, options, {"corpus": data.manifest.hash, "tokenizer": data.train.info.tokenizer_hash})
 
 
 def _evaluate(place: Place, data: TrainingData, watch: Watch) -> Perplexity:
-    """On the held-out side, or as many of its first documents as EVALUATED_TOKENS has room for."""
+    """Evaluate on the held-out side, or on its first documents with at most EVALUATED_TOKENS tokens."""
     assert data.held_out is not None
     loaded = load_model(str(place.folder), LoadOptions(device=place.ranks.device, dtype="float32"))
     documents: list[Document] = []
     total = 0
     sizes = [entry.num_bytes for entry in data.manifest.entries if entry.side == HELD_OUT]
     for i, size in enumerate(sizes):
-        ids = data.held_out.document(i)[:-1].tolist()  # the end is no text
+        ids = data.held_out.document(i)[:-1].tolist()  # without the final <|endoftext|>
         if documents and total + len(ids) > EVALUATED_TOKENS:
             break
         documents.append(Document(ids, size))
@@ -119,7 +121,7 @@ def _evaluate(place: Place, data: TrainingData, watch: Watch) -> Perplexity:
 
 
 def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None:
-    """The curve's file; None, and a line that says why, where it cannot be drawn."""
+    """Draw the loss curve and return its file name; without matplotlib, say so and return None."""
     if find_spec("matplotlib") is None:
         watch.say(f"{CURVE} was not drawn: it needs matplotlib (pip install 'ridgeline[plot]')")
         return None

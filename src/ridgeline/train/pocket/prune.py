@@ -1,9 +1,11 @@
-"""A small model cut out of a large one, to be trained on: some of its layers, heads and MLP neurons, in less width.
+"""Prune a large model to a small one that is then trained further: fewer layers, heads and MLP neurons, smaller hidden
+size.
 
-The residual stream is turned into its principal components and all but the first are left out (SliceGPT, Ashkboos et
-al., arXiv:2401.15024); layers and heads are given, and neurons kept by the product of their weights' norms (Minitron,
-Muralidharan et al., arXiv:2407.14679, ranks them by their activations). Nothing is right afterwards, but little is
-lost: what takes a small model long to find, heads that copy above all, is there and only has to be mended.
+The residual stream is rotated to its principal components, and only the first ones are kept (SliceGPT, Ashkboos et al.,
+arXiv:2401.15024). Layers and heads are chosen by the caller. Neurons are kept by the product of their weights' norms
+(Minitron, Muralidharan et al., arXiv:2407.14679, ranks them by their activations). The pruned model is worse than the
+large one, but it keeps structures that a small model needs long to learn, above all heads that copy. Training then
+repairs it.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _KNOWN = frozenset((*_NEEDED, "mixer.q_norm", "mixer.k_norm"))
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """layers: which ones are kept. kv_heads: likewise, of every layer, each with its query heads. tokens: the text that
-    the stream's components are taken from.
+    """What to keep. layers: indices of the kept layers. kv_heads: indices of the kept KV heads of every layer, with
+    their query heads. tokens: number of tokens for computing the stream's components.
     """
 
     layers: tuple[int, ...]
@@ -43,16 +45,16 @@ class PruneOptions:
 def prune(
     large: ModelSpec, weights: Weights, small: ModelSpec, options: PruneOptions, batch: Batch, table: OpsTable
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Weights of `small`, float32 by the spec's names, out of those of `large`. batch: some text.
+    """Return the weights of `small`, in float32 by the spec's names, computed from those of `large`. batch: some text.
 
-    Raises DataError for a model of other parts than attention and gated MLPs with RMS norms before them, one table for
-    input and output, and where the sizes of `small` are not those of what is kept.
+    Raises DataError unless the model consists of attention and gated MLPs after RMS norms with a tied embedding, and if
+    the sizes of `small` do not match what is kept.
     """
     kept = _of_layers(large, weights, options)
     spec = replace(large, layers=tuple(large.layers[i] for i in options.layers))
     basis, scale = _components(_second_moment(spec, kept, batch, table), small.hidden_size)
     found = {"embed.weight": kept["embed.weight"] @ basis}
-    found["norm.weight"] = basis.T.square() @ kept["norm.weight"] * scale  # the nearest diagonal one
+    found["norm.weight"] = basis.T.square() @ kept["norm.weight"] * scale  # the closest diagonal matrix
     for i, (_, new) in enumerate(zip(spec.layers, small.layers, strict=False)):
         layer = _Layer(f"layers.{i}", kept, basis, scale)
         own = spec.attention(i)
@@ -63,13 +65,13 @@ def prune(
         name = min(differ)
         given = tuple(found[name].shape) if name in found else "missing"
         raise DataError(
-            f"what is kept does not fit: {name} is {given}, the small model's {wanted.get(name, 'missing')}"
+            f"what is kept does not fit: {name} is {given}, but {wanted.get(name, 'missing')} in the small model"
         )
     return {name: x.contiguous() for name, x in found.items()}
 
 
 def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict[str, Tensor]:
-    """The weights of some layers, numbered anew, and those of none."""
+    """Return the weights of the kept layers, renumbered, and those outside of layers."""
     norms = [
         spec.norm,
         *(norm for layer in spec.layers for norm in (layer.pre_norm, getattr(layer, "post_norm", None))),
@@ -77,7 +79,10 @@ def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict
     plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
     attentions = spec.attentions(shared=False)
     if not (plain and spec.tie_word_embeddings and len(attentions) == len(spec.layers)):
-        raise DataError(f"a model of the family {spec.family} cannot be cut: it has other norms, mixers or two tables")
+        raise DataError(
+            f"models of the family {spec.family} cannot be pruned: attention, RMS norms without an offset and a tied "
+            "embedding are needed"
+        )
     _check("layers", options.layers, len(spec.layers))
     for own in attentions:
         _check("key-value heads", options.kv_heads, own.num_kv_heads)
@@ -88,21 +93,21 @@ def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict
             continue
         _, number, part = name.split(".", 2)
         if part.removesuffix(".weight") not in _KNOWN:
-            raise DataError(f"a model with {name} cannot be cut")
+            raise DataError(f"a model with {name} cannot be pruned")
         found |= {f"layers.{new}.{part}": x.float() for new, old in enumerate(options.layers) if old == int(number)}
     needed = (f"layers.{i}.{part}.weight" for i in range(len(options.layers)) for part in _NEEDED)
     if missing := [name for name in needed if name not in found]:
-        raise DataError(f"a model without {missing[0]} cannot be cut")
+        raise DataError(f"a model without {missing[0]} cannot be pruned")
     return found
 
 
-def _check(what: str, kept: Sequence[int], there: int) -> None:
-    if not all(0 <= i < there for i in kept):
-        raise DataError(f"{what} {', '.join(map(str, kept))} are to be kept; the model has {there}")
+def _check(what: str, kept: Sequence[int], count: int) -> None:
+    if not all(0 <= i < count for i in kept):
+        raise DataError(f"the {what} {', '.join(map(str, kept))} cannot be kept; the model has {count} {what}")
 
 
 class _Watched(Model):
-    """Keeps what each layer reads."""
+    """A model that records the input of each layer."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, table: OpsTable, max_len: int) -> None:
         super().__init__(spec, weights, table, max_len)
@@ -120,7 +125,9 @@ def _sum(stream: Stream) -> Tensor:
 
 @torch.no_grad()
 def _second_moment(spec: ModelSpec, weights: Weights, batch: Batch, table: OpsTable) -> Tensor:
-    """[D, D]: of the stream before each layer and after the last, every token at a norm of 1."""
+    """Return [D, D]: the second moment of the stream before each layer and after the last, with every token scaled to
+    norm 1.
+    """
     model = _Watched(spec, weights, table, max(batch.lengths))
     ids, positions = (table.memory.integers(x) for x in (batch.token_ids, batch.positions))
     model.seen.append(_sum(model.forward(DenseStep(ids, positions, batch.lengths, table.memory))))
@@ -128,19 +135,21 @@ def _second_moment(spec: ModelSpec, weights: Weights, batch: Batch, table: OpsTa
     return units.T @ units / len(units)
 
 
-def _components(moment: Tensor, width: int) -> tuple[Tensor, float]:
-    """The first `width` principal directions [D, width], and what an RMS norm in them has to be multiplied with.
+def _components(moment: Tensor, size: int) -> tuple[Tensor, float]:
+    """Return the first `size` principal directions [D, size], and the factor for the weights of RMS norms in them.
 
-    A token whose share s of its square norm is kept has the root mean square sqrt(s x D / width) of what it had.
+    A token of whose squared norm the share s is kept has sqrt(s x D / size) times its former root mean square.
     """
     values, vectors = torch.linalg.eigh(moment.double().cpu())
-    share = float(values[-width:].sum() / values.sum())
-    return vectors[:, -width:].flip(1).to(moment), math.sqrt(share * len(moment) / width)
+    share = float(values[-size:].sum() / values.sum())
+    return vectors[:, -size:].flip(1).to(moment), math.sqrt(share * len(moment) / size)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer in the basis [D, width]. A norm's weights go into the matrices after it, but for their mean."""
+    """A layer in the basis [D, size]. A norm's weights, divided by their mean, are merged into the matrices
+    after it.
+    """
 
     name: str
     weights: Weights
@@ -158,11 +167,11 @@ class _Layer:
         norms = (f"{self.name}.mixer.{part}_norm.weight" for part in "qk")
         return found | {name: self.weights[name].clone() for name in norms if name in self.weights}
 
-    def mlp(self, width: int) -> dict[str, Tensor]:
+    def mlp(self, size: int) -> dict[str, Tensor]:
         gate, up = (self._reads("mlp_norm", f"mlp.{part}") for part in ("gate", "up"))
         down = self._writes("mlp.down")
         strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-        kept = strength.topk(min(width, len(strength))).indices.sort().values
+        kept = strength.topk(min(size, len(strength))).indices.sort().values
         parts = {"gate": gate[kept], "up": up[kept], "down": down[:, kept]}
         return {f"{self.name}.mlp.{part}.weight": x for part, x in parts.items()} | dict(self._norm("mlp_norm"))
 

@@ -1,4 +1,4 @@
-"""Recipes: a corpus, its vocabulary and two models, as data, so that what ships can be made again."""
+"""Recipes as data: a corpus, its vocabulary and two models, so that the models that ship can be trained again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a run, with an optimizer of its own; it begins with the weights of the one before.
+    """A stage of a run, with a new optimizer; it starts from the weights of the stage before.
 
-    data: the training side; with functions of it as documents of their own, in one of the forms that `write_functions`
-    has; or what the target says.
+    data: "corpus": the training side. "functions", "headers", "code": the training side plus functions, in a form of
+    `write_functions`. "continuations": texts that the target writes.
     """
 
     data: StageData
@@ -32,8 +32,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """config: the config.json to be, of a family. sampling: of its generation_config.json. prune: what of the target it
-    begins with; None: random weights.
+    """One model of a recipe. config: its config.json. sampling: fields of its generation_config.json. prune: the parts
+    of the target that it starts from; None: random weights.
     """
 
     config: Mapping[str, Any]
@@ -44,7 +44,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """python: the version whose standard library is the corpus; corpus_hash: of its manifest."""
+    """A recipe. python: version whose standard library is the corpus. corpus_hash: hash of its manifest."""
 
     name: str
     python: str
@@ -59,10 +59,10 @@ class Recipe:
 
     @classmethod
     def read(cls, name: str) -> Recipe:
-        """A recipe that ships with Ridgeline. Raises DataError, listing them, for one that does not."""
+        """Return a recipe that ships with Ridgeline. Raises DataError, which lists them, for an unknown name."""
         known = sorted(path.stem for path in FOLDER.glob("*.json"))
         if name not in known:
-            raise DataError(f"--recipe {name!r} is not known; known are {', '.join(known)}")
+            raise DataError(f"unknown --recipe {name!r}; use {', '.join(known)}")
         data = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         corpus = data["corpus"]
         return cls(
