@@ -348,7 +348,7 @@ def test_what_cannot_be_measured(tiny: dict[str, Pair], tmp_path: Path) -> None:
         encode_texts([Text("a.jsonl:1", "\ud800")], bytes_tokenizer(None))
     documents = encode_texts([Text("", "abc")], bytes_tokenizer(None))
     check_same_tokens(documents, bytes_tokenizer(None), bytes_tokenizer("<s> $A"))
-    with pytest.raises(RequestError, match=r"token \d+ is 'a' in the one model's vocabulary and '.' in the other's"):
+    with pytest.raises(RequestError, match=r"token \d+ is 'a' in one model's vocabulary and '.' in the other's"):
         check_same_tokens(documents, bytes_tokenizer(None), bytes_tokenizer(None, turned=1))
 
     model = build(CASES["gpt2"])
@@ -441,7 +441,7 @@ def test_the_command_against_the_original(run: Run, words: Path, tiny: dict[str,
         ("a.txt", b"abc", ("--context", 1), "context (--context) is 1; it must be from 2 to 256"),
         ("a.txt/x.jsonl", b'{"text": "a"}\n{"prompt": "a"}', (), 'x.jsonl:2: write an object with a "text"'),
         ("a.txt/x.jsonl", b"{", (), "x.jsonl:1: not JSON"),
-        ("a.txt/.x", b"x", (), "a.txt holds no file"),
+        ("a.txt/.x", b"x", (), "a.txt contains no file"),
         ("a.txt/x", b"", (), "there is nothing to score"),
     ],
 )

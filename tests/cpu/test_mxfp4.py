@@ -160,12 +160,12 @@ BROKEN: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "wrong shape": (lambda t: t.update({SCALES: t[SCALES][:, :-1].contiguous()}), f"{SCALES} U8 [6, 63, 3]"),
     "other sizes": (
         lambda t: t.update({k: t[k][:, :32].contiguous() for k in (BLOCKS, SCALES)}),
-        "has shape [6, 96, 32], but config.json asks for [6, 96, 64]",
+        "has shape [6, 96, 32], but config.json requires [6, 96, 64]",
     ),
-    "no number": (lambda t: t[SCALES].view(-1)[5:6].fill_(255), f"{SCALES} holds 255"),
+    "no number": (lambda t: t[SCALES].view(-1)[5:6].fill_(255), f"{SCALES} has a scale of 255"),
     "extra": (
         lambda t: t.update({"x_blocks": t[BLOCKS].clone(), "x_scales": t[SCALES].clone()}),
-        "holds x, which gpt_oss does not know",
+        "has x, which a gpt_oss model does not have",
     ),
 }  # fmt: skip
 

@@ -254,12 +254,12 @@ def test_no_text_breaks_the_front_matter(tag: str, language: str) -> None:
     "said",
     [
         "# tiny-py", "A model that writes Python.", f"{SPEC.num_params():,}", "| Layers | 7 |", "| Hidden size | 384 |",
-        "12 / 3 of 32", "1,056", "4,096 tokens, one table", "2,048 tokens", "bfloat16",
+        "12 / 3 of 32", "1,056", "4,096 tokens, one matrix", "2,048 tokens", "bfloat16",
         "standard library of Python 3.11.7",
         "PSF-2.0", "1 document, 30,000,001 bytes, 8,765,432 tokens", "1 document, 1,400,003 bytes, 432,109 tokens",
-        "4.5 %", "the seed 5", "cut out of them: 123", "17 (empty)", MANIFEST.hash, "the weights of base-model", "Muon",
-        "0.9, 0.95", "decay 0.13", "norm of 0.9", "0.004 at its peak", "over 151 steps",
-        "linear to 0.0002 over the last 751 of 3,001",
+        "4.5 %", "seed 5", "123 functions that also occur", "17 (empty)", MANIFEST.hash, "the weights of base-model", "Muon",
+        "0.9, 0.95", "decay 0.13", "norm of 0.9", "peak 0.004", "over 151 steps",
+        "falls linearly to 0.0002 over the last 751 of 3,001 steps",
         "16,384 tokens in rows of 512", "2,900 of 3,001 planned", "step 2,700, the best on held-out",
         "47,513,600, 5.42 epochs",
         "bfloat16 products", "| Dropout | 0.07 |", "| Seed | 41 |", "4.56e+15", "| Hours | 2.5 |", "Xeon, 2 threads",
@@ -283,7 +283,7 @@ def test_what_is_not_known_has_no_row() -> None:
         assert word not in least
     assert "None" not in full
     alone = replace(LEAST, manifest=replace(MANIFEST, entries=MANIFEST.entries[:1], skipped={}, num_cut=0))
-    assert not rows(model_card(alone)).keys() & {"Held-out side", "Split", "Left out"}
+    assert not rows(model_card(alone)).keys() & {"Held-out texts", "Split", "Left out"}
     once = replace(FULL, bits_per_byte_error=None, perplexity_error=None)
     assert rows(model_card(once))["Bits per byte"] == "0.71234"
 
@@ -306,9 +306,9 @@ def test_layers_that_differ_are_all_named() -> None:
     other = replace(MIXER, num_heads=6, num_kv_heads=6)
     layers = (*SPEC.layers[:2], Layer(other, MoE(8, 2, 700), NORM))
     card = rows(model_card(replace(LEAST, spec=replace(SPEC, layers=layers))))
-    assert card["Heads / key-value heads"] == "12 / 3 of 32; 6 / 6 of 32"
-    assert card["MLP size"] == "1,056; 700 in each of 8 experts, 2 for each token"
-    assert card["Parameters for each token"] != card["Parameters"]
+    assert card["Query heads / KV heads"] == "12 / 3 of 32; 6 / 6 of 32"
+    assert card["MLP size"] == "1,056; 700 in each of 8 experts, 2 used per token"
+    assert card["Parameters used per token"] != card["Parameters"]
 
 
 def test_the_usage_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_another_spec_or_corpus_does_not_go_on(tmp_path: Path, data: Path) -> No
     assert "config.num_hidden_layers was 2, is 3" in refused(arguments(tmp_path, data, wider))
     assert "options.seed was 0, is 1" in refused(arguments(tmp_path, data, None, "out", "--seed", "1"))
     (data / "3.txt").write_text("something else", encoding="utf-8")
-    assert "3.txt is another text" in refused(arguments(tmp_path, data))
+    assert "3.txt has another text" in refused(arguments(tmp_path, data))
 
 
 def test_data_of_another_corpus_or_tokenizer_is_never_taken(tmp_path: Path, data: Path) -> None:
@@ -218,7 +218,7 @@ def test_data_of_another_corpus_or_tokenizer_is_never_taken(tmp_path: Path, data
     shutil.rmtree(tmp_path / "out" / "training" / "checkpoints")
     shutil.rmtree(prepared / "held-out")  # as after a kill between the two shards
     (data / "3.txt").write_text("something else", encoding="utf-8")
-    assert "3.txt is another text" in refused(arguments(tmp_path, data))
+    assert "3.txt has another text" in refused(arguments(tmp_path, data))
     other = tmp_path / "tokenizer"
     save_tokenizer(train_bpe(["another text altogether"] * 3, 300), other)
     run(arguments(tmp_path, data, None, "new"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ridgeline.train.data.folder.folder import prepare
+from ridgeline.train.data.folder.folder.folder import prepare
 
 from ridgeline import LLM
 from ridgeline.errors import DataError
@@ -109,7 +109,7 @@ def test_a_pair_from_nothing_and_from_what_is_there(
         written[name] = (tmp_path / name / "model.safetensors").read_bytes()
         (tmp_path / name / "model.safetensors").unlink()
     assert "8 greedy continuations by the target" in card
-    assert "| Start | cut out of tiny: its layers 1 (from 0), of each the key-value heads 1 with" in card
+    assert "| Start | pruned from tiny: layers 1 (from 0), in each the KV heads 1 with" in card
     produce_pair(recipe, tmp_path, Ranks("reference"), Quiet())
     assert written == {name: (tmp_path / name / "model.safetensors").read_bytes() for name in written}
     draft = replace(recipe.draft, prune=PruneOptions((0,), (1,), tokens=128))

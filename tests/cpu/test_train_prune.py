@@ -98,12 +98,12 @@ def test_text_gives_the_same_weights_again(table: OpsTable, batch: Batch) -> Non
 @pytest.mark.parametrize(
     ("large", "small", "options", "words"),
     [
-        ({"attention_bias": True}, {}, OPTIONS, r"layers\.\d\.mixer\.\w\.bias cannot be cut"),
-        ({"tie_word_embeddings": False}, {}, OPTIONS, "two tables"),
-        ({}, {}, PruneOptions((0, 3), (1,)), "layers 0, 3 are to be kept; the model has 3"),
-        ({}, {}, PruneOptions((0, 2), (2,)), "key-value heads 2 are to be kept; the model has 2"),
+        ({"attention_bias": True}, {}, OPTIONS, r"layers\.\d\.mixer\.\w\.bias cannot be pruned"),
+        ({"tie_word_embeddings": False}, {}, OPTIONS, "a tied embedding"),
+        ({}, {}, PruneOptions((0, 3), (1,)), "the layers 0, 3 cannot be kept; the model has 3 layers"),
+        ({}, {}, PruneOptions((0, 2), (2,)), "the KV heads 2 cannot be kept; the model has 2 KV heads"),
         ({}, {}, PruneOptions((0,), (1,)), "does not fit"),
-        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., the small model's .8, 12."),
+        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., but .8, 12. in the small model"),
         ({}, {"hidden_size": 40}, OPTIONS, "does not fit"),
         ({}, {"intermediate_size": 25}, OPTIONS, "does not fit"),
         ({}, {"vocab_size": 65}, OPTIONS, "does not fit: embed.weight"),

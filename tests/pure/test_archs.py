@@ -692,7 +692,7 @@ def test_what_the_delta_families_refuse() -> None:
     assert "moe_router_activation_func is 'softmax'" in refusal("kimi_linear", moe_router_activation_func="softmax")
     bounded = {"head_dim": 8, "gate_lower_bound": -5.0}
     assert "linear_attn_config.gate_lower_bound: not understood" in refusal("kimi_linear", linear_attn_config=bounded)
-    assert "n_group is 2, but num_expert_group is 4; they are one field" in refusal(
+    assert "n_group is 2, but num_expert_group is 4; both must be equal" in refusal(
         "kimi_linear", num_expert_group=4, n_group=2
     )
 

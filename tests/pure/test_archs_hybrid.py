@@ -91,8 +91,8 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
-        (NEMOTRON, {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must hold an entry for each layer"),
-        (NEMOTRON, {"layers_block_type": ["mamba", "conv"]}, "layers_block_type must hold an entry for each layer"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must have one entry per layer"),
+        (NEMOTRON, {"layers_block_type": ["mamba", "conv"]}, "layers_block_type must have one entry per layer"),
         (NEMOTRON, {"num_hidden_layers": 5}, "num_hidden_layers is 5, but 4 layers are described"),
         (NEMOTRON, {"hybrid_override_pattern": "--E"}, "at least one layer with a token mixer"),
         (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts is 2"),
@@ -101,7 +101,7 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (NEMOTRON, {"sliding_window": 128}, "sliding_window is 128"),
         (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         (GRANITE, {"layer_types": ["mamba", "conv"] * 2}, "layer_types must hold 4 entries"),
-        (GRANITE, {"mamba_d_head": 24}, "mamba_expand makes 128 channels, mamba_n_heads x mamba_d_head 192"),
+        (GRANITE, {"mamba_d_head": 24}, "mamba_expand gives 128 channels, but mamba_n_heads x mamba_d_head is 192"),
         (GRANITE, {"mamba_d_head": "many"}, "mamba_d_head is 'many', not int"),
         (GRANITE, {"shared_intermediate_size": 0, "num_local_experts": 0}, "intermediate_size must be positive"),
         (BAMBA, {"attn_rotary_emb": 4}, "attn_rotary_emb is 4"),

@@ -22,7 +22,7 @@ def run(*more: str) -> str:
 
 def test_tables_json_and_a_picture(tmp_path: Path) -> None:
     text = run("--slo", "ttft=200ms", "--replicas", "2", "--routing", "least-loaded")
-    for part in ("2 x h100, least-loaded", "60 requests with", "TTFT, the wait included", "goodput", "prefix hits"):
+    for part in ("2 x h100, least-loaded", "60 requests with", "TTFT, with queueing", "goodput", "prefix hits"):
         assert part in text
     picture = tmp_path / "out.svg"
     found = json.loads(run("kv=fp8", "tp=2", "--json", "--plot", str(picture), "--length-cv", "1"))
@@ -65,11 +65,11 @@ def test_measured_step_times(tmp_path: Path) -> None:
         (["--trace", "nowhere.csv"], "cannot be read"),
         (["ep=2"], "ep"),
         (["--input-len", "9000"], "no request fits"),
-        (["--input-len", "-5"], "--input-len -5; it must be at least 1"),
-        (["--num-requests", "0"], "--num-requests 0; it must be at least 1"),
+        (["--input-len", "-5"], "--input-len is -5; it must be at least 1"),
+        (["--num-requests", "0"], "--num-requests is 0; it must be at least 1"),
         (["--replicas", "-1"], "--replicas -1; it must be at least 1"),
-        (["--length-cv", "nan"], "--length-cv nan"),
-        (["--block-size", "-1"], "a page of -1"),
+        (["--length-cv", "nan"], "--length-cv is nan"),
+        (["--block-size", "-1"], "the page has -1"),
     ],
 )
 def test_bad_input_is_named(options: list[str], what: str) -> None:

@@ -72,12 +72,12 @@ def test_forms() -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("kv_head=3", r"change 'kv_head=3' is not known; did you mean kv_heads"), ("kv_heads", "write kv_heads=8"),
+    ("kv_head=3", r"unknown change 'kv_head=3'; did you mean kv_heads"), ("kv_heads", "write kv_heads=8"),
     ("kv_heads=5", "num_heads 32 is not a multiple of num_kv_heads 5"), ("kv_heads=x", "write kv_heads=8"),
     ("kv_heads=-1", "-1 is below 1"), ("cla=1", "1 is below 2"), ("weights=int5", "type 'int5' is not known"),
     ("hybrid=rwkv:3", "is not a recurrent mixer; use mamba"), ("prune=1.5", "the share must be between 0 and 1"),
     ("prune=embed:0.5", "cannot be pruned"), ("speculate=2:4", "must be from 0 to 1"), ("tp=3", "tp 3 does not divide"),
-    ("prefix=1", "from 0 to below 1"), ("window=0", "0 is below 1"), ("kv=fp8,,", "change '' is not known"),
+    ("prefix=1", "at least 0 and below 1"), ("window=0", "0 is below 1"), ("kv=fp8,,", "unknown change ''"),
 ])  # fmt: skip
 def test_changes_that_cannot_be(text: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
@@ -102,7 +102,7 @@ def test_comparison_of_the_issue() -> None:
     assert by["replicas=4"].tokens_per_s_per_device == by[BASE].tokens_per_s_per_device
     assert by["tp=2"].figures.tpot_s < by[BASE].figures.tpot_s < by["kv_heads=32"].figures.tpot_s
     assert by["kv=fp8"].sequence_bytes * 2 == by[BASE].sequence_bytes
-    assert "as if every query head" in by[BASE].notes[0]
+    assert "as if each query head" in by[BASE].notes[0]
     assert "3.36 tokens" in by["speculate=0.8:4"].notes[0]
     assert by["kv_heads=32"].sequence_bytes * 4 == pytest.approx(8.59e9, rel=1e-3)
 

@@ -86,4 +86,4 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert report["time"]["passes"] == 256 and report["memory"]["fits"] and report["unknown"] == UNKNOWN
     shown, _ = run("--context", "1024", "--weights", "int4")
     assert "a diffusion model" in shown and "does not run them" in " ".join(shown.split())
-    assert "changes, --slo is of models that write" in run("--compare", "kv=fp8", "--slo", "tpot=1s")[1]
+    assert "changes, --slo works with autoregressive models only" in run("--compare", "kv=fp8", "--slo", "tpot=1s")[1]

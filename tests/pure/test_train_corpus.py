@@ -290,7 +290,7 @@ def test_the_share_and_the_names_decide() -> None:
     for share in (-0.1, 1.0):
         with pytest.raises(RequestError, match="held-out share"):
             split(documents, share)
-    with pytest.raises(DataError, match="1 are for training and 0 held out"):
+    with pytest.raises(DataError, match="give 1 for training and 0 held out"):
         split(documents[:1], 0.01)
 
 
@@ -337,7 +337,7 @@ def test_a_manifest_is_verified_against_a_pinned_one() -> None:
     changed = [replace(first, sha256="0"), replace(second, side="elsewhere"), *rest, replace(third, name="new.py")]
     with pytest.raises(DataError) as error:
         manifest.verify(replace(manifest, entries=tuple(changed)))
-    for phrase in (f"{first.name} is another text", f"{second.name} is {second.side}, not elsewhere"):
+    for phrase in (f"{first.name} has another text", f"{second.name} is {second.side}, not elsewhere"):
         assert phrase in str(error.value)
     assert f"{third.name} is new" in str(error.value)
     assert "new.py is missing" in str(error.value)

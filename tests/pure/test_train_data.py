@@ -67,7 +67,7 @@ def test_the_same_texts_give_the_same_vocabulary() -> None:
 
 
 def test_sizes_of_vocabularies() -> None:
-    with pytest.raises(RequestError, match="256 tokens has no room for 256 bytes and 1 special tokens; ask for 257"):
+    with pytest.raises(RequestError, match="256 tokens has no room for 256 bytes and 1 special tokens; use 257"):
         train_bpe(TEXTS, 256)
     assert train_bpe(TEXTS, 257).get_vocab_size() == 257
     assert train_bpe(["seen once"], 1000).get_vocab_size() == 257
