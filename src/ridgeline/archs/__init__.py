@@ -1,4 +1,5 @@
-"""One small file per group of families: it turns a config.json into a ModelSpec and maps the checkpoint's weight names.
+"""One small file per group of families: it converts a config.json to a ModelSpec and maps the checkpoint's weight
+names.
 
 A forward pass cannot be written here, because this package imports nothing but `spec`.
 """

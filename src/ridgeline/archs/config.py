@@ -39,7 +39,7 @@ HARMLESS: Final = frozenset(
     # training only
     "initializer_range attention_dropout hidden_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop "
     "router_aux_loss_coef router_jitter_noise output_router_logits gradient_checkpointing pretraining_tp "
-    # what transformers returns, and how it runs
+    # outputs and execution in transformers
     "use_cache cache_implementation output_attentions output_hidden_states return_dict return_dict_in_generate "
     "output_scores torchscript use_bfloat16 pruned_heads chunk_size_feed_forward is_decoder is_encoder_decoder "
     "tie_encoder_decoder cross_attention_hidden_size add_cross_attention is_llama_config "
@@ -73,7 +73,7 @@ class Config:
 
     @property
     def filled(self) -> bool:
-        """Whether there is any field."""
+        """True if there is any field."""
         return bool(self._raw)
 
     def fields(self, name: str | None = None) -> Mapping[str, Any]:

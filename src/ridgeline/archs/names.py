@@ -66,7 +66,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class AllExperts:
     """All experts in one tensor: matrices [expert, in, out] under `module`, biases [expert, out] under `module`_bias.
-    Of every `count` neighboring outputs, the one at `index` belongs to this weight (GPT-OSS).
+    This weight has the output at `index` of every `count` neighboring ones (GPT-OSS).
     """
 
     module: str

@@ -86,7 +86,7 @@ def train(
         _run_option(
             "--micro-tokens",
             least=1,
-            help="Tokens per forward pass; lower it if memory runs out. Default: those of an update, at most 8192.",
+            help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
         ),
     ] = None,
     learning_rate: Annotated[float, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004.")] = 4e-3,

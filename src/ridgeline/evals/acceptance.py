@@ -109,9 +109,9 @@ def accepted_counts(hits: Sequence[bool], num_draft_tokens: int) -> list[int]:
 
     A verification counts if at least num_draft_tokens + 1 tokens of the continuation remain, so that every outcome
     fits. With fewer tokens the yield is unknown, and counting only the visible part, or only verifications whose
-    rejection is visible, would bias the mean. Whether a verification counts depends only on earlier ones, not on its
-    own outcome, so the ends of continuations do not bias the mean (Wald's identity: the expected sum is the expected
-    count times the mean).
+    rejection is visible, would bias the mean. Earlier verifications alone decide if one counts, not its own outcome, so
+    the ends of continuations do not bias the mean (Wald's identity: the expected sum is the expected count times the
+    mean).
     """
     found, at = [], 0
     while at + num_draft_tokens < len(hits):

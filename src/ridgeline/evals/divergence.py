@@ -133,8 +133,8 @@ def divergences(p: Floats, q: Floats) -> Floats:
 
 
 def agreements(p: Floats, q: Floats) -> Floats:
-    """Return 1 for each row in which both have the same most likely token, and 0 otherwise. Of equal values the lower
-    id wins.
+    """Return 1 for each row in which both have the same most likely token, and 0 otherwise. Equal values go to the
+    lower id.
     """
     found: Floats = (p.argmax(axis=1) == q.argmax(axis=1)).astype(np.float64)
     return found

@@ -24,7 +24,7 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Remove all turns; the system message stays."""
+        """Remove all messages except the system message."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         self.messages: list[dict[str, Any]] = system
         self._ids: list[int] = []  # all ids that the model read and wrote

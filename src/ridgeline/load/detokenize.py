@@ -148,7 +148,7 @@ class Detokenizer:
 
     @property
     def settled(self) -> bool:
-        """Whether the text of the next id depends on that id alone: not at the start, and not inside a character."""
+        """True if the text of the next id depends on that id alone: not at the start, and not inside a character."""
         return not (self._first or self._strip_left or self._pending)
 
     def flush(self) -> str:

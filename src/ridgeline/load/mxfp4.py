@@ -53,8 +53,8 @@ def _table() -> np.ndarray[Any, np.dtype[np.uint32]]:
 class Mxfp4Files(TensorFiles):
     """A checkpoint's tensors, with each packed one under the name and in the form of the unpacked checkpoint.
 
-    That form is [expert, in, out] in bfloat16. Raises CheckpointError for blocks without scales or scales without
-    blocks, and for types and shapes that the format does not allow.
+    The unpacked form is [expert, in, out] in bfloat16. Raises CheckpointError for blocks without scales or scales
+    without blocks, and for types and shapes that the format does not allow.
     """
 
     def __init__(self, folder: Path) -> None:

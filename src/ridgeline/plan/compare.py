@@ -37,8 +37,8 @@ class Row:
 
 
 def compare(deployment: Deployment, load: Load, changes: Sequence[str]) -> tuple[Row, ...]:
-    """Return the deployment and each changed one, ranked by the load's decode tokens per second. Those that do not fit
-    in memory come last.
+    """Return the deployment and each changed one, ranked by the load's decode tokens per second. Deployments that do
+    not fit in memory come last.
 
     Raises RequestError for a change that is unknown or that the model cannot have.
     """

@@ -27,7 +27,7 @@ LOSSY = ("weights=fp8", "weights=int8", "kv=fp8", "weights=int4", "weights=int4,
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to run the model. why: what limits the batch. changed: the change that it needs, if any."""
+    """One way to run the model. why: the limit that bounds the batch. changed: the change that it needs, if any."""
 
     deployment: Deployment
     figures: Figures
@@ -39,7 +39,7 @@ class Setting:
 class Answer:
     """The result of a search.
 
-    settings: those that keep the limits, the cheapest first, one per number of devices. otherwise: if there are none,
+    settings: all that keep the limits, the cheapest first, one per number of devices. otherwise: if there are none,
     changes that would keep the limits. closest: if nothing keeps the limits on this machine, the setting that misses
     them least.
     """

@@ -37,9 +37,7 @@ class TrainingCost:
 
 
 def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> TrainingCost:
-    """Return the cost of all steps in a log, earlier parts of the run included. peak, machine: those of the current
-    part.
-    """
+    """Return the cost of all steps in a log, earlier parts of the run included. peak, machine: of the current part."""
     tokens = batch_tokens * len(log)
     machines = list(dict.fromkeys(p.machine for p in log))
     seconds = sum(batch_tokens / p.tokens_per_s for p in log)
@@ -50,8 +48,8 @@ def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: floa
 def flops_per_token(spec: ModelSpec, context: int) -> float:
     """Return the operations to train on one token, for rows of `context` tokens with one document each.
 
-    A multiplication and an addition are two operations. The backward pass counts twice the forward pass. What
-    activation checkpointing computes again is not counted.
+    A multiplication and an addition are two operations. The backward pass counts twice the forward pass. Recomputation
+    by activation checkpointing is not counted.
     """
     multiplied = spec.num_active_params()
     if not spec.tie_word_embeddings:  # a tied matrix is multiplied once, as the head; an untied embedding is only read

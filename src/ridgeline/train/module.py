@@ -20,7 +20,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec, RMSNorm, Weight
 from ridgeline.train import state_space
 
-INIT_STD = 0.02  # of matrices; those that write to the residual stream divide it by sqrt(2 x layers) (GPT-2)
+INIT_STD = 0.02  # for matrices; writers to the residual stream divide it by sqrt(2 x layers) (GPT-2)
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
 DECAYS = (".A_log", ".dt.bias", ".dt_bias")
 UNTRAINED = "mlp.choice.bias"  # only selects experts, so it has no gradient

@@ -28,7 +28,7 @@ EVAL_TOKENS = 65_536  # held-out tokens for the evaluations during a run
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train. config: the model's config.json. facts: what else identifies the run (corpus,
+    """A model to train. config: its config.json. facts: other facts that identify the run (corpus,
     tokenizer), as JSON.
     """
 

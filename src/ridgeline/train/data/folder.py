@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """The prepared data of a run. folder: where it is, tokenizer files included. documents: those of the training side,
+    """The prepared data of a run. folder: where it is, tokenizer files included. documents: texts of the training side,
     whose shard is `train`.
 
     held_out: shard of the held-out side; None if nothing is held out.

@@ -33,8 +33,8 @@ _KNOWN = frozenset((*_NEEDED, "mixer.q_norm", "mixer.k_norm"))
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """What to keep. layers: indices of the kept layers. kv_heads: indices of the kept KV heads of every layer, with
-    their query heads. tokens: number of tokens for computing the stream's components.
+    """The parts to keep. layers: indices of layers. kv_heads: indices of the kept KV heads of every layer, with their
+    query heads. tokens: number of tokens for computing the stream's components.
     """
 
     layers: tuple[int, ...]
