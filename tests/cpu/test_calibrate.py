@@ -1,4 +1,4 @@
-"""What is measured, and what is made of it: fits against known answers, steps and predictions against the engine."""
+"""Calibration: fits against known answers, and predicted steps and runs against the engine."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ def loaded() -> LoadedModel:
 
 @dataclass
 class FakeDriver:
-    """Kernels with so many threads, as a prediction sees them."""
+    """Kernels with a number of threads, as a prediction reads it."""
 
     threads: int
 
 
 @pytest.fixture
 def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a calibration of this machine that was made up."""
+    """Save an invented calibration of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     save(KEPT)
 
 
 @given(st.integers(0, 10_000))
 def test_the_least_squares_are_the_best(seed: int) -> None:
-    """Kuhn and Tucker: no coefficient is negative, none that is zero would help, the others are at their best."""
+    """Kuhn and Tucker: no coefficient is negative, no zero one would improve the fit, and the others are at their
+    optimum.
+    """
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(12, 5)), rng.normal(size=12)
     x = nonnegative(a, b)
@@ -89,14 +91,15 @@ def test_a_context_that_is_filled_is_as_long_as_one_that_is_computed(loaded: Loa
     timed = steps.decodes(2, 600, 5)
     assert len(timed) >= 5 and timed[0].batch == (Slice(2, 1, 601, 1),)
     for pages in steps._engine._runner.arena.pages:
-        assert np.asarray(pages).any(axis=1).sum() >= 2  # something lies in them
+        assert np.asarray(pages).any(axis=1).sum() >= 2  # the pages hold data
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 6)), min_size=1, max_size=6), st.integers(1, 4))
 def test_the_predicted_steps_are_the_engines(loaded: LoadedModel, asked: list[tuple[int, int]], most: int) -> None:
-    """Tokens of each step, those that sample, and how many steps there are; prompts end where they end, whatever
-    checkpoints of recurrent layers do, if these are far apart."""
+    """Compares the tokens of each step, the sampled ones, and the number of steps. Prompts end alike whatever the state
+    snapshots do, if these are far apart.
+    """
     plain = ModelSpec("plain", 64, 32, 2048, (TINY.layers[0],), NORM)
     steps = Steps(_once(plain), most, 128, chunk=64)
     most += 1

@@ -1,4 +1,4 @@
-"""Chat templates: equal to transformers' rendering, safe, and clear when something is wrong."""
+"""Chat templates: equal to transformers' rendering, safe, and with clear errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHATS = [
     [USER, CALL, RESULT, ASSISTANT, USER],
 ]
 
-# One template that uses what templates use: every helper, whitespace control, loops with break, macros.
+# One template with everything that templates use: every helper, whitespace control, loops with break, macros.
 KITCHEN = """
 {%- macro say(role, text) -%}<|{{ role }}|>{{ text | trim }}{%- endmacro -%}
 {{- bos_token }}
@@ -275,7 +275,7 @@ def test_no_template(tmp_path: Path) -> None:
 
 
 def test_where_templates_come_from(tmp_path: Path) -> None:
-    """chat_template.jinja before chat_template.json before tokenizer_config.json; named ones beside them."""
+    """chat_template.jinja has priority over chat_template.json and tokenizer_config.json; named templates are added."""
     folder = copy_of_stories(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Chat templates as attacks: none runs for long in the process that serves others, and none for ever."""
+"""Chat templates as attacks: none runs for long in the process that serves other requests, and none runs forever."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_template_runs_for_long_here(name: str) -> None:
-    """The limit is a quarter of a second; a busy machine may take ten times as long, the bombs take for ever."""
+    """The limit is a quarter of a second. A busy machine may take ten times as long; the attacks would run forever."""
     template, began = ChatTemplate(BOMBS[name]), time.thread_time()
     with pytest.raises((Costly, RequestError)):
         template.render_here(chat_data([USER]))
@@ -79,7 +79,7 @@ def outcome(template: ChatTemplate, data: dict[str, Any]) -> str:
 
 
 def test_published_templates_are_rendered_here() -> None:
-    """None of them is costly, and the guard changes nothing."""
+    """None of them is costly, and the guard does not change their output."""
     for source in sources():
         guarded, free = ChatTemplate(source), ChatTemplate(source, guarded=False)
         for chat in CHATS:
@@ -104,7 +104,7 @@ MORE = """
 
 
 def test_the_rest_of_the_language() -> None:
-    """What is not known to be cheap comes from a helper process, and is the same."""
+    """Operations that are not known to be cheap are rendered in a helper process, with equal output."""
     parts = [line for line in MORE.strip().splitlines() if "macro" not in line and "f(1" not in line]
     parts.append("".join(line for line in MORE.splitlines() if "macro" in line or "f(1" in line))
     for source in [piece for part in parts for piece in ([part] if "%}" in part else part.split("|{{"))]:
@@ -143,7 +143,7 @@ def test_a_source_that_cannot_be_compiled(source: str) -> None:
 
 
 def test_compiling_computes_nothing() -> None:
-    """Jinja computes constants when it compiles: a bomb would go off at the start."""
+    """Jinja computes constants when it compiles, so an attack could already run then."""
     source = "{{ 'x' | center(10000000000) }}{{ 9 ** 9 ** 9 }}{% set a = 'x' * 10000000000 %}{{ ['x'] | join | upper }}"
     script = f"from ridgeline.load.chat import ChatTemplate; ChatTemplate({source!r})"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

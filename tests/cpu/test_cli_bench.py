@@ -1,4 +1,4 @@
-"""`ridgeline bench`: its reports, and the roofline beside the measurements."""
+"""`ridgeline bench`: its report, and its least times against counts that are made differently."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path) -> Run:
-    """Runs `bench` on random weights, with the roof of a made-up machine."""
+    """Run `bench` on random weights, with the roofline of an invented machine."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("ridgeline.measure.measure_roof", lambda table: Roof(1e9, 1e10))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
@@ -58,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mod
 
 
 def report(found: Done) -> dict[str, Any]:
-    """The one JSON line, and nothing else."""
+    """Return the one JSON line, which must be the only output."""
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.count("\n") == 1
     value: dict[str, Any] = json.loads(found.stdout)
@@ -80,8 +80,8 @@ def test_latency_as_json(run: Run) -> None:
     measured = value["measured"]
     assert all(ordered(measured[name]) for name in ("latency_s", "ttft_s", "tpot_s"))
     mean = {name: measured[name]["mean"] for name in ("latency_s", "ttft_s", "tpot_s")}
-    assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # of each sequence, from its own first token on
-    assert measured["predicted"] is None  # where nothing was calibrated
+    assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # each sequence counts from its own first token
+    assert measured["predicted"] is None  # this machine is not calibrated
     assert measured["output_tokens_per_s"] == pytest.approx(3 * 6 / mean["latency_s"])
     least = {name: measured[f"roofline_{name}"] for name in ("latency_s", "ttft_s", "tpot_s")}
     assert least["ttft_s"] + 5 * least["tpot_s"] == pytest.approx(least["latency_s"])
@@ -175,7 +175,7 @@ def test_a_spread_is_numpys() -> None:
 
 
 def test_the_roof_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a slow and a fast machine: enough to notice a wrong unit."""
+    """The rates are between a slow and a fast machine, which is enough to notice a wrong unit."""
     monkeypatch.setattr("ridgeline.measure.machine.READ_BYTES", 1 << 26)
     monkeypatch.setattr("ridgeline.measure.machine.BUDGET_S", 0.1)
     roof = measure_roof(open_table("reference"))

@@ -1,4 +1,4 @@
-"""`ridgeline generate -o`: a file that any interruption leaves whole, and that the same command completes."""
+"""`ridgeline generate -o`: a file that stays valid after any interruption, and that the same command completes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Answers = dict[int, list[list[int]]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process, signals included."""
+    """Run a command in this process, signals included."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(sys, "stdin", io.StringIO())
@@ -69,14 +69,14 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Every line of the file, which must be whole."""
+    """Return every line of the file, which must be complete."""
     data = path.read_bytes()
     assert data.endswith(b"\n") or not data
     return [json.loads(line) for line in data.splitlines()]
 
 
 def answers(path: Path) -> Answers:
-    """Of each prompt, the tokens of its answers; every prompt at most once."""
+    """Return the tokens of each prompt's answers; every prompt occurs at most once."""
     found = lines(path)
     by_index = {line["index"]: [choice["token_ids"] for choice in line["choices"]] for line in found}
     assert len(by_index) == len(found)
@@ -85,7 +85,7 @@ def answers(path: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The file of a run that nothing disturbed."""
+    """Return the file of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "p.jsonl").write_text(NINE)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
@@ -98,7 +98,7 @@ def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def whole(undisturbed: bytes, tmp_path: Path) -> Path:
-    """A copy of that file."""
+    """Return a copy of that file."""
     path = tmp_path / "whole.jsonl"
     path.write_bytes(undisturbed)
     return path
@@ -130,7 +130,9 @@ def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: 
 
 @pytest.mark.parametrize("keep", [0, 1, 200, 3000, -1, -2, -40])
 def test_the_same_command_goes_on(keep: int, run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Whatever is left of the file, a torn line included: the same tokens as without interruption, though drawn."""
+    """Whatever remains of the file, with an incomplete line too, the sampled tokens equal those of an
+    undisturbed run.
+    """
     path = tmp_path / "o.jsonl"
     data = whole.read_bytes()
     path.write_bytes(data[:keep])
@@ -219,7 +221,7 @@ def test_files_that_cannot_be_written(run: Run, model: Path, prompts: Path, tmp_
 
 def test_failed_prompts_are_told_and_tried_again(run: Run, model: Path, tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
-    bad = {"allowed_token_ids": [2], "min_tokens": 1}  # the end of the sequence, which may not come yet
+    bad = {"allowed_token_ids": [2], "min_tokens": 1}  # the end of the sequence, which may not occur yet
     prompts.write_text('"Tom"\n' + json.dumps({"prompt": "Lily", "sampling_params": bad}) + '\n"Ben"\n')
     for _ in range(2):
         found = run("generate", "-m", model, prompts, "-o", path, "--max-tokens", "3")
@@ -254,7 +256,7 @@ def test_rows_say_how_to_answer_them(run: Run, model: Path, tmp_path: Path) -> N
     prompts.write_text("\n".join(map(json.dumps, rows)))
     args = ("--temperature", "0", "--max-tokens", "4", "--ignore-eos", "--max-num-seqs", "1")
     assert run("generate", "-m", model, prompts, "-o", path, *args).returncode == 0
-    assert [line["index"] for line in lines(path)] == [3, 2, 0, 1]  # one at a time, the most urgent first
+    assert [line["index"] for line in lines(path)] == [3, 2, 0, 1]  # one at a time, the highest priority first
     by_index = {line["index"]: line for line in lines(path)}
     assert [by_index[i]["usage"]["completion_tokens"] for i in range(4)] == [2, 4, 4, 4]
     assert [by_index[i]["usage"]["cached_tokens"] > 0 for i in range(4)] == [False, False, True, False]
@@ -294,7 +296,7 @@ def test_a_prompt_that_is_too_long_is_named(run: Run, model: Path, tmp_path: Pat
 
 
 def test_places_stand_for_prompts_in_the_noise(model: Path) -> None:
-    """What the above rests on, from Python."""
+    """The tests above rely on this: a request's index determines its random numbers."""
     llm = LLM(str(model))
     params = SamplingParams(temperature=1.5, max_tokens=8, n=2)
 
@@ -317,7 +319,9 @@ def test_signals_at_chosen_moments(
     moment: str, number: signal.Signals, run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Inside the load, inside a step, and right after a line was written; then the same command completes the file."""
+    """A signal during loading, during a step, and right after a line was written; then the same command completes the
+    file.
+    """
     path, add, step, load = tmp_path / "o.jsonl", Results.add, Session.step, LLM.__init__
     with monkeypatch.context() as patch:
 
@@ -374,7 +378,7 @@ def start(*args: object, **options: Any) -> subprocess.Popen[str]:
 
 
 def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    """Wait for it while the process runs."""
+    """Wait for a condition while the process runs."""
     while not condition():
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
@@ -404,7 +408,7 @@ def test_a_process_that_is_killed(run: Run, model: Path, prompts: Path, tmp_path
 
 
 def test_a_reader_that_has_seen_enough(model: Path, prompts: Path) -> None:
-    """`| head -1` of a file of prompts: no complaint, no failure."""
+    """`| head -1` over a file of prompts gives no error."""
     args = ("generate", "-m", model, prompts, "--json", "--max-tokens", "40", "--ignore-eos", "--max-num-seqs", "1")
     process = start(*args, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None

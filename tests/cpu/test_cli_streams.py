@@ -1,4 +1,4 @@
-"""What a command does with its streams: a full disk, a pipe that nobody reads, bars on a terminal, lines on stderr."""
+"""How a command uses its streams: a full disk, a closed pipe, progress bars on a terminal, lines on stderr."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -55,7 +55,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command with some stdout; its status, and what it wrote on stderr."""
+    """Run a command with a given stdout. Returns its status and its output on stderr."""
 
     def call(line: str, stdout: Any, stderr: Any = None) -> tuple[int, str]:
         errors = stderr or io.StringIO()
@@ -94,7 +94,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(run: Run, name: str)
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """Inside, no file may become longer than some bytes."""
+    """Limit the length of files in this context."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,7 +1,7 @@
-"""A field that a config leaves out means what transformers' class of that family means by leaving it out.
+"""A field that a config leaves out has the default of transformers' class for that family.
 
-Configs are written by many programs, and what they omit is whatever was the default of the class that they know. So the
-classes are the oracle here: filled in by them, or left as it was, a config must give one spec.
+Many programs write configs, and they omit fields with the default of the class that they use. So the classes are the
+oracle: a config must give the same spec whether they fill it in or not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ridgeline.archs import FAMILIES, spec_from_config
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
 
-# The fields that no class can guess. 64 heads, so that every class's default of key/value heads divides them; 24
-# numbers to a head, which is nobody's default; layers enough for every rule that counts them, Qwen's 28 included.
+# Fields that no class can guess. All classes' defaults of KV heads divide 64 heads; 24 is nobody's default head size;
+# the number of layers is enough for every rule that counts them, Qwen's 28 included.
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 64 * 24,
@@ -53,12 +53,12 @@ INSTEAD: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
 }
-# Families under names that transformers has; others are its models in another spelling.
+# Families with a model type that transformers has; the others are spellings of these.
 NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]
-# Names under which a class writes a size that it was given under another.
+# Sizes that a class saves under another name than the one it was given.
 WRITTEN_AS = {"num_local_experts", "model_max_length"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
-# Fields that switch something on whose own fields are then left out.
+# Flags that switch on a feature whose own fields are then left out.
 SWITCHES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"use_sliding_window": True}) for name in ("qwen2", "qwen3", "qwen3_moe", "smollm3")),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 100}),
@@ -74,18 +74,18 @@ SWITCHES: list[tuple[str, dict[str, Any]]] = [
 
 
 def sizes(model_type: str) -> dict[str, Any]:
-    """The smallest config of a family."""
+    """Return the smallest config of a family."""
     return INSTEAD.get(model_type, {**SIZES, **MORE.get(model_type, {})})
 
 
 def filled(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
-    """A config with every field, as transformers' class fills it in and writes it."""
-    copy = json.loads(json.dumps(given), object_hook=_infinity)  # classes write into what they are given
+    """Return a config with every field, as transformers' class fills it in and writes it."""
+    copy = json.loads(json.dumps(given), object_hook=_infinity)  # classes modify their arguments
     return json.loads(CONFIG_MAPPING[model_type](**copy).to_json_string(use_diff=False))
 
 
 def read(config: dict[str, Any]) -> ModelSpec | None:
-    """The spec, or None where the config is refused: a null that the class takes and its model does not."""
+    """Return the spec, or None if the config is refused: a null that the class accepts and its model does not."""
     try:
         return spec_from_config(config)
     except ConfigError:
@@ -93,7 +93,7 @@ def read(config: dict[str, Any]) -> ModelSpec | None:
 
 
 def _infinity(value: dict[str, Any]) -> Any:
-    """What the classes write for an infinity they cannot read themselves."""
+    """Convert the infinity that the classes write but cannot read."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
@@ -116,7 +116,9 @@ def optional_fields(model_type: str) -> list[str]:
 
 @pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_left_out(model_type: str) -> None:
-    """Alone, from a full config: an absent field must not be made up from its neighbors otherwise than there."""
+    """Leave out one field of a full config at a time: its default must not depend on other fields unless it does in
+    transformers.
+    """
     whole, different = filled(model_type, sizes(model_type)), []
     for field in optional_fields(model_type):
         rest = {key: value for key, value in whole.items() if key != field}
@@ -127,13 +129,13 @@ def test_each_field_left_out(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", NAMED)
 def test_each_field_null(model_type: str) -> None:
-    """A null is what the class makes of it, which is not always what it makes of an absent field."""
+    """A null has the meaning that the class gives it, which may differ from an absent field."""
     compared, different = 0, []
     for field in optional_fields(model_type):
         given = {**sizes(model_type), field: None}
         try:
             whole = filled(model_type, given)
-        except (StrictDataclassError, TypeError):  # the class takes no null here
+        except (StrictDataclassError, TypeError):  # the class does not accept null here
             continue
         compared += 1
         if read({"model_type": model_type, **given}) != read(whole):

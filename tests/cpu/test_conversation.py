@@ -1,4 +1,4 @@
-"""Conversations keep the ids that the model saw, and never differ in text from what the template says."""
+"""Conversations keep the ids that the model saw, and their text always equals the template's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def qwen() -> Tokenizer:
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text, one character at a time: what a model may say, and no tokenizer would."""
+    """Return ids of a text, one character at a time: a model may write them, but no tokenizer would."""
     return [i for character in text for i in tokenizer.encode(character, add_special_tokens=False)]
 
 
@@ -30,11 +30,11 @@ def test_a_turn_goes_on_from_the_very_ids(qwen: Tokenizer) -> None:
         prompt = talk.ask(f"question {i}?")
         assert prompt[: len(seen)] == seen
         assert qwen.decode(prompt, skip_special_tokens=False) == qwen.render_chat(talk.messages)
-        ended = i % 2 == 0  # else cut off: the template closes the turn itself
+        ended = i % 2 == 0  # otherwise it was cut, and the template closes the turn
         said = [*spelled(qwen, answer), *([qwen.eos_token_id] if ended and qwen.eos_token_id else [])]
         talk.answered(said, answer)
         seen = [*prompt, *said]
-    assert len(seen) > len(qwen.encode_chat(talk.messages))  # really no ids of the tokenizer's own
+    assert len(seen) > len(qwen.encode_chat(talk.messages))  # the ids differ from the tokenizer's
 
 
 def test_a_history_that_the_template_rewrites_is_tokenized_anew(qwen: Tokenizer) -> None:
@@ -48,7 +48,7 @@ def test_a_history_that_the_template_rewrites_is_tokenized_anew(qwen: Tokenizer)
 
 
 def test_text_that_would_join_tokens_over_the_border(qwen: Tokenizer) -> None:
-    """The template puts no special token after an answer: what follows must be the end of the whole, tokenized."""
+    """The template puts no special token after an answer, so the next ids are the end of the whole tokenized text."""
     bare = Tokenizer(qwen._backend, templates={"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
     for answer, question in (("hel", "lo wor"), ("new\n", "\nline"), ("a ", "b"), ("12", "34")):
         talk = Conversation(bare)

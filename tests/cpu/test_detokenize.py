@@ -1,4 +1,4 @@
-"""Streaming text: the pieces of any ids are the decoded text, and no character comes out broken."""
+"""Streaming text: the pieces of any ids are the decoded text, and no character is incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oracle.vocabularies import REAL, TRAINED, load, quick, text_strategy
 from ridgeline.load.detokenize import Detokenizer
 from ridgeline.load.tokenizer import Tokenizer
 
-# DeepSeek-Coder adds these characters as tokens; the library (and so Hugging Face) reads their spelling as bytes.
+# DeepSeek-Coder adds these characters as tokens; the library (and so Hugging Face) reads their names as bytes.
 QUIRKS = set("õ÷ÁýÀÿøúþüùöûñòóô")
 
 
@@ -23,7 +23,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], prompt: list[int] = [], skip: b
 
 
 def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """Decode as `tokenizers` does; where byte-fallback runs are partly invalid, as SentencePiece does."""
+    """Decode as `tokenizers` does, but as SentencePiece does if byte-fallback tokens are partly invalid."""
     backend = tokenizer._backend
     kept = [index for index in ids if not (skip and index in tokenizer.special_ids)]
     tokens = [token for index in kept if (token := backend.id_to_token(index)) is not None]
@@ -55,9 +55,9 @@ def valid(data: bytes) -> bool:
 @quick
 @given(st.data())
 def test_pieces_are_the_decoded_text(name: str, data: st.DataObject) -> None:
-    """For any ids, the pieces joined are the text of the library; after any prompt they continue it."""
+    """For any ids, the joined pieces are the text of the library; after any prompt they continue it."""
     tokenizer = load(name)
-    single = st.integers(0, min(tokenizer.vocab_size, 300))  # bytes lie here
+    single = st.integers(0, min(tokenizer.vocab_size, 300))  # tokens of single bytes are here
     ids = data.draw(st.lists(single | st.integers(0, tokenizer.vocab_size + 50), max_size=30))
     skip = data.draw(st.booleans())
     expected = expected_text(tokenizer, ids, skip)
@@ -90,7 +90,7 @@ def test_valid_text_streams_without_a_broken_character(name: str, text: str) -> 
 
 
 def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """The ids that spell `data` byte by byte."""
+    """Return the ids that spell `data` byte by byte."""
     backend = tokenizer._backend
     level = "ByteLevel" in str(backend.decoder)
     spelled = bytes_to_unicode() if level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
@@ -105,7 +105,7 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
 @example(b"\xed\xa0\x80\xf5\xf0\x80")
 @example(b"\xf0\x9f\xa6")
 def test_byte_streams(name: str, data: bytes) -> None:
-    """Characters come out with their last byte; what cannot become one comes out as soon as that is known."""
+    """A character is returned with its last byte, and an invalid sequence as soon as it is known to be invalid."""
     tokenizer = load(name)
     detokenizer = tokenizer.detokenizer(prompt=tokenizer.encode("x"))
     got = ""

@@ -42,7 +42,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.load import LoadedModel
 
 TOLERANCE = 1e-4
-LENGTHS = (150, 1, 2, 63, 64, 65, 300)  # of documents in tokens; the longest exceeds what the models can read at once
+LENGTHS = (150, 1, 2, 63, 64, 65, 300)  # tokens of documents; the longest exceeds the models' context
 CONTEXT, STRIDE = 64, 24
 WORDS = "Zoë ate naïve 日本語 🎈s — “once”, \tand\r\nthen"
 Done = CompletedProcess[str]
@@ -51,7 +51,7 @@ Run = Callable[..., Done]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One model, as ours and as transformers'."""
+    """One model, loaded by Ridgeline and by transformers."""
 
     folder: Path
     loaded: LoadedModel
@@ -60,8 +60,9 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    """Random models of two families with one vocabulary, both with the tokenizer of bytes; and one that knows nothing:
-    its head is zero."""
+    """Return random models of two families with one vocabulary and a tokenizer of bytes, and one model whose head is
+    zero.
+    """
     pairs = {}
     for name in ("gpt2", "gemma2", "llama"):
         folder = tmp_path_factory.mktemp(name)
@@ -83,7 +84,7 @@ def stories() -> Pair:
 
 
 def bytes_tokenizer(template: str | None, folder: Path | None = None, *, turned: int = 0) -> Tokenizer:
-    """256 bytes, and <s>. template: what is put around a text. turned: other ids for the bytes."""
+    """Return a tokenizer of 256 bytes and <s>. template: tokens around a text. turned: use other ids for the bytes."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: 1 + i for i, character in enumerate(alphabet[turned:] + alphabet[:turned])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0} | vocab, []))
@@ -104,9 +105,11 @@ def random_documents(vocab_size: int = VOCAB) -> list[Document]:
 
 
 def recipe(model: torch.nn.Module, ids: Sequence[int], max_length: int, stride: int) -> tuple[float, int]:
-    """The loss of a document in nats, and how many tokens it is of: the recipe in transformers' documentation
-    ("Perplexity of fixed-length models"), but for its count of tokens, which is one too low in all windows but the
-    first."""
+    """Return the loss of a document in nats, and its number of tokens.
+
+    This is the recipe in transformers' documentation ("Perplexity of fixed-length models"), except that its count of
+    tokens is one too low in all windows but the first.
+    """
     input_ids = torch.tensor([list(ids)])
     seq_len, prev_end_loc, nll, count = input_ids.size(1), 0, 0.0, 0
     for begin_loc in range(0, seq_len, stride):
@@ -144,7 +147,7 @@ def test_the_recipe_of_transformers(name: str, context: int, stride: int, tiny: 
     seen: list[int] = []
     found = measure_perplexity(tiny[name].loaded, documents, context=context, stride=stride, on_tokens=seen.append)
     assert found.num_tokens == count == sum(seen) == sum(len(d.token_ids) - 1 for d in documents)
-    assert found.num_documents == len(documents) - 1  # the one of a single token has none to score
+    assert found.num_documents == len(documents) - 1  # a document of a single token has none to score
     assert abs(found.nll_per_token.value - nll / count) < TOLERANCE
     assert found.perplexity.value == pytest.approx(math.exp(nll / count), rel=TOLERANCE)
     num_bytes = 2 * sum(len(d.token_ids) for d in documents if len(d.token_ids) > 1)
@@ -154,7 +157,7 @@ def test_the_recipe_of_transformers(name: str, context: int, stride: int, tiny: 
 
 
 def test_a_real_model_and_text(stories: Pair) -> None:
-    """Tokens, windows and bytes, from a file to bits per byte, with transformers' own tokenizer."""
+    """Compare tokens, windows and bytes, from a file to bits per byte, with transformers' own tokenizer."""
     texts = [
         (shared_data() / "text" / name).read_text(encoding="utf-8")[:n]
         for name, n in (("tinystories.txt", 3000), ("wikitext2_raw_test.txt", 1500))
@@ -163,7 +166,7 @@ def test_a_real_model_and_text(stories: Pair) -> None:
     ids = [theirs(text)["input_ids"] for text in texts]
     documents = encode_texts([Text("", text) for text in texts], Tokenizer.from_folder(stories.folder))
     assert [list(d.token_ids) for d in documents] == ids
-    assert {d.token_ids[0] for d in documents} == {1}  # a BOS: all of the text is scored
+    assert {d.token_ids[0] for d in documents} == {1}  # a BOS, so the whole text is scored
     nll, count = recipe_of_all(stories.oracle, ids, 128, 50)
     found = measure_perplexity(stories.loaded, documents, context=128, stride=50)
     assert found.num_tokens == count
@@ -172,7 +175,7 @@ def test_a_real_model_and_text(stories: Pair) -> None:
     assert abs(found.perplexity.value - math.exp(nll / count)) < TOLERANCE * math.exp(nll / count)
     assert found.bits_per_byte is not None
     assert abs(found.bits_per_byte.value - nll / found.num_bytes / math.log(2)) < TOLERANCE
-    whole = measure_perplexity(stories.loaded, documents)  # the model's own context, half of it for a stride
+    whole = measure_perplexity(stories.loaded, documents)  # the default: the model's context, and half of it as stride
     assert (whole.context, whole.stride) == (512, 256)
     nll, count = recipe_of_all(stories.oracle, ids, 512, 256)
     assert abs(whole.nll_per_token.value - nll / count) < TOLERANCE
@@ -181,7 +184,7 @@ def test_a_real_model_and_text(stories: Pair) -> None:
 
 def test_divergence_against_torch(tiny: dict[str, Pair]) -> None:
     documents = random_documents()
-    rows: list[list[torch.Tensor]] = [[], []]  # scores of the predictions, and the tokens that followed
+    rows: list[list[torch.Tensor]] = [[], []]  # logits of the predictions, and the tokens that followed
     targets: list[int] = []
     for ids in (d.token_ids for d in documents):
         for start, first, stop in SlidingContext(CONTEXT, STRIDE).windows(len(ids)):
@@ -199,7 +202,9 @@ def test_divergence_against_torch(tiny: dict[str, Pair]) -> None:
         tiny["gpt2"].loaded, tiny["gemma2"].loaded, documents, context=CONTEXT, stride=STRIDE, batch_tokens=200
     )
     assert abs(found.kl.value - float(kl.mean())) < TOLERANCE
-    assert abs(found.kl_median - float(kl.median(0).values)) < 10 * TOLERANCE  # torch takes one of the middle two
+    assert (
+        abs(found.kl_median - float(kl.median(0).values)) < 10 * TOLERANCE
+    )  # torch takes one of the two middle values
     assert abs(found.kl_p99 - float(kl.quantile(0.99))) < TOLERANCE
     assert found.top1_agreement == Proportion.of(int(same), len(targets))
     assert abs(found.nll_difference.value - float(difference)) < TOLERANCE
@@ -234,7 +239,7 @@ def test_a_model_beside_itself(tiny: dict[str, Pair]) -> None:
 
 
 def test_divergence_from_a_model_that_knows_nothing(tiny: dict[str, Pair]) -> None:
-    """KL(uniform || q) is the mean of -log q less log V, KL(q || uniform) is log V less the entropy of q."""
+    """KL(uniform || q) is the mean of -log q minus log V, and KL(q || uniform) is log V minus the entropy of q."""
     ids = random_documents()[3].token_ids
     (logits,) = oracle_logits(tiny["gpt2"].oracle, [ids])
     logq = torch.from_numpy(logits[:-1]).double().log_softmax(1)
@@ -250,7 +255,7 @@ def test_divergence_from_a_model_that_knows_nothing(tiny: dict[str, Pair]) -> No
 
 
 def test_company_changes_nothing(tiny: dict[str, Pair]) -> None:
-    """A token's loss does not depend on the windows beside its own."""
+    """A token's loss does not depend on the other windows of its batch."""
     documents, loaded = random_documents(), tiny["gemma2"].loaded
     alone, some, all_ = (
         measure_perplexity(loaded, documents, context=CONTEXT, stride=STRIDE, batch_tokens=n) for n in (1, 200, 10**6)
@@ -278,12 +283,12 @@ def test_blocks_change_nothing(tiny: dict[str, Pair]) -> None:
 @pytest.mark.parametrize(
     ("template", "text", "unscored", "scored", "num_bytes"),
     [
-        ("<s> $A", "日本", 1, 6, 6),  # BOS: all of the text
-        ("<s> $A", "<s>ab", 1, 2, 5),  # written out: still one BOS
+        ("<s> $A", "日本", 1, 6, 6),  # BOS: the whole text is scored
+        ("<s> $A", "<s>ab", 1, 2, 5),  # the text contains it: still one BOS
         ("<s> <s> $A", "ab", 2, 2, 2),  # GLM has two leading tokens
-        ("<s> $A <s>", "ab", 1, 3, 2),  # an end token is scored where the tokenizer adds one
+        ("<s> $A <s>", "ab", 1, 3, 2),  # an end token is scored if the tokenizer adds one
         (None, "abc", 1, 2, 2),  # no BOS: nothing predicts the first token
-        (None, "日本", 1, 5, 6),  # it is the first byte of a character that the scored ones complete
+        (None, "日本", 1, 5, 6),  # the first byte of a character that the scored tokens complete
         (None, "a日", 1, 3, 3),
         (None, "a", 1, 0, 0),
     ],
@@ -307,7 +312,7 @@ def test_a_limit_of_tokens() -> None:
         yield from [Text("", "abc")] * 11
         raise AssertionError("more is read than is needed")
 
-    assert len(encode_texts(eleven(), tokenizer, 41)) == 10  # of the last one a BOS is left, which is not scored
+    assert len(encode_texts(eleven(), tokenizer, 41)) == 10  # only a BOS of the last text remains, which is not scored
 
 
 def test_files_folders_and_rows(tmp_path: Path) -> None:
@@ -423,7 +428,7 @@ def test_the_command_against_the_original(run: Run, words: Path, tiny: dict[str,
     assert found["nll_difference"] == pytest.approx(found["nll_per_token"] - found["original"]["nll_per_token"])
     plain = json.loads(run(tiny["gpt2"].folder, "--text", words, "--json").stdout)
     assert found["original"]["nll_per_token"] == pytest.approx(plain["nll_per_token"], abs=1e-6)
-    out = run(*args, tiny["gemma2"].folder).stdout  # which has no tokenizer of its own
+    out = run(*args, tiny["gemma2"].folder).stdout  # it has no tokenizer of its own
     for part in ("original", "KL(original || model) (nats)", "median", "p99", "top-1 agreement", "95 %: ", "by both"):
         assert part in out
 

@@ -1,4 +1,4 @@
-"""Tokens per verification against drafts that are really rolled out, against a closed form, and its edges."""
+"""Tokens per verification against real speculative runs, against a closed form, and edge cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """Random weights; its longest context is 64."""
+    """Return a model with random weights and a longest context of 64."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(TINY))
     return LLM(str(folder), load_format="dummy", cache="off")
@@ -39,12 +39,12 @@ def stories() -> LLM:
 
 @pytest.fixture(scope="module")
 def other() -> LLM:
-    """Another training of the same shape, with the same tokenizer."""
+    """Return another training of the same architecture, with the same tokenizer."""
     return LLM(str(shared_data() / "models" / "llama2xs"), cache="off")
 
 
 def greedy(llm: LLM) -> Next:
-    """The whole history again for each token."""
+    """Compute the whole history again for each token."""
     return cache(lambda prefix: int(llm.logits([prefix])[0][-1].argmax()))
 
 
@@ -54,7 +54,7 @@ def answers(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int) -> list
 
 
 def perturbed(sequences: Sequence[Continuation], vocabulary: int, share: float) -> list[Continuation]:
-    """Some tokens of the continuations, and some prompts, are others."""
+    """Replace some tokens of the continuations and some prompts."""
     rng = np.random.default_rng(1)
     return [
         (list(p), [int(rng.integers(3, vocabulary)) if rng.random() < share else t for t in c]) for p, c in sequences
@@ -62,7 +62,7 @@ def perturbed(sequences: Sequence[Continuation], vocabulary: int, share: float) 
 
 
 def speculate(draft: Next, prompt: Sequence[int], continuation: Sequence[int], k: int) -> list[int]:
-    """Speculative decoding as it runs: how many drafts each verification accepts, while k + 1 tokens are left."""
+    """Run speculative decoding: return how many drafts each verification accepts, while k + 1 tokens are left."""
     found, at = [], 0
     while len(continuation) - at >= k + 1:
         proposed: list[int] = []
@@ -76,7 +76,7 @@ def speculate(draft: Next, prompt: Sequence[int], continuation: Sequence[int], k
 
 
 def check(llm: LLM, draft: Next, sequences: Sequence[Continuation], k: int) -> Acceptance:
-    """Measured is what the simulation says."""
+    """Check that the measured figures equal those of the simulation."""
     found = measure_acceptance(llm.loaded, sequences, k)
     each = [speculate(draft, prompt, continuation, k) for prompt, continuation in sequences]
     assert found == Acceptance.of(each, k)
@@ -98,12 +98,12 @@ def test_drafts_that_are_rolled_out(k: int, share: float, tiny: LLM) -> None:
     prompts = [rng.integers(0, 40, n).tolist() for n in (1, 2, 7, 20)]
     sequences = perturbed(answers(tiny, prompts, 44), 40, share)
     found = check(tiny, greedy(tiny), sequences, k)
-    assert 0.05 < found.accepted_shares[0] < 0.999  # there is something to tell apart
+    assert 0.05 < found.accepted_shares[0] < 0.999  # neither all nor none are accepted
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_drafts_of_a_trained_model(k: int, stories: LLM, other: LLM) -> None:
-    """On its own stories with some tokens exchanged, and on those of another training."""
+    """Drafts for its own stories with some tokens exchanged, and for those of another training."""
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom and Sue", "The dog")]
     draft = greedy(stories)
     check(stories, draft, perturbed(answers(stories, prompts, 60), 512, 0.15), k)
@@ -112,7 +112,7 @@ def test_drafts_of_a_trained_model(k: int, stories: LLM, other: LLM) -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_a_model_drafts_for_itself(k: int, stories: LLM) -> None:
-    """All is accepted: k + 1 tokens each time, and what is left at the end is too short to count."""
+    """All drafts are accepted: k + 1 tokens each time, and the rest at the end is too short to count."""
     lengths = (5 * (k + 1), 5 * (k + 1) + k, k + 1, k, 0)
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom", "She", "He", "They")]
     sequences = [
@@ -124,7 +124,7 @@ def test_a_model_drafts_for_itself(k: int, stories: LLM) -> None:
 
 
 def test_what_another_training_accepts(stories: LLM, other: LLM) -> None:
-    """The data's README: about 1.5 of 4 drafts of llama2xs for stories260K."""
+    """The data's README says: about 1.5 of 4 drafts of llama2xs for stories260K."""
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom and Sue", "The dog", "One day", "Lily had")]
     found = measure_acceptance(other.loaded, answers(stories, prompts, 200))
     assert found.num_draft_tokens == 4
@@ -148,8 +148,9 @@ def test_company_changes_nothing(stories: LLM, other: LLM) -> None:
 @pytest.mark.parametrize("k", [1, 4, 7])
 @pytest.mark.parametrize("length", [9, 23])
 def test_the_ends_of_continuations_do_not_bias_the_mean(k: int, length: int) -> None:
-    """Where each token is the draft's with probability p, a verification yields (1 - p^(k+1)) / (1 - p) tokens
-    (Leviathan et al., equation 1), however short the continuations are."""
+    """If each token is the draft's with probability p, a verification yields (1 - p^(k+1)) / (1 - p) tokens (Leviathan
+    et al., equation 1), however short the continuations are.
+    """
     rng, p = np.random.default_rng(k), 0.7
     found = Acceptance.of([accepted_counts((rng.random(length) < p).tolist(), k) for _ in range(20_000)], k)
     mean, error = found.tokens_per_verification.value, found.tokens_per_verification.standard_error
@@ -164,7 +165,7 @@ def test_counts_by_hand() -> None:
     y, n = True, False
     assert accepted_counts([], 4) == []
     assert accepted_counts([y, y, y, y], 4) == []  # a fifth token is needed
-    assert accepted_counts([y, y, y, y, n], 4) == [4]  # the target's own token is free, drafted or not
+    assert accepted_counts([y, y, y, y, n], 4) == [4]  # the target's own token always counts, drafted or not
     assert accepted_counts([n, y, n, y, y, n, y], 2) == [0, 1, 2]
     assert accepted_counts([y] * 9, 1) == [1, 1, 1, 1]
 
@@ -196,14 +197,14 @@ def test_what_cannot_be_measured(sequences: list[Continuation], k: int, words: s
 
 
 def test_another_vocabulary(tiny: LLM, stories: LLM) -> None:
-    """What a model of 512 tokens wrote is no text for a draft of 40."""
+    """Tokens of a model with a vocabulary of 512 are invalid for a draft with 40."""
     sequences = answers(stories, [stories.encode("Once upon a time")], 20)
     with pytest.raises(RequestError, match="this model's vocabulary"):
         measure_acceptance(tiny.loaded, sequences)
 
 
 def test_as_long_as_fits(tiny: LLM) -> None:
-    """Prompt and continuation fill the draft's context; one sequence alone has no error."""
+    """Prompt and continuation fill the draft's context; a single sequence has no standard error."""
     ((prompt, continuation),) = answers(tiny, [[3]], 63)
     found = measure_acceptance(tiny.loaded, [(prompt, continuation)], 8)
     assert found.num_verifications == 7

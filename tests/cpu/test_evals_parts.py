@@ -1,4 +1,4 @@
-"""What evaluation is made of: windows, the batches that they share, means and their errors."""
+"""The parts of evaluation: windows, the batches that they share, means and their errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_row_predicts_its_target(
         assert len(inputs) == batch.num_tokens <= max(batch_tokens, context)
     scored = [token for batch in found for token in batch.targets.tolist()]
     assert scored == [token for d in documents for token in d.token_ids[1:]]
-    for a, b in pairwise(found):  # full: the next window did not fit
+    for a, b in pairwise(found):  # the batch is full: the next window did not fit
         assert a.num_tokens + len(b.sequences[0]) > batch_tokens
 
 
@@ -52,16 +52,16 @@ def test_standard_errors_of_independent_blocks() -> None:
     assert (mean, error) == pytest.approx((values.mean(), values.std(ddof=1) / math.sqrt(600)))
     means = values.reshape(12, 50).mean(1)
     assert block_mean(values, [600], 50).standard_error == pytest.approx(means.std(ddof=1) / math.sqrt(12))
-    # Two documents of three blocks each, if no block spans them.
+    # Two documents of three blocks each, if no block spans both.
     values = np.repeat([1.0, 1.0, 2.0, 5.0, 5.0, 6.0], [4, 4, 2, 4, 4, 2])
     sums, counts = np.array([4, 4, 4, 20, 20, 12]), np.array([4, 4, 2, 4, 4, 2])
     expected = math.sqrt(6 / 5 * ((sums - values.mean() * counts) ** 2).sum()) / 20
     assert block_mean(values, [10, 10], 4).standard_error == pytest.approx(expected)
-    assert block_mean(values, [20]) == Estimate(values.mean(), None)  # one block says nothing of the spread
+    assert block_mean(values, [20]) == Estimate(values.mean(), None)  # one block says nothing about the spread
 
 
 def test_the_standard_error_is_the_spread_of_repeated_runs() -> None:
-    """Documents of different lengths, whose tokens share most of their noise."""
+    """Documents have different lengths, and their tokens share most of their noise."""
     rng, lengths = np.random.default_rng(1), [60, 100, 20, 80] * 25
     runs = [
         block_mean(np.repeat(rng.normal(3, 1, 100), lengths) + rng.normal(0, 1, sum(lengths)), lengths)
@@ -72,7 +72,7 @@ def test_the_standard_error_is_the_spread_of_repeated_runs() -> None:
 
 
 def test_errors_are_carried_over() -> None:
-    """A value one error up moves perplexity and bits per byte by their errors, to first order."""
+    """A loss one error higher changes perplexity and bits per byte by their errors, to first order."""
     nll = Estimate(1.5, 1e-5)
     assert nll.exp().standard_error == pytest.approx(math.exp(1.5 + 1e-5) - math.exp(1.5), rel=1e-4)
     assert nll.scaled(3) == Estimate(4.5, pytest.approx(3e-5))
@@ -81,7 +81,7 @@ def test_errors_are_carried_over() -> None:
 
 @pytest.mark.parametrize(("count", "total"), [(8, 10), (0, 7), (7, 7), (4999, 5000)])
 def test_the_interval_is_wilsons(count: int, total: int) -> None:
-    """Its ends are the shares p from which the seen one is 1.96 standard deviations sqrt(p (1 - p) / n) away."""
+    """Its ends are the shares p from which the observed one is 1.96 standard deviations sqrt(p (1 - p) / n) away."""
     found = Proportion.of(count, total)
     assert found.value == count / total
     for p in (found.low, found.high):

@@ -1,4 +1,4 @@
-"""What is written is what was read: every family's checkpoint, tensor by tensor, in every type."""
+"""A written checkpoint equals the one that was read: every family, tensor by tensor, in every type."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Every field of a loaded ModelSpec matters: change one, keep the weights, and the logits move far.
+"""Every field of a loaded ModelSpec matters: if it changes and the weights stay, the logits move far.
 
-The comparison with transformers proves a field only where misreading it would have shown. Here each field of each
-part, alone, in the first and the last layer of its kind, has to move some logit by 100 times that comparison's
-tolerance, in every case of the oracle. What cannot be changed under the same weights, or changes nothing by its
-nature, is listed with the reason; all other fields that `ridgeline.spec` exports are changed in some case.
+The comparison with transformers checks a field only where misreading it would have shown. Here each field of each part,
+alone, in the first and the last layer of its kind, must move some logit by 100 times that comparison's tolerance, in
+every case of the oracle. Exceptions are listed with their reasons: fields that cannot change with the same weights, and
+fields without any effect. All other fields that `ridgeline.spec` exports are changed in some case.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from ridgeline.spec import (
 )
 from shares import ONE_OF_EACH, daily
 
-# Left out: gemma2_tied, whose softcaps are the published 50 and 30, too high for these scores to feel.
+# gemma2_tied is left out: its softcaps are the published 50 and 30, which are too high for these scores.
 NAMES = [name for name in CASES if name != "gemma2_tied"]
 FAR = 100 * 1e-4
 
-# Fields that weights of the same shapes cannot have otherwise.
+# Fields that cannot change without changing the shapes of the weights.
 SHAPED = {
     "Attention.num_heads": "rows of q",
     "Attention.num_kv_heads": "rows of k and v",
@@ -100,42 +100,45 @@ SHAPED = {
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
 }
-# Fields that weights of the same shapes can have otherwise only from one side; the other is another case's.
+# Fields that weights of the same shapes allow to change in one direction only; another case covers the other direction.
 ONE_WAY = {
     "ModelSpec.num_position_embeddings": "a table that most models do not have",
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
 }
-# Fields that are off in a case and bring weights along when they are switched on.
+# Fields that are off in a case and add weights when they are switched on.
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
-ABSENT |= {"choice_bias", "shared", "groups"}  # groups: how many there can be is another matter with every case
+ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
-# Yarn rounds what follows from these to whole pairs of a head, of which there are few: one of several values must move.
+# Yarn rounds numbers that follow from these to whole pairs of a head. There are few pairs, so one of several values
+# must move.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
-# Fields that change no logit, and why.
+# Fields that change no logit, with the reason.
 SILENT = {
     "ModelSpec.family": "a name in messages",
     "ModelSpec.max_position_embeddings": "a limit that is enforced before the model runs",
 }
-# Case -> fields that act only at lengths which the case, by its max_model_len, does not serve; others do.
+# Case -> fields that only matter at lengths beyond the case's max_model_len; other cases cover them.
 ASLEEP = {
     "llama_dynamic": {"DynamicNTKScaling.factor", "Rope.scaling"},
 }
-# Parts that no family of transformers has: the tests that judge them.
+# Parts that no family of transformers has, with the tests that cover them.
 OURS = {
     "SharedAttention": "test_shared_attention.py",
     **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
 }
-# Exported types that are no part of a ModelSpec, and what they are.
+# Exported types that are not part of a ModelSpec, with the reason.
 DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
 
 
 def changed(part: Any, field: str) -> Any:
-    """Another value for a field: the double of a number, the opposite of a flag, or what a reader would confuse."""
+    """Return another value for a field: the double of a number, the opposite of a flag, or a value that is easily
+    confused.
+    """
     value = getattr(part, field)
     if value is None and field == "rope":
         return Rope(part.qk_rope_head_dim if isinstance(part, LatentAttention) else part.head_dim)
-    if value is None:  # switched on, at a size that the sequences can feel
+    if value is None:  # switched on, at a size that affects the sequences
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
             **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
@@ -143,17 +146,17 @@ def changed(part: Any, field: str) -> Any:
         }[field]  # fmt: skip
     match field:
         case "eps":
-            return 1.0  # the stream's own mean square is some units in the last layers
+            return 1.0  # the mean square of the stream is about one in the last layers
         case "dt_least" | "slope_scale":
             return value + 0.5  # published slopes end at almost zero
         case "offset":
             return 1.0 - value
         case "activation":
-            return "relu" if value == "silu" else "silu"  # the two gelus differ by less than what is asked here
+            return "relu" if value == "silu" else "silu"  # the two gelus differ too little
         case "dim":
             return value - 2
         case "window":
-            return value + 1  # the mistake that is made
+            return value + 1  # the usual mistake
         case "num_experts_per_tok":
             return value - 1
         case "family":
@@ -165,7 +168,7 @@ def changed(part: Any, field: str) -> Any:
         case "num_position_embeddings":
             return 0 if value else 256
         case "short_factor" | "long_factor":
-            return tuple(2 * x for x in value)  # their number follows from the rotation
+            return tuple(2 * x for x in value)  # their number follows from RoPE's size
         case "scores":
             return "sigmoid" if value == "softmax" else "softmax"
         case "score":
@@ -180,29 +183,29 @@ def changed(part: Any, field: str) -> Any:
 
 
 def several(part: Any, field: str) -> tuple[Any, ...]:
-    """Values of which one has to move the logits, for fields of which a step may be without effect."""
+    """Return several values, of which one must move the logits, for fields where a single step may have no effect."""
     value = getattr(part, field)
     if isinstance(part, YarnScaling) and part.truncate and field in ROUNDED:
         return tuple(type(value)(value * x) for x in (2, 1 / 2, 1 / 16))
     if isinstance(part, DynamicNTKScaling | LongRopeScaling) and field == "original_max_position_embeddings":
-        return value * 4, value // 8  # into the other regime, whichever it is
+        return value * 4, value // 8  # one of them is in the other regime
     return (changed(part, field),)
 
 
 def flips(part: Any) -> Iterator[tuple[str, Any]]:
-    """(Type.field.Type.field..., the part with the last of them changed), through all parts within."""
+    """Yield (Type.field.Type.field..., the part with its last field changed), through all nested parts."""
     for f in fields(part):
         name, value = f"{type(part).__name__}.{f.name}", getattr(part, f.name)
         if f.name == "layers" or (f.name in ABSENT and not value):
             continue
         if f.name == "pattern" and part.window is None:
-            continue  # of keys outside a window that is not there
+            continue  # keys outside a window that does not exist
         if f.name == "qk_norm_over" and not part.qk_norm:
-            continue  # over what there is none of
+            continue  # a norm over something that does not exist
         if is_dataclass(value):
             for inner, other in flips(value):
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
-                    continue  # it is qk_rope_head_dim
+                    continue  # it equals qk_rope_head_dim
                 yield f"{name}.{inner}", replace(part, **{f.name: other})
             yield from ((name, with_field(part, f.name, other)) for other in other_kinds(part, f.name))
         else:
@@ -210,7 +213,7 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def with_field(part: Any, field: str, value: Any) -> Any:
-    """The part with one field changed, and with it what must be of the same length."""
+    """Return the part with one field changed, together with fields that must have the same length."""
     if field == "dim" and isinstance(s := part.scaling, LongRopeScaling):
         pairs = value // 2
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
@@ -223,7 +226,7 @@ def with_field(part: Any, field: str, value: Any) -> Any:
 
 
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
-    """What may stand in place of a part within, on the same weights: nothing, or the simpler kind."""
+    """Return replacements for a nested part that need the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
     if field in ("qk_norm", "post_norm", "rope", "scaling", "groups", "shared") or (
         field == "pre_norm" and isinstance(part, Layer)
@@ -236,7 +239,7 @@ def other_kinds(part: Any, field: str) -> Iterator[Any]:
 
 
 def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
-    """The other arrangement of the two branches, which has the same weights."""
+    """Return the layer with its branches in the other arrangement, which has the same weights."""
     if isinstance(layer, ParallelLayer):
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
@@ -246,7 +249,7 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
 
 
 def model_flips(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
-    """(What is changed, the model with that changed)."""
+    """Yield (the changed field, the model with that change)."""
     yield from flips(spec)
     layers = spec.layers
     chosen = sorted({i for x in set(layers) for i in (layers.index(x), len(layers) - 1 - layers[::-1].index(x))})
@@ -264,17 +267,17 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def fits(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Do weights of these shapes serve the spec?"""
+    """Return whether weights of these shapes fit the spec."""
     return shapes_of(spec).items() <= shapes.items()
 
 
 def fields_of(label: str) -> list[str]:
-    """Every Type.field on the way to what a label names, that last."""
+    """Return every Type.field on the path of a label, the last one last."""
     return re.findall(r"[A-Z]\w*\.[a-z]\w*", label)
 
 
 class Subject:
-    """A case's model, loaded; runs other specs over the same weights."""
+    """A loaded model of a case, which runs other specs with the same weights."""
 
     def __init__(self, name: str, folder: Path) -> None:
         case = CASES[name]
@@ -316,7 +319,7 @@ def test_every_field_moves_the_logits(name: str, tmp_path: Path) -> None:
 
 
 def test_every_exported_field_is_changed_in_some_case() -> None:
-    """What the test above changes, over all cases, is everything but the exceptions; and none of these is idle."""
+    """Over all cases, the test above changes everything except the exceptions, and every exception is needed."""
     moved: set[str] = set()
     for name in NAMES:
         spec = described(CASES[name])
@@ -326,7 +329,7 @@ def test_every_exported_field_is_changed_in_some_case() -> None:
             if fits(other, shapes) and path[-1] not in {*SILENT, *ASLEEP.get(name, ())}:
                 moved.update(path)
     exported = [getattr(ridgeline.spec, name) for name in ridgeline.spec.__all__]
-    parts = {part.__name__: part for part in exported if is_dataclass(part)}  # TokenMixer is another name for one
+    parts = {part.__name__: part for part in exported if is_dataclass(part)}  # TokenMixer is an alias
     assert set(DERIVED) < set(parts)
     ours = {*DERIVED, *OURS}
     everything = {f"{name}.{f.name}" for name, part in parts.items() if name not in ours for f in fields(part)}
@@ -336,6 +339,6 @@ def test_every_exported_field_is_changed_in_some_case() -> None:
 
 
 def described(case: Case) -> ModelSpec:
-    """The spec of a case, from its config alone."""
+    """Return the spec of a case, from its config alone."""
     config = getattr(transformers, case.config_class)(**deepcopy(case.kwargs))
     return spec_from_config(json.loads(config.to_json_string(use_diff=False)))

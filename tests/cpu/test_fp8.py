@@ -1,4 +1,4 @@
-"""Checkpoints of fp8 matrices with a scale per block: dequantized at load, each number to the last bit."""
+"""Checkpoints with fp8 matrices and a scale per block: dequantized at load, each number exact to the last bit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", 
 
 
 def spread(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The scale of each element of a matrix."""
+    """Return the scale of each element of a matrix."""
     rows, columns = torch.arange(shape[0]) // BLOCKS[0], torch.arange(shape[1]) // BLOCKS[1]
     return scale[rows][:, columns]
 
 
 def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix as DeepSeek-V3 stores it: fp8, with a float32 scale per block, its largest number over 448."""
+    """Quantize a matrix as DeepSeek-V3 stores it: fp8 with a float32 scale per block, its largest number over 448."""
     shape = [-(-n // size) for n, size in zip(matrix.shape, BLOCKS, strict=True)]
     scale = torch.zeros(shape)
     for i in range(shape[0]):
@@ -48,7 +48,7 @@ def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize(source: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
-    """A copy of a model folder with its projections in fp8."""
+    """Return a copy of a model folder with its projections in fp8."""
     tensors: Tensors = {}
     for key, value in load_file(source / SINGLE).items():
         if key.endswith(QUANTIZED):
@@ -71,7 +71,7 @@ def refusal(folder: Path) -> str:
 
 
 def test_every_byte() -> None:
-    """Against torch's own type: subnormals, both zeros, and the two codes that are no number."""
+    """Compare with torch's own type: subnormals, both zeros, and the two NaN codes."""
     wanted = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     np.testing.assert_array_equal(VALUES, wanted)
     numbers = ~np.isnan(wanted)
@@ -96,7 +96,9 @@ def test_a_matrix(shape: tuple[int, int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "llama_gqa"])
 def test_a_model(name: str, tmp_path: Path) -> None:
-    """Equal to transformers on the dequantized matrices; stacked experts and a matrix per head are among them."""
+    """The logits equal those of transformers with the dequantized matrices, stacked experts and matrices per head
+    included.
+    """
     case = CASES[name]
     model = build(case, tmp_path / "plain")
     folder = quantize(tmp_path / "plain", tmp_path / "fp8")

@@ -1,4 +1,4 @@
-"""Vocabularies from GGUF metadata: what they encode, and every way in which they can be wrong."""
+"""Vocabularies from GGUF metadata: their encodings, and every way in which they can be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as attacks: files that never end, and tokenizers that make endless text out of little."""
+"""Checkpoints as attacks: endless files, and tokenizers that make endless text out of little."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint, of which a test replaces a file."""
+    """Return a checkpoint in which a test replaces a file."""
     for path in BUILT_IN["pocket"].iterdir():
         if path.suffix in (".json", ".jinja") and path.name != "tokenizer_config.json":
             shutil.copy(path, tmp_path / path.name)
@@ -101,7 +101,7 @@ def test_a_pipe_as_a_gguf_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != SINGLE])
 def test_every_kind_of_file_has_a_size_limit(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sparse file, which takes no place on the disk, of more than any limit."""
+    """The file is sparse, needs no space on the disk, and exceeds every limit."""
     with put(folder, name).open("wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(RidgelineError, match=rf"{name} has {1 << 30} bytes; the limit for such a file is \d+"):
@@ -109,7 +109,7 @@ def test_every_kind_of_file_has_a_size_limit(folder: Path, name: str, monkeypatc
 
 
 def test_links_to_regular_files_are_read(folder: Path) -> None:
-    """The hub's cache consists of them."""
+    """The hub's cache consists of such links."""
     (folder / "config.json").rename(folder / "blob")
     (folder / "config.json").symlink_to("blob")
     assert open_checkpoint(folder).spec.vocab_size
@@ -126,7 +126,7 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatc
 
 
 def backend(**parts: Any) -> Backend:
-    """A tokenizer whose loading takes no time, with some parts."""
+    """Return a tokenizer with some parts, which loads at once."""
     made = Backend(models.BPE({"a": 0, "b": 1, "normalizer": 2}, []))
     for name, part in parts.items():
         setattr(made, name, part)
@@ -218,7 +218,7 @@ def test_published_normalizers_pass(part: Any) -> None:
 
 
 def test_growth_is_never_underestimated() -> None:
-    """Against the library, over characters that its normalizers treat in special ways."""
+    """Compare with the library, over characters that its normalizers treat in special ways."""
     parts = [
         normalizers.NFC(), normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD(), normalizers.Lowercase(),
         normalizers.ByteLevel(), normalizers.BertNormalizer(), normalizers.Replace("a", "bcd"),
@@ -239,7 +239,7 @@ def test_published_tokenizers_pass() -> None:
 
 
 def test_many_declared_tokens_are_added_at_once(tmp_path: Path) -> None:
-    """The library builds its table anew at each call: the time for one by one grew with the square."""
+    """The library rebuilds its table at each call, so adding tokens one by one takes quadratic time."""
     (tmp_path / "tokenizer.json").write_text(state(backend()), encoding="utf-8")
     declared = {str(3 + i): {"content": f"<{i}>", "normalized": False} for i in range(4000)}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": declared}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""find_model: a local folder as it is, a hub id through the hub's own cache, and one clear line for anything else."""
+"""find_model: a local folder, a hub id through the hub's own cache, and a one-line error for anything else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ridgeline.errors import CheckpointError, TokenizerError
 from ridgeline.load.hub import CONFIG_FILES, find_model
 
 SOURCE = Path(ridgeline.__file__).parents[1]
-FIRST, SECOND = "a" * 40, "b" * 40  # commits of the hand-made cache
+FIRST, SECOND = "a" * 40, "b" * 40  # commits of the handmade cache
 
 
 def refusal(model: str) -> str:
-    """The message with which a name is refused: one line."""
+    """Return the message with which a name is refused, which must be one line."""
     with pytest.raises(CheckpointError) as caught:
         find_model(model)
     message = str(caught.value)
@@ -35,7 +35,7 @@ def refusal(model: str) -> str:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks the hub has failed."""
+    """Fail if the hub is called."""
 
     def asked(*args: Any, **kwargs: Any) -> None:
         pytest.fail(f"the hub was asked for {args} {kwargs}")
@@ -45,7 +45,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """What the hub was asked for; it always answers with a folder."""
+    """Record the calls to the hub, which always returns a folder."""
     asked: list[dict[str, Any]] = []
 
     def answer(repo_id: str, **kwargs: Any) -> str:
@@ -65,7 +65,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_model(str(tmp_path)) == tmp_path
-    assert find_model("org/name") == Path("org/name")  # a folder comes before a hub id of that name
+    assert find_model("org/name") == Path("org/name")  # a folder has priority over a hub id
     assert find_model("./org/name/") == Path("org/name")
     assert find_model("~/org") == tmp_path / "org"
     assert find_model(str(tmp_path), files=CONFIG_FILES) == tmp_path
@@ -116,12 +116,12 @@ def test_what_can_only_be_a_path_is_not_looked_up(model: str, tmp_path: Path, mo
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.parametrize("model", ["word " * 2000, "x" * 5000, "~no-such-user-here/model", ""], ids=lambda m: m[:12])
 def test_names_that_the_file_system_refuses(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt in the place of a model, an unset variable: still one line, and a short one."""
+    """A prompt instead of a model, or an unset variable, still gives one short line."""
     monkeypatch.chdir(tmp_path)
     assert len(refusal(model)) < 300
 
 
-# The hub, asked politely -------------------------------------------------------------------------------
+# Calls to the hub --------------------------------------------------------------------------------------
 
 
 def test_what_the_hub_is_asked_for(calls: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_what_the_hub_is_asked_for(calls: list[dict[str, Any]], tmp_path: Path) 
     assert (plain["repo_id"], plain["revision"]) == ("gpt2", None)
     assert config["allow_patterns"] == ["config.json"]
     for call in calls:
-        # A token that is not named is HF_TOKEN's, or the one that `hf auth login` stored; a False would forbid both.
+        # If no token is passed, HF_TOKEN or the stored login is used; False would forbid both.
         assert call.get("token") is None
         assert not call.get("force_download")
 
 
 def wanted(call: dict[str, Any], name: str) -> bool:
-    """Whether the hub's filter lets a file through."""
+    """Return whether the hub's filter accepts a file."""
     allowed = any(fnmatch.fnmatch(name, pattern) for pattern in call["allow_patterns"])
     return allowed and not any(fnmatch.fnmatch(name, pattern) for pattern in call.get("ignore_patterns") or ())
 
@@ -176,7 +176,7 @@ def test_dummy_weights_and_other_tokenizers_fetch_no_weights(calls: list[dict[st
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **kwargs}))
     llm = LLM("org/name", revision="v2", load_format="dummy")
     assert len(llm.logits([[5, 6]])[0]) == 2
-    with pytest.raises(TokenizerError):  # the folder that the hub answered with holds none
+    with pytest.raises(TokenizerError):  # the folder from the hub contains no tokenizer
         LLM("org/name", load_format="dummy", tokenizer="org/other")
     assert [(call["repo_id"], call["revision"]) for call in calls] == [
         ("org/name", "v2"), ("org/name", None), ("org/other", None),
@@ -230,7 +230,7 @@ print(json.dumps(out))
 
 
 def ask_offline(home: Path, *questions: tuple[str, dict[str, Any]]) -> list[str]:
-    """What find_model says in a process that is told to stay offline; the hub reads these variables at import."""
+    """Return the output of find_model in an offline process, because the hub reads these variables at import."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE_"))}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", ASK, json.dumps(questions)]
@@ -241,7 +241,7 @@ def ask_offline(home: Path, *questions: tuple[str, dict[str, Any]]) -> list[str]
 
 
 def cache(home: Path) -> Path:
-    """The hub's layout, made by hand: two commits of org/name; `main` is the first, `next` the second."""
+    """Make a cache in the hub's layout: two commits of org/name; `main` is the first, `next` the second."""
     repo = home / "hub" / "models--org--name"
     for commit in (FIRST, SECOND):
         (repo / "snapshots" / commit).mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_the_cache_is_found_offline(tmp_path: Path) -> None:
 
 
 def test_the_command_line_without_a_network(tmp_path: Path) -> None:
-    """A hub id that cannot be had: exit status 2 and one line, from the shell's point of view."""
+    """A hub id that cannot be downloaded gives exit status 2 and one line in the shell."""
     cache(tmp_path)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGINGFACE_"))}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(SOURCE)}

@@ -1,4 +1,4 @@
-"""Files of one model in several layouts: as published, as transformers writes them, inside a model that sees."""
+"""Files of one model in several layouts: as published, as transformers writes them, and inside a multimodal model."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
 def same_logits(name: str, left: Path, right: Path) -> None:
     a, b = (LLM(str(folder), skip_tokenizer_init=True).logits(prompts(CASES[name])) for folder in (left, right))
     for x, y in zip(a, b, strict=True):
-        assert np.abs(x - y).max() < 2e-5  # where a file has a matrix, at any byte, can decide the last digit
+        assert np.abs(x - y).max() < 2e-5  # the alignment of a matrix in a file can change the last digit
 
 
 def inside(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-    """A text model as the language model of one that sees and predicts a second token."""
+    """Put a text model into a multimodal model with multi-token prediction."""
     kind = config["model_type"].removesuffix("_text")
     whole = {"model_type": kind, "text_config": config, "vision_config": {"depth": 2}, "image_token_id": 5}
     found = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
@@ -51,7 +51,7 @@ def inside(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Te
 
 
 def together(tensors: Tensors) -> None:
-    """All experts of a layer in two tensors."""
+    """Join all experts of a layer in two tensors."""
     for at in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
         parts = {
             n: torch.stack([tensors.pop(f"{at}.experts.{e}.{n}_proj.weight") for e in range(6)])
@@ -91,7 +91,7 @@ def test_a_lack_in_the_packed_layout_is_named(tmp_path: Path) -> None:
 
 
 def published(name: str) -> str:
-    """Kimi-Linear's dense layers as its files call them."""
+    """Rename Kimi-Linear's dense layers as in its published files."""
     return name.replace("block_sparse_moe", "mlp") if ".layers.0." in name else name
 
 

@@ -1,4 +1,4 @@
-"""The least tokens of a text by arithmetic: never more than it has, whatever the tokenizer's steps."""
+"""The lower bound of a text's tokens never exceeds their number, whatever the tokenizer's steps."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_other_threads_run_meanwhile() -> None:
-    """Tokenizing a long text leaves the interpreter to others."""
+    """Tokenizing a long text does not block other threads of the interpreter."""
     tokenizer = Tokenizer(byte_level())
     text, ids = "ab" * 1_000_000, list[int]()
     thread = threading.Thread(target=lambda: ids.extend(tokenizer.encode(text)[:1]))

@@ -30,13 +30,13 @@ from ridgeline.spec.request import SamplingParams
 
 Tensors = dict[str, torch.Tensor]
 TOLERANCE = 1e-4
-# One case of every family: the plainest, but with layers of each kind.
+# One case of every family: the simplest one with layers of each kind.
 ONE_EACH = {case.model_type: name for name, case in reversed(CASES.items()) if case.greedy_tokens}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of the cases, each built once."""
+    """Return the folders of the cases, each built once."""
 
     @functools.cache
     def folder(name: str) -> Path:
@@ -48,7 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def altered(source: Path, target: Path, change: Callable[[Tensors], object]) -> Path:
-    """A copy of a model folder whose tensors `change` has edited in place."""
+    """Return a copy of a model folder whose tensors `change` has edited in place."""
     tensors = load_file(source / SINGLE)
     change(tensors)
     target.mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def altered(source: Path, target: Path, change: Callable[[Tensors], object]) -> 
 
 
 def load(folder: Path, dtype: DType | None = None, files: TensorFiles | None = None) -> Tensors:
-    """Our weights of a folder, as torch tensors."""
+    """Return our weights of a folder, as torch tensors."""
     checkpoint = open_checkpoint(folder)
     found = files or TensorFiles(folder)
     return load_weights(
@@ -67,7 +67,7 @@ def load(folder: Path, dtype: DType | None = None, files: TensorFiles | None = N
 
 
 def refusal(folder: Path) -> str:
-    """The message with which the weights of a folder are refused: one line."""
+    """Return the message with which the weights of a folder are refused, which must be one line."""
     with pytest.raises(CheckpointError) as caught:
         load(folder)
     message = str(caught.value)
@@ -84,7 +84,7 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
     return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
 
 
-# Strict keys -------------------------------------------------------------------------------------------
+# Strict names ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,17 +125,17 @@ def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], P
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("llama", "model.layers.0.self_attn.q_proj.bias"),  # another model's bias, not a thing to leave out
+        ("llama", "model.layers.0.self_attn.q_proj.bias"),  # a bias of another model, which must not be ignored
         ("llama", "model.layers.4.mlp.up_proj.weight"),  # one layer more than config.json says
         ("llama", "extra"),
         ("qwen3_moe", "model.layers.1.mlp.experts.6.down_proj.weight"),
         ("gpt2", "transformer.h.0.attn.bias.extra"),
         ("gpt_neox", "gpt_neox.layers.0.attention.bias_k"),
-        ("qwen3", "mtp.fc.weight"),  # that which predicts a second token is left alone in other families only
+        ("qwen3", "mtp.fc.weight"),  # multi-token prediction is ignored in other families only
         ("kimi_linear", "mtp.fc.weight"),
         ("qwen3_next", "model.mtp.fc.weight"),
         ("qwen3_next", "model.visual.pos_embed.weight"),
-        ("qwen3_next", "model.layers.1.linear_attn.A_log"),  # of a layer that has attention
+        ("qwen3_next", "model.layers.1.linear_attn.A_log"),  # this layer has attention
         ("granitemoehybrid", "model.layers.0.self_attn.q_proj.weight"),  # a Mamba-2 layer
         ("nemotron_h_moe", "backbone.layers.1.mixer.q_proj.weight"),  # experts
         ("nemotron_h_moe", "backbone.layers.1.mixer.experts.0.gate_proj.weight"),
@@ -149,7 +149,7 @@ def test_an_unknown_tensor_is_named(name: str, key: str, saved: Callable[[str], 
 
 
 def halves_of_kv_b(tensors: Tensors) -> None:
-    """As converters to other programs write it: what makes keys and what makes values, each on its own."""
+    """Split kv_b into two matrices, for keys and for values, as converters to other programs do."""
     for i in range(4):
         at = f"model.layers.{i}.self_attn."
         whole = tensors.pop(f"{at}kv_b_proj.weight").unflatten(0, (4, 36))
@@ -164,7 +164,7 @@ def test_a_split_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> 
 
 
 def test_an_unsplit_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """In our own format it is a matrix per head."""
+    """In our own format it is one matrix per head."""
     from ridgeline.spec import to_json
 
     spec, weights = open_checkpoint(saved("deepseek_v2")).spec, load(saved("deepseek_v2"))
@@ -175,7 +175,7 @@ def test_an_unsplit_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) 
 
 
 def test_the_layer_that_predicts_a_second_token_is_left_alone(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """DeepSeek-V3's files hold one more layer than the model has, and no other family's."""
+    """DeepSeek-V3's files contain one more layer than the model; those of other families may not."""
 
     def add(tensors: Tensors) -> None:
         for name in ("eh_proj", "self_attn.kv_b_proj", "shared_head.head"):
@@ -229,7 +229,7 @@ def test_many_missing_tensors_stay_one_short_line(saved: Callable[[str], Path], 
 def test_a_misshaped_tensor_is_refused_with_both_shapes(
     name: str, key: str, shape: tuple[int, ...], wanted: tuple[int, ...], saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Fused tensors above all: cutting the rows that are wanted out of a larger one would go unnoticed."""
+    """This matters most for fused tensors: cutting the needed rows out of a larger tensor would go unnoticed."""
     assert tuple(load_file(saved(name) / SINGLE)[key].shape) == wanted
     message = refusal(altered(saved(name), tmp_path, lambda tensors: tensors.update({key: torch.ones(shape)})))
     assert all(part in message for part in (key, str(list(shape)), str(list(wanted))))
@@ -262,7 +262,7 @@ def test_a_tied_head_that_differs_is_an_error(saved: Callable[[str], Path], tmp_
 
 
 def hub_gpt2(tensors: Tensors) -> None:
-    """As the first GPT-2 files on the hub: no prefix, the causal masks as weights, no head."""
+    """Make a file like the first GPT-2 files on the hub: no prefix, causal masks stored as weights, no head."""
     for key in list(tensors):
         tensors[key.removeprefix("transformer.")] = tensors.pop(key)
     for i in range(4):
@@ -297,7 +297,7 @@ def test_derived_buffers_change_nothing(
 
 
 def test_a_tensor_with_and_without_the_prefix_is_ambiguous(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """One of the two would be left over, and which one is a matter of order."""
+    """One of the two would be left over, and which one would depend on their order."""
 
     def twice(tensors: Tensors) -> None:
         tensors["h.0.ln_1.weight"] = tensors["transformer.h.0.ln_1.weight"] + 1
@@ -320,7 +320,7 @@ def narrowed(dtype: torch.dtype) -> Callable[[Tensors], None]:
 def test_half_precision_checkpoints_are_computed_in_float32(
     model_type: str, dtype: torch.dtype, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Equal to transformers in float32 on the rounded weights: nothing else is rounded on the way."""
+    """The logits equal those of transformers in float32 with the rounded weights, so nothing else is rounded."""
     case = CASES[ONE_EACH[model_type]]
     source = saved(ONE_EACH[model_type])
     reference = transformers.AutoModelForCausalLM.from_pretrained(
@@ -328,13 +328,13 @@ def test_half_precision_checkpoints_are_computed_in_float32(
     ).eval()
     exact = oracle_logits(reference, prompts(case))
     with torch.no_grad():
-        for name, stored in reference.state_dict().items():  # biases of a choice are no parameters there
-            if not name.endswith(DERIVED):  # what follows from the config is not read from a file
+        for name, stored in reference.state_dict().items():  # biases of a choice are not parameters there
+            if not name.endswith(DERIVED):  # computed from the config, not read from a file
                 stored.copy_(stored.to(dtype).float())
     rounded = oracle_logits(reference, prompts(case))
     found = logits(altered(source, tmp_path, narrowed(dtype)), case)
     assert largest_difference(found, rounded) < TOLERANCE
-    assert largest_difference(found, exact) > 3 * TOLERANCE  # so that the rounding is what is compared
+    assert largest_difference(found, exact) > 3 * TOLERANCE  # so that the comparison notices the rounding
 
 
 def test_auto_keeps_the_type_of_matrices_and_widens_vectors(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_auto_keeps_the_type_of_matrices_and_widens_vectors(saved: Callable[[str
     for w in spec.weights():
         assert kept[w.name].dtype is (torch.bfloat16 if w.is_matrix else torch.float32), w.name
         assert wide[w.name].dtype is torch.float32
-        assert torch.equal(wide[w.name], kept[w.name].float())  # widening is exact
+        assert torch.equal(wide[w.name], kept[w.name].float())  # the conversion is exact
     assert sum(not w.is_matrix for w in spec.weights()) > 4
     assert torch.equal(wide["embed.weight"], source["model.embed_tokens.weight"].float())
     assert torch.equal(kept["layers.1.mixer.q.bias"], source["model.layers.1.self_attn.q_proj.bias"].float())
@@ -369,7 +369,7 @@ def test_names_of_types(option: str, same: str, saved: Callable[[str], Path]) ->
 
 
 def test_tensors_of_different_types_in_one_checkpoint(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Each matrix keeps its own; a widened copy of everything computes the same."""
+    """Each matrix keeps its own type; a float32 copy of all of them gives equal results."""
 
     def mix(tensors: Tensors) -> None:
         types = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints: every byte under every scale, as transformers unpacks it, and packed folders as what they are."""
+"""MXFP4 checkpoints: every byte with every scale, unpacked as by transformers, and whole packed folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ridgeline.load.mxfp4 import LARGEST_SCALE, unpack
 from ridgeline.load.packed import open_tensors
 
 TOLERANCE = 1e-4
-# Widths that are whole blocks.
+# Sizes that are multiples of a block.
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 PACKING = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 Tensors = dict[str, torch.Tensor]
@@ -39,7 +39,9 @@ def bits(x: torch.Tensor) -> np.ndarray:
 
 
 def test_every_byte_under_every_scale() -> None:
-    """Against the format's words: sign, two bits of exponent with bias 1, one of mantissa; times 2 ** (scale - 127)."""
+    """Compare with the format's definition: sign, two bits of exponent with bias 1, one of mantissa; times 2 ** (scale
+    - 127).
+    """
     blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(LARGEST_SCALE + 1, 1)
     scales = np.arange(LARGEST_SCALE + 1, dtype=np.uint8)[None, :, None].repeat(16, 2)
     got = torch.from_numpy(unpack(blocks, scales)[0].copy()).view(torch.bfloat16).double().numpy()
@@ -47,10 +49,10 @@ def test_every_byte_under_every_scale() -> None:
     exponent, mantissa = four >> 1 & 3, four & 1
     magnitude = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent - 1))
     numbers = np.where(four & 8, -magnitude, magnitude)
-    row = np.stack([numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]], 1).ravel()  # the low half first
+    row = np.stack([numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]], 1).ravel()  # the low half comes first
     wanted = row * 2.0 ** (np.arange(LARGEST_SCALE + 1)[:, None] - 127.0)
     np.testing.assert_array_equal(got, wanted)
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # of zeros too
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # for zeros, too
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (2, 64, 3)])
@@ -73,7 +75,7 @@ def test_a_scale_that_is_no_number_is_refused(scale: int) -> None:
 
 
 def pack(tensors: Tensors, seed: int) -> Tensors:
-    """The tensors with random blocks and scales for every stack of experts, near 1.5 / sqrt(in) in size."""
+    """Return the tensors with random blocks and scales for every stack of experts, near 1.5 / sqrt(in) in size."""
     generator, out = torch.Generator().manual_seed(seed), {}
     for name, value in tensors.items():
         if not name.endswith(("gate_up_proj", "down_proj")):
@@ -87,7 +89,7 @@ def pack(tensors: Tensors, seed: int) -> Tensors:
 
 
 def unpacked(tensors: Tensors) -> Tensors:
-    """What transformers makes of them."""
+    """Return the tensors that transformers unpacks."""
     out = {name: value for name, value in tensors.items() if not name.endswith(("_blocks", "_scales"))}
     for name in [n.removesuffix("_blocks") for n in tensors if n.endswith("_blocks")]:
         found = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
@@ -97,7 +99,7 @@ def unpacked(tensors: Tensors) -> Tensors:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module, Case]:
-    """A packed folder, and transformers' model with the weights that transformers unpacks from it."""
+    """Return a packed folder, and transformers' model with the weights that transformers unpacks from it."""
     folder, case = tmp_path_factory.mktemp("packed"), CASES["gpt_oss"]
     model = make_model(case, **SIZES)
     redraw(model, 3)
@@ -122,7 +124,7 @@ def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Pa
     stack = theirs["model.layers.1.mlp.experts.gate_up_proj"]
     for name, first in (("gate", 0), ("up", 1)):
         got = weights[f"layers.1.mlp.experts.{name}.weight"]
-        assert got.dtype is torch.bfloat16  # half of what float32 would take, and exact
+        assert got.dtype is torch.bfloat16  # half the bytes of float32, and exact
         assert torch.equal(got.float(), stack[:, :, first::2].transpose(1, 2))
         bias = weights[f"layers.1.mlp.experts.{name}.bias"]
         assert torch.equal(bias, theirs["model.layers.1.mlp.experts.gate_up_proj_bias"][:, first::2])

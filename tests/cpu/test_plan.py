@@ -1,4 +1,4 @@
-"""The planner against what runs: its pages are the engine's, its operations those that torch counts."""
+"""The planner against the programs that run: its pages equal the engine's, its operations those that torch counts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def model(*mixers: TokenMixer) -> ModelSpec:
 
 
 class Counting(NumpyMemory):
-    """Notes the bytes that are asked for."""
+    """Records the bytes that are requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def allocated(groups: tuple[StateGroup, ...], num_pages: tuple[int, ...]) -> lis
 @pytest.mark.parametrize("page_tokens", [1, 16])
 @pytest.mark.parametrize("name", MIXERS)
 def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
-    """Sequence by sequence: what the plan says is what an arena with these pages allocates."""
+    """For each sequence, an arena with these pages allocates the planned bytes."""
     spec = model(FULL, MIXERS[name], LOCAL, MIXERS[name])
     options = EngineOptions(block_size=page_tokens, max_num_seqs=3, max_num_batched_tokens=16)
     config = resolve(spec, 100, options, free_bytes=1 << 30, fixed_len=True)
@@ -90,7 +90,7 @@ def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
 
 
 def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:
-    """A memory of the plan's size is enough for the engine to have room for the batch, and a tenth less is not."""
+    """The engine fits the batch into the memory that the plan says, but not into a tenth less."""
     spec = model(*[FULL] * 4)
     planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT))
     foot = planner.memory.footprint(64, 1000)
@@ -105,8 +105,8 @@ def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:
     assert pages(0.9) < full
 
 
-# Families whose every product torch's counter sees as one; their attention is counted with all pairs there, of which we
-# count those that are seen.
+# Families for which torch's counter counts every product as one. It counts all pairs of attention, and we count only
+# unmasked pairs.
 COUNTED = [
     "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-0.6B", "google/gemma-3-270m",
     "openai-community/gpt2", "EleutherAI/pythia-1.4b", "allenai/OLMo-2-0425-1B", "THUDM/GLM-4-9B-0414",
@@ -115,13 +115,13 @@ COUNTED = [
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_operations_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
-    """Of transformers' model of the same config, without weights: two prompts of 100 tokens."""
+    """The oracle is transformers' model of the same config, without weights, on two prompts of 100 tokens."""
     tokens, batch = 100, 2
     config = AutoConfig.for_model(**PUBLISHED[name][0])
     with torch.device("meta"):
         peer = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         ids = torch.zeros(batch, tokens, dtype=torch.long)
-        mask = torch.zeros(batch, 1, tokens, tokens)  # given, since making one looks at numbers
+        mask = torch.zeros(batch, 1, tokens, tokens)  # passed in, because making one reads numbers
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         peer(ids, attention_mask=mask, use_cache=False)
     counted = counter.get_total_flops()
@@ -133,7 +133,7 @@ def test_operations_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
         for layer in spec.layers
         if (m := layer.mixer)
     )
-    rotations = counted - ours - pairs  # transformers multiplies positions with frequencies, for some
+    rotations = counted - ours - pairs  # in some families, transformers multiplies positions with frequencies
     assert 0 <= rotations <= 2 * 2 * batch * tokens * 128 * len(spec.layers)
     seen = sum(o.flops * o.layers for o in ops if o.name == "Attention")
     assert seen == pairs * (tokens + 1) / (2 * tokens)

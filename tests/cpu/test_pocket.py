@@ -1,4 +1,4 @@
-"""The built-in pair: what it is, that it is there without a download, and that it is as good as its card says."""
+"""The built-in pair: its properties, that it needs no download, and that it is as good as its card says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ridgeline.spec import Attention
 from ridgeline.train.data.vocabulary import PLAIN_CHAT
 from ridgeline.train.pocket.recipe import Recipe
 
-TEXT = Path(re.__file__).parent / "_parser.py"  # of the standard library, whichever side it is on
+TEXT = Path(re.__file__).parent / "_parser.py"  # a file of the standard library, of either side
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_recipe_makes_these_models() -> None:
 
 
 def test_a_chat_is_the_text_of_its_messages(target: LLM) -> None:
-    """There are no roles: the answer is what goes on after the lines that were said, as `generate` gives it."""
+    """There are no roles: the answer continues the lines of the messages, as in `generate`."""
     messages = [{"role": "user", "content": "import os"}, {"role": "assistant", "content": "import re"}]
     messages.append({"role": "user", "content": "def f("})
     params = SamplingParams(max_tokens=8, temperature=0)
@@ -74,7 +74,7 @@ def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     monkeypatch.setattr("ridgeline.load.hub._download", ask)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pocket").mkdir()  # somebody's own folder of that name is ./pocket
+    (tmp_path / "pocket").mkdir()  # a local folder with that name is ./pocket
     assert find_model("pocket", files=MODEL_FILES) == BUILT_IN["pocket"]
     assert find_model("./pocket") == Path("pocket")
     with pytest.raises(CheckpointError, match="ships with Ridgeline"):
@@ -83,7 +83,7 @@ def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.mark.parametrize(("name", "count"), [("docs/pocket.md", 3), ("README.md", 1)])
 def test_a_page_shows_what_it_says(name: str, count: int) -> None:
-    """The commands of the page with their whole output. Greedy choices there are 0.02 or more apart."""
+    """Run the commands of the page and compare their whole output. Greedy choices there differ by 0.02 or more."""
     page = (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
     shown = re.findall(r"```\n\$ ridgeline (generate .*)\n((?s:.*?))\n```", page)
     assert len(shown) == count
@@ -119,7 +119,7 @@ def test_transformers_loads_it(name: str) -> None:
 
 
 def test_they_know_python() -> None:
-    """Far below what a byte costs a model that guesses (8 bits); the cards say what it is on held-out files."""
+    """A byte takes far less than the 8 bits of a random guess; the cards give the figure for held-out files."""
     text = TEXT.read_text(encoding="utf-8")[:20_000]
     bits = {}
     for name in BUILT_IN:

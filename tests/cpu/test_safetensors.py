@@ -37,7 +37,7 @@ TAGS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Any bits at all: NaNs with payloads, infinities, subnormals and negative zeros among them."""
+    """Return random bits, with NaN payloads, infinities, subnormals and negative zeros among them."""
     rng = np.random.default_rng(seed)
     integer = torch.int32 if dtype.itemsize == 4 else torch.int16
     numpy_type = np.int32 if dtype.itemsize == 4 else np.int16
@@ -47,7 +47,7 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Every shape in every type."""
+    """Return every shape in every type."""
     return {
         f"{dtype}/{name}": random_bits(shape, TYPES[dtype], seed)
         for seed, (name, shape) in enumerate(SHAPES.items())
@@ -69,13 +69,13 @@ def header_of(data: bytes) -> dict[str, Any]:
 
 
 def assemble(header: Mapping[str, Any] | bytes, body: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file from a header that the library would not write."""
+    """Return a safetensors file with a header that the library would not write."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + body
 
 
 def refusal(folder: Path) -> str:
-    """The message with which a folder is refused: one line."""
+    """Return the message with which a folder is refused, which must be one line."""
     with pytest.raises(CheckpointError) as caught:
         TensorFiles(folder)
     message = str(caught.value)
@@ -92,7 +92,7 @@ def test_every_bit_of_every_type_and_shape(tmp_path: Path) -> None:
     written = tensors()
     save_file(written, tmp_path / SINGLE, metadata={"format": "pt"})
     files = TensorFiles(tmp_path)
-    assert set(files) == set(written)  # and no __metadata__
+    assert set(files) == set(written)  # without __metadata__
     assert files.files == [tmp_path / SINGLE]
     for name, tensor in written.items():
         dtype = name.split("/")[0]
@@ -127,14 +127,14 @@ def test_writing_to_a_view_leaves_the_file_alone(tmp_path: Path) -> None:
     before = (tmp_path / SINGLE).read_bytes()
     files = TensorFiles(tmp_path)
     view = files.read("a").data
-    torch.from_numpy(view).fill_(5.0)  # would warn, which is an error here, were the memory marked read-only
+    torch.from_numpy(view).fill_(5.0)  # for read-only memory this would warn, which is an error here
     assert (view == 5.0).all()
     del view, files
     assert (tmp_path / SINGLE).read_bytes() == before
 
 
 def test_data_that_is_not_aligned(tmp_path: Path) -> None:
-    """The library pads the header to a multiple of 8 bytes; other writers need not."""
+    """The library pads the header to a multiple of 8 bytes; other writers may not."""
     value = random_bits((3, 5), torch.float32, 7)
     data = save({"a": value})
     length = int.from_bytes(data[:8], "little")
@@ -153,7 +153,7 @@ def test_shards_of_an_index(tmp_path: Path) -> None:
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, tmp_path / name)
     write_index(tmp_path, {key: name for name, shard in zip(names, shards, strict=True) for key in shard})
-    save_file({"stray": torch.ones(1)}, tmp_path / SINGLE)  # the index speaks first
+    save_file({"stray": torch.ones(1)}, tmp_path / SINGLE)  # the index has priority
     files = TensorFiles(tmp_path)
     assert [f.name for f in files.files] == names
     assert set(files) == set(written)
@@ -171,7 +171,7 @@ _WHOLE = {name: bits(value) for name, value in _SMALL.items()}
 
 
 def outcome(folder: Path, data: bytes) -> dict[str, bytes] | None:
-    """What a file reads as; None if it is refused."""
+    """Return the tensors of a file, or None if it is refused."""
     (folder / SINGLE).write_bytes(data)
     try:
         files = TensorFiles(folder)
@@ -198,7 +198,7 @@ def test_a_file_with_a_tail_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_header_never_reads_past_the_file(
     tmp_path_factory: pytest.TempPathFactory, at: int, value: int, cut: bool
 ) -> None:
-    """One byte changed: refused, or every tensor that it still claims to hold lies inside the file."""
+    """With one byte changed, the file is refused, or every tensor that it still describes lies inside the file."""
     folder = tmp_path_factory.mktemp("damaged")
     data = bytearray(_FILE)
     data[at] = value
@@ -208,7 +208,7 @@ def test_a_damaged_header_never_reads_past_the_file(
     start = 8 + int.from_bytes(_FILE[:8], "little")
     if len(data) < len(_FILE):
         assert found is None
-    elif at >= start:  # the data itself, which nothing checks: only that byte may differ
+    elif at >= start:  # data is not checked: only that byte may differ
         assert found is not None
         assert b"".join(found[name] for name in _in_file_order()) == bytes(data[start:])
     elif found is not None:
@@ -254,7 +254,7 @@ def test_malformed_files_are_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 def test_the_malformed_ones_would_be_read_were_they_not_malformed(tmp_path: Path) -> None:
-    """What `assemble` and `entry` make is a file, so that it is the flaw that is refused."""
+    """`assemble` and `entry` make valid files, so the test above refuses them for their flaw."""
     header = {"a": entry(), "b": entry(offsets=(8, 16))}
     (tmp_path / SINGLE).write_bytes(assemble(header, np.arange(4, dtype=np.float32).tobytes()))
     files = TensorFiles(tmp_path)
@@ -266,7 +266,7 @@ def test_the_malformed_ones_would_be_read_were_they_not_malformed(tmp_path: Path
     [(torch.int8, "I8"), (torch.float64, "F64"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.bool, "BOOL")],
 )
 def test_other_element_types_are_refused_when_read(dtype: torch.dtype, tag: str, tmp_path: Path) -> None:
-    """Not before: a tensor that nobody reads (a mask, a position table) may be of any type."""
+    """Earlier would be too strict: a tensor that nobody reads (a mask, a position table) may have any type."""
     save_file({"fine": torch.ones(3), "odd.one": torch.zeros(4).to(dtype)}, tmp_path / SINGLE)
     files = TensorFiles(tmp_path)
     assert files.info("odd.one").dtype == tag
@@ -356,7 +356,7 @@ def test_pickles_are_refused_as_such(name: str, tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / name)
     message = refusal(tmp_path)
     assert "pickle" in message
-    assert "safetensors" in message  # what to do about it
+    assert "safetensors" in message  # the remedy
 
 
 def test_pickles_beside_safetensors_are_nobodys_business(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
 
 
 def test_the_header_is_what_the_library_says(tmp_path: Path) -> None:
-    """`info` against the header as it stands in the file."""
+    """Compare `info` with the header as it is in the file."""
     save_file(_SMALL, tmp_path / SINGLE)
     data = (tmp_path / SINGLE).read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")

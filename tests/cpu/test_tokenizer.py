@@ -1,4 +1,4 @@
-"""Tokenizers: equal to llama.cpp's and transformers' ids, exactly one BOS, and text that streams exactly."""
+"""Tokenizers: ids equal to llama.cpp's and transformers', exactly one BOS, and text that streams exactly."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_without_special_tokens_the_text_is_taken_as_it_stands() -> None:
 def test_bos_flags_in_the_config_mean_what_they_do_in_transformers(
     tmp_path: Path, processor: bool, flag: bool | None
 ) -> None:
-    """With a tokenizer.json the post-processor alone decides."""
+    """With a tokenizer.json, the post-processor alone decides."""
     folder = copy_of(tmp_path, "models/stories260K")
     edit(folder / "tokenizer.json", **({} if processor else {"post_processor": None}))
     edit(folder / "tokenizer_config.json", add_bos_token=flag, add_eos_token=flag, tokenizer_class="LlamaTokenizer")
@@ -204,7 +204,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, content: bytes, m
     folder = made(tmp_path)
     (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message) as caught:
-        _ = Tokenizer.from_folder(folder).chat_templates  # which are read when they are first asked for
+        _ = Tokenizer.from_folder(folder).chat_templates  # they are compiled at the first use
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The picture of a run and the card of its model: what they say, and that nothing half done is left."""
+"""The picture of a run and the card of its model: their content, and that no incomplete file remains."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FULL = replace(
 
 
 def log(steps: int, every: int = 10) -> list[Progress]:
-    """Losses that fall with noise from about 8; held-out ones where `every` is not 0."""
+    """Return losses that fall with noise from about 8, with held-out losses unless `every` is 0."""
     noise = np.random.default_rng(0).normal(0, 0.1, steps)
     falls = [1.5 + 6.5 * math.exp(-30 * i / steps) for i in range(steps)]
     measured = [every and (i + 1) % every == 0 for i in range(steps)]
@@ -79,7 +79,7 @@ def size_of_png(path: Path) -> tuple[int, int]:
 
 
 def drawn_axes(monkeypatch: pytest.MonkeyPatch, steps: list[Progress], per_token: float | None, path: Path) -> Any:
-    """Draw, and give the figure as it was when it was saved."""
+    """Draw, and return the figure as it was saved."""
     from matplotlib.figure import Figure
 
     seen: list[Figure] = []
@@ -155,7 +155,7 @@ def test_the_picture_says_what_the_log_says(monkeypatch: pytest.MonkeyPatch, tmp
     assert list(rates.get_lines()[0].get_ydata()) == [p.learning_rate for p in steps]
     top = losses.get_ylim()[1]
     outside = sum(p.loss > top for p in steps)
-    assert 0 < outside < 30  # the first steps do not flatten the others, and are not passed over in silence
+    assert 0 < outside < 30  # the first steps do not set the scale, and a note mentions them
     assert max(p.loss for p in steps[30:]) < top < 5
     assert any(f"{outside} of 400 steps" in text.get_text() for text in losses.texts)
     assert losses.get_ylim()[0] < min(p.loss for p in steps)
@@ -217,7 +217,7 @@ def test_drawing_touches_nothing_global(tmp_path: Path) -> None:
 
 
 def front_matter(card: str) -> dict[str, Any]:
-    """As the hub's client and as YAML read it; they agree."""
+    """Read the front matter with the hub's client and with YAML, which must agree."""
     data = ModelCard(card).data.to_dict()
     _, text, _ = card.split("---\n", 2)
     assert yaml.safe_load(text) == data
@@ -257,7 +257,8 @@ def test_no_text_breaks_the_front_matter(tag: str, language: str) -> None:
         "12 / 3 of 32", "1,056", "4,096 tokens, one matrix", "2,048 tokens", "bfloat16",
         "standard library of Python 3.11.7",
         "PSF-2.0", "1 document, 30,000,001 bytes, 8,765,432 tokens", "1 document, 1,400,003 bytes, 432,109 tokens",
-        "4.5 %", "seed 5", "123 functions that also occur", "17 (empty)", MANIFEST.hash, "the weights of base-model", "Muon",
+        "4.5 %", "seed 5", "123 functions that also occur", "17 (empty)", MANIFEST.hash, "the weights of base-model",
+        "Muon",
         "0.9, 0.95", "decay 0.13", "norm of 0.9", "peak 0.004", "over 151 steps",
         "falls linearly to 0.0002 over the last 751 of 3,001 steps",
         "16,384 tokens in rows of 512", "2,900 of 3,001 planned", "step 2,700, the best on held-out",
@@ -312,7 +313,7 @@ def test_layers_that_differ_are_all_named() -> None:
 
 
 def test_the_usage_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the card tells a reader to type, typed: both programs continue the prompt with the same text."""
+    """Run the examples of the card: both programs continue the prompt with the same text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = train_bpe(["def f(x):\n    return x\n" * 4], 280)

@@ -1,4 +1,4 @@
-"""`ridgeline train` as a user runs it: what comes out, what is refused, two ranks, a kill at any moment."""
+"""`ridgeline train` as a user runs it: its output, its errors, two ranks, a kill at any moment."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def arguments(tmp_path: Path, data: Path, described: Any = None, out: str = "out
 
 
 def run(arguments: list[str]) -> str:
-    """What the command says. Raises what it raises."""
+    """Run the command and return its output. Raises what the command raises."""
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -123,7 +123,7 @@ def test_a_spec_gets_the_config_that_others_know_where_there_is_one(
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, data: Path) -> None:
-    """SIGKILL in the middle of whatever it does, twice; the losses are those of an undisturbed run, to the bit."""
+    """SIGKILL at two random moments; the losses equal those of an undisturbed run to the bit."""
     flags = ("--epochs", "12", "--dropout", "0.1")
     run(arguments(tmp_path, data, None, "whole", *flags))
     whole = log(tmp_path / "whole")
@@ -184,7 +184,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, data: Path) -> None:
         ("--decay-share", "2", "from 0 to 1"), ("--epochs", "inf", "at most 1,000,000"),
     ):  # fmt: skip
         assert allowed in refused(given(None, option, value)), option
-    for option in ("--batch-tokens", "--context", "--micro-tokens"):  # the parser's own errors
+    for option in ("--batch-tokens", "--context", "--micro-tokens"):  # errors of the option parser
         assert CliRunner().invoke(app, given(None, option, "0")).exit_code == 2
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(arguments(tmp_path, data, None, "file"))
@@ -212,7 +212,7 @@ def test_another_spec_or_corpus_does_not_go_on(tmp_path: Path, data: Path) -> No
 
 
 def test_data_of_another_corpus_or_tokenizer_is_never_taken(tmp_path: Path, data: Path) -> None:
-    """Whatever was written before a run was killed: the manifest is first, and the rest must be of it."""
+    """Whatever was written before a kill: the manifest comes first, and the rest must belong to it."""
     run(arguments(tmp_path, data))
     prepared = tmp_path / "out" / "training" / "data"
     shutil.rmtree(tmp_path / "out" / "training" / "checkpoints")

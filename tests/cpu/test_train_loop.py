@@ -1,4 +1,4 @@
-"""Training: runs that resume to the bit, losses that fall, gradients of any partition, checkpoints that are whole."""
+"""Training: exact resumption, falling losses, gradients for any partition, complete checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPTIONS = TrainOptions(
 
 
 def shard() -> Shard:
-    """Documents in which every token is the one before plus a number of the document's own."""
+    """Return documents in which every token is the one before plus a number that is fixed for the document."""
     rng = np.random.default_rng(0)
     texts = [(rng.integers(0, 30) + step * np.arange(n)) % 38 + 1 for step, n in rng.integers(1, 60, (60, 2))]
     documents = [np.concatenate([[0], t, [0]]).astype(np.uint16) for t in texts]
@@ -55,7 +55,7 @@ def trainer(folder: Path, options: TrainOptions = OPTIONS, **model: Any) -> Trai
 
 
 def run(folder: Path, options: TrainOptions = OPTIONS, until: int | None = None, **model: Any) -> list[Progress]:
-    """Train; `until`: killed right after that step was logged."""
+    """Train. until: the step after whose log line the run is killed."""
     seen: list[Progress] = []
 
     def on_step(progress: Progress) -> None:
@@ -124,7 +124,7 @@ def test_blocks_of_the_loss_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_attention_and_loss_stay_inside_documents() -> None:
-    """The loss of a batch is the sum of the losses of its segments, each alone."""
+    """The loss of a batch is the sum of the losses of its segments, each computed alone."""
     module = LanguageModel(SPEC, open_table("reference"), 64, seed=3)
     batch = Batches(shard(), CONTEXT, 64, seed=1).batch(0)
     ids, positions, targets = (torch.from_numpy(x) for x in (batch.token_ids, batch.positions, batch.targets))
@@ -165,7 +165,7 @@ def test_another_run_is_refused_with_the_difference(tmp_path: Path) -> None:
     run(tmp_path, replace(OPTIONS, steps=6))
     with pytest.raises(DataError, match=r"options\.learning_rate was 0\.01, is 0\.02"):
         run(tmp_path, replace(OPTIONS, learning_rate=0.02))
-    assert len(run(tmp_path, replace(OPTIONS, steps=8))) == 2  # a longer run is the same run
+    assert len(run(tmp_path, replace(OPTIONS, steps=8))) == 2  # a longer run continues the shorter one
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A recipe from nothing: both models, their stages, and the same again from what is there."""
+"""A recipe from start to end: both models, their stages, and a repetition with the existing files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ridgeline.train.data.folder.folder.folder import prepare
+from ridgeline.train.data.folder.folder.folder.folder import prepare
 
 from ridgeline import LLM
 from ridgeline.errors import DataError
@@ -200,7 +200,7 @@ def test_functions_of_other_line_ends_and_of_files_that_do_not_parse() -> None:
 
 
 def test_half_of_the_headers_are_encoded_as_prompts_are(tmp_path: Path, corpus: Corpus) -> None:
-    tokens = 400  # enough for the colon and the line's end to become one
+    tokens = 400  # enough for the colon and the line end to become one token
     data = prepare(corpus, tmp_path / "data", tokens, ranks=Ranks("reference"), held_out_share=0.3)
     options = FunctionOptions(20, 120)
     shards = [write_functions(tmp_path / form, data, options, form) for form in ("functions", "headers")]

@@ -1,4 +1,4 @@
-"""A model cut out of another: exact where what is left out did nothing, and one line where it cannot be."""
+"""Pruning: exact if the removed parts had no effect, and a one-line error if it is impossible."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch() -> Batch:
 
 
 def drawn(config: dict[str, Any], table: OpsTable) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
-    """Random weights, large enough that every part matters; the last norm multiplies all numbers alike."""
+    """Return random weights, large enough that every part matters; the last norm multiplies all numbers alike."""
     spec, generator = spec_from_config(config), torch.Generator().manual_seed(1)
     weights = LanguageModel(spec, table, 64).weights()
     found = {}
@@ -73,7 +73,7 @@ def test_all_kept_is_the_same_model_in_another_basis(table: OpsTable, batch: Bat
 
 
 def test_what_did_nothing_can_be_left_out(table: OpsTable, batch: Batch) -> None:
-    """A stream of 12 dimensions, a layer and heads that write nothing, neurons without weight."""
+    """A stream of 12 dimensions, a layer and heads that write nothing, and neurons without weight."""
     spec, weights = drawn(CONFIG, table)
     inside, _ = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(2)))
     weights["embed.weight"] = weights["embed.weight"] @ inside @ inside.T
@@ -103,7 +103,7 @@ def test_text_gives_the_same_weights_again(table: OpsTable, batch: Batch) -> Non
         ({}, {}, PruneOptions((0, 3), (1,)), "the layers 0, 3 cannot be kept; the model has 3 layers"),
         ({}, {}, PruneOptions((0, 2), (2,)), "the KV heads 2 cannot be kept; the model has 2 KV heads"),
         ({}, {}, PruneOptions((0,), (1,)), "does not fit"),
-        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., but .8, 12. in the small model"),
+        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., but .8, 12. in the"),
         ({}, {"hidden_size": 40}, OPTIONS, "does not fit"),
         ({}, {"intermediate_size": 25}, OPTIONS, "does not fit"),
         ({}, {"vocab_size": 65}, OPTIONS, "does not fit: embed.weight"),

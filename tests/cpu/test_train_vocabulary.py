@@ -1,4 +1,4 @@
-"""A vocabulary of our own making is a Hugging Face tokenizer: transformers reads it as we do."""
+"""A vocabulary that Ridgeline learned is a Hugging Face tokenizer: transformers reads it as Ridgeline does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose matrices are rounded at load: what they compute, what they take, what they cost, how that is said."""
+"""Models whose matrices are quantized at load: their results, memory and accuracy cost, and the messages about it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7, 1]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Folders of tiny models of transformers', each built when it is first asked for."""
+    """Return folders of tiny models of transformers, each built at its first use."""
 
     class Folders(dict[str, Path]):
         def __missing__(self, name: str) -> Path:
@@ -58,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 class Defined:
-    """In place of `quant.store`: products by their definition, in float64 between what is rounded."""
+    """Replaces `quant.store`: products by their definition, in float64 between the roundings."""
 
     def __init__(self, rounds_tokens: bool) -> None:
         self.count, self._rounds = 0, rounds_tokens
@@ -91,12 +91,14 @@ def logits(spec: ModelSpec, weights: Any, table: OpsTable, format: Format, kind:
 def test_it_is_the_model_with_rounded_matrices_and_tokens(
     scheme: str, name: str, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every matrix replaced by what it was rounded to, and the tokens that it meets rounded by their definition.
+    """Compare with the model in which every matrix is replaced by its quantized values and every token is quantized by
+    definition.
 
-    What is left is float32's own rounding, and where that turns a number to the other side of half a step, a step of
-    127 in one element: most logits are as near as float32, the furthest not further than a few such steps. Against
-    tokens that are not rounded each product is away by sqrt(1/12) of a step in each element, and logits are by that
-    times the root of the number of matrices in a row, times a few: recurrent layers carry an error on.
+    The remaining difference is float32's own rounding. If that moves a number across a rounding boundary, one element
+    changes by one step of 127. So most logits are as close as in float32, and the largest difference is a few such
+    steps. Compared with tokens that are not quantized, each product differs by sqrt(1/12) of a step per element, and
+    logits by that times the root of the number of matrices in sequence, times a few, because recurrent layers carry an
+    error forward.
     """
     loaded = load_model(str(folders[name]), LoadOptions(device="cpu"))
     spec, weights, format = loaded.spec, loaded.model.weights, FORMATS[scheme]
@@ -129,7 +131,7 @@ def test_a_pass_that_keeps_no_layer_is_the_same(name: str, scheme: str, folders:
 
 @pytest.mark.parametrize("scheme", ROUNDED)
 def test_a_token_has_the_same_bits_in_any_company(scheme: str, folders: Mapping[str, Path]) -> None:
-    """Whole, in a batch of two, and alone."""
+    """The token has equal bits in a whole prompt, in a batch of two, and alone."""
     loaded = load_model(str(folders["llama"]), LoadOptions(device="cpu", weights=scheme))
     memory = loaded.table.memory
     together = memory.get(loaded.model(DenseStep.build(PROMPTS, memory)))
@@ -170,7 +172,7 @@ def test_bytes_are_counted_as_kernels_take_them(
     monkeypatch.setattr(matrices, "Matrix", record)
     loaded = load_model(str(folders[name]), LoadOptions(device="cpu", weights=scheme))
     memory = loaded.table.memory
-    loaded.model(DenseStep.build(PROMPTS, memory))  # matrices of latent attention are made when they are first met
+    loaded.model(DenseStep.build(PROMPTS, memory))  # some matrices of latent attention are made at their first use
     counted = footprint(loaded.spec, FORMATS[scheme], "float32", packs=True)
     assert counted.products == sum(matrix.nbytes for matrix in made)
     assert counted.total == loaded.weight_bytes
@@ -182,7 +184,7 @@ def test_bytes_are_counted_as_kernels_take_them(
 
 
 def test_nothing_is_held_twice(folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside what kernels made of them, no matrix is kept that was drawn; and no more than a layer's are at a time."""
+    """Beside the kernels' copies, no drawn matrix is kept; at most those of one layer exist at a time."""
     from ridgeline.ops.host.memory import NumpyMemory
 
     alive: dict[int, tuple[int, ...]] = {}
@@ -226,7 +228,7 @@ def models() -> list[str]:
 
 @pytest.mark.parametrize("model", models(), ids=lambda path: Path(path).name)
 def test_the_price_falls_with_bits_and_with_smaller_groups(model: str) -> None:
-    """On the sample text, whole: as it is measured side by side, with both models in memory."""
+    """The whole sample text is measured with both models in memory."""
     llms = {name: LLM(model, device="cpu", weights=name, max_model_len=256) for name in ("auto", *ROUNDED)}
     text = price.SAMPLE.read_text()
     plain = llms["auto"]
@@ -272,7 +274,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert note(weights="int8") == first
     assert len(said) == 6
     assert json.loads(kept.read_text())["num_tokens"] == 256
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no folder can be made there
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no folder can be created there
     assert note(weights="int8") == first and note(weights="int8") == first
     assert len(said) == 8
 

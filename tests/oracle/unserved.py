@@ -20,7 +20,7 @@ UNSERVED: Final[tuple[tuple[str, str], ...]] = (
     (r"supported: ", "This kind is not among those that published models use."),
     (r"must be (positive|at least|from \d)|must not be negative", "No model is trained with such a number."),
     (r"a number of at most|no model is that large", "Such a number is infinite for every practical purpose."),
-    (r"must hold|must have one entry|must be a list", "A list of another length or with other words is a damaged file."),
+    (r"must hold|must have one entry|must be a list", "A list of another length or with other words is damaged."),
     (r"would be rotated|so it must be even|rotates whole heads", "Such a part of a head cannot be rotated in pairs."),
     (r"is not supported; it must be", "This value asks for an algorithm that no published model of the family uses."),
     (r"not a multiple of", "The numbers of heads do not fit together."),

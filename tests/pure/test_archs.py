@@ -1,4 +1,4 @@
-"""Reading config.json: every family, both spellings of the rotation, and everything that must be refused by name."""
+"""Read config.json: every family, both spellings of RoPE fields, and everything that must be refused by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXPERTS = {"num_experts_per_tok": 2}
 RECURRENT: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4}
 HEADS = {"num_key_value_heads": 4, "head_dim": 16}
 KV_HEADS = {"num_key_value_heads": 4}
-# The fields that a family cannot do without.
+# Fields that a family requires.
 REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
@@ -76,7 +76,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
     "kimi_linear": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
 }
-# What else a small config must say: left out, these fields mean the sizes of the family's published model.
+# Further fields of a small config; without them the fields have the sizes of the family's published model.
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3"), HEADS),
@@ -105,7 +105,7 @@ def refusal(family: str, **fields: Any) -> str:
 
 
 class Watched(dict[str, Any]):
-    """A config that records which of its fields were asked for."""
+    """A config that records which of its fields were read."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields)
@@ -117,7 +117,7 @@ class Watched(dict[str, Any]):
 
 
 def fields_of(family: str, **fields: Any) -> set[str]:
-    """Every field that the family reads, be it there or not."""
+    """Return every field that the family reads, whether it exists or not."""
     config = Watched({"model_type": family, **REQUIRED[family], **EXPLICIT.get(family, {}), **fields})
     spec_from_config(config)
     return config.asked - {"model_type", "quantization_config"}
@@ -178,18 +178,18 @@ def test_harmless_fields_are_harmless(family: str) -> None:
 
 @EVERY
 def test_a_field_is_not_both_read_and_harmless(family: str) -> None:
-    """Else a later change that stops reading it would go unnoticed."""
+    """If it were both, a later change that stops reading it would go unnoticed."""
     assert not fields_of(family) & (HARMLESS | set(FAMILIES[family].harmless))
 
 
 KINDS = {"bool": False, "number": 2, "text": "x", "list": [1], "object": {"x": 1}}
-# Not looked at as long as the flag beside it is off.
+# Not read as long as the flag beside it is off.
 UNUSED = {("qwen3_moe", "sliding_window"), ("qwen3_moe", "num_local_experts")}
 
 
 @EVERY
 def test_wrong_types_are_named(family: str) -> None:
-    """Of the five kinds of JSON values, a field takes one and names itself in refusing the four others."""
+    """A field accepts one of the five kinds of JSON values, and its error for the four others names it."""
     for name in fields_of(family):
         if (family, name) in UNUSED:
             continue
@@ -204,7 +204,7 @@ def test_wrong_types_are_named(family: str) -> None:
         assert len(taken) <= 1, f"{name}: {taken}"
 
 
-HUGE = 10**400  # no float holds it
+HUGE = 10**400  # larger than any float
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 3, 2.5, 0.0, -2.0, 1e-300, math.nan, math.inf, HUGE, "", "x", [], [[]], [None],
     [-1], [1, 2, 3, 4], ["full_attention"] * 4, {}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": 0},
@@ -214,7 +214,7 @@ HOSTILE: tuple[Any, ...] = (
 
 @EVERY
 def test_no_value_ends_in_another_error(family: str) -> None:
-    """Whatever a file holds: a spec, or one ConfigError."""
+    """Any value in a file gives either a spec or a ConfigError."""
     broken = []
     for name in sorted(fields_of(family) | {"quantization_config"}):
         for value in HOSTILE:
@@ -249,7 +249,7 @@ def test_quantized_weights_are_refused_by_name() -> None:
     assert read("llama", quantization_config=None) == read("llama")
 
 
-# As DeepSeek-V3's config has it, and later ones of the same kind.
+# The field as in DeepSeek-V3's config and in later ones of the same kind.
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 64]}
 
 
@@ -290,7 +290,7 @@ _LLAMA3 = {
 }
 _LONG = {"short_factor": [1.0] * 7 + [2], "long_factor": [3.0] * 8, "original_max_position_embeddings": 64}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
-# Kind -> the scaling that must come out, its fields in the file, and the context that it allows.
+# Kind -> expected scaling, its fields in the file, and the longest context that it allows.
 SCALED: dict[str, tuple[Any, dict[str, Any], int]] = {
     "default": (None, {}, 128),
     "linear": (LinearScaling(4.0), {"factor": 4}, 512),
@@ -340,7 +340,7 @@ def test_both_spellings_of_rotations_by_kind() -> None:
     assert new == old
     local, wide = Rope(16, 700.0), Rope(16, 5e4, scaling=LinearScaling(8.0))
     assert [layer.mixer.rope for layer in new.layers] == [local] * 5 + [wide, local]
-    assert new.max_position_embeddings == 128  # the config's own number is the stretched one here
+    assert new.max_position_embeddings == 128  # the config's own number is already the scaled one
     yarn = {"rope_type": "yarn", **_YARN}
     both = {"full_attention": yarn | {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
     assert read("olmo3", rope_parameters=both) == read("olmo3", rope_theta=5e5, rope_scaling=yarn)
@@ -362,7 +362,7 @@ def test_yarn_temperature() -> None:
 
 
 def test_original_length_at_the_top_level_has_priority() -> None:
-    """Where Phi-3 keeps it; the factor then follows from the two lengths."""
+    """Phi-3 keeps it there; the factor then follows from the two lengths."""
     scaling = {"type": "su", "short_factor": [1] * 8, "long_factor": [2] * 8}
     spec = read("phi3", original_max_position_embeddings=32, rope_scaling=scaling)
     wanted = math.sqrt(1 + math.log(128 / 32) / math.log(32))
@@ -376,7 +376,7 @@ def windows_of(family: str, **fields: Any) -> list[int | None]:
 
 
 def test_a_null_window_is_no_window() -> None:
-    """And an absent one is the default of the class."""
+    """An absent window, however, is the default of the class."""
     on = {"use_sliding_window": True}
     for family in ("qwen2", "qwen3"):
         assert windows_of(family, **on, sliding_window=None, max_window_layers=0) == [None] * 4
@@ -400,7 +400,7 @@ def test_llama3_refuses_what_is_not_positive(name: str, value: float) -> None:
 
 
 def test_zeros_of_a_rotation() -> None:
-    """A zero of yarn's turns is its default; of a length or a factor it is an error."""
+    """A zero for yarn's numbers of rotations is their default; a zero length or factor is an error."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     plain = read("llama", rope_parameters=yarn)
     for name in ("beta_fast", "beta_slow"):
@@ -413,7 +413,9 @@ def test_zeros_of_a_rotation() -> None:
 
 
 def test_a_part_of_a_head() -> None:
-    """Families that rotate whole heads ignore the field, but with a scaling; an odd size is rotated as one more."""
+    """Families that rotate whole heads ignore the field unless there is a scaling; an odd size is rotated like the next
+    even one.
+    """
     for family in ("qwen3_moe", "granitemoeshared", "llama"):
         assert read(family, partial_rotary_factor=0.5).ropes() == read(family).ropes()
         linear = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
@@ -423,7 +425,7 @@ def test_a_part_of_a_head() -> None:
 
 
 def test_the_rotations_of_olmo_3_are_those_of_its_kinds_of_layers() -> None:
-    """A flat rotation says nothing; a yarn's own length counts, and `truncate` beside the kinds."""
+    """A rotation at the top level has no effect; a yarn's own length counts, and `truncate` beside the kinds counts."""
     flat = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 3000.0}
     assert read("olmo3", rope_parameters=flat) == read("olmo3")
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
@@ -441,7 +443,7 @@ def test_errors_of_nested_parts_name_the_model() -> None:
 
 def test_rotations_that_are_refused() -> None:
     both = {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    assert read("llama", **both) == read("llama", rope_scaling=both["rope_scaling"])  # it goes first
+    assert read("llama", **both) == read("llama", rope_scaling=both["rope_scaling"])  # rope_scaling has priority
     message = refusal("llama", rope_scaling={"type": "mrope"})
     assert "rope_scaling.rope_type is 'mrope'; supported: default, dynamic, linear, llama3" in message
     assert "rope_scaling.factor is missing" in refusal("llama", rope_scaling={"type": "linear"})
@@ -566,7 +568,7 @@ def test_what_deepseek_refuses() -> None:
 
 
 def test_minimax() -> None:
-    """Slopes fall from layer to layer; the published config says in other words what transformers' says."""
+    """Slopes fall from layer to layer; the published config and transformers' config give the same spec."""
     kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
     alphas = {"full_attn": 2.0, "linear_attn": 3.0, "mlp": 4.0}
     old_names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
@@ -596,7 +598,8 @@ def test_latent_attention() -> None:
     yarn = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, **_YARN_LENGTH}
     mixer = read("deepseek_v2", q_lora_rank=None, rope_scaling=yarn).layers[0].mixer
     assert isinstance(mixer, LatentAttention)
-    # sqrt(d) of the whole key, times yarn's temperature for the scores: on queries and keys, hence squared.
+    # sqrt(d) of the whole key, times yarn's temperature for the scores: it applies to queries and to keys, hence
+    # squared.
     assert mixer.scale == pytest.approx((0.1 * 0.707 * math.log(40) + 1) ** 2 / math.sqrt(192))
     assert mixer.rope == Rope(64, interleaved=True, scaling=YarnScaling(40.0, 64, 1.0))
     assert (mixer.q_lora_rank, mixer.latent_norm) == (None, RMSNorm(1e-6))
@@ -721,7 +724,7 @@ def test_a_language_model_inside_another() -> None:
 
 # ---- names --------------------------------------------------------------------------------------------------
 
-UNBIASED = ("phi3", "nemotron_h")  # they read the field to refuse it
+UNBIASED = ("phi3", "nemotron_h")  # they read the field only to refuse it
 
 
 @EVERY
@@ -737,8 +740,10 @@ def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
     for weight in spec.weights():
         r = reads[weight.name]
         assert len(r.keys) == (weight.shape[0] if r.stacked else 1)
-        kept = weight.name.endswith("conv.weight")  # [channels, 1, taps], there too
-        kept |= family.startswith("granitemoe") and ".experts.down" in weight.name  # [expert, out, in], there too
+        kept = weight.name.endswith("conv.weight")  # [channels, 1, taps] in the checkpoint, too
+        kept |= (
+            family.startswith("granitemoe") and ".experts.down" in weight.name
+        )  # [expert, out, in] in the checkpoint, too
         every = (r.every is not None and weight.is_matrix) or r.expert_rows is not None
         assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:

@@ -1,4 +1,4 @@
-"""Configs of the hybrids of Mamba-2: which layer is what, what a word means, what is refused."""
+"""Read the configs of Mamba-2 hybrids: the kind of each layer, the meaning of words, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_layers_of_nemotron() -> None:
 
 
 def test_all_spellings_of_the_pattern_are_one() -> None:
-    """The published files have letters; transformers 5 writes words, and had others before."""
+    """The published files have letters; transformers 5 writes words, and wrote other words before."""
     letters, bare = read(NEMOTRON), {k: v for k, v in NEMOTRON.items() if k != "hybrid_override_pattern"}
     old, new = ["mamba", "mlp", "attention", "moe"], ["linear_attention", "mlp", "full_attention", "moe"]
     assert read(bare, layers_block_type=old) == read(bare, layer_types=new) == letters
@@ -59,7 +59,7 @@ def test_all_spellings_of_the_pattern_are_one() -> None:
 
 
 def test_steps_are_limited_by_what_says_so() -> None:
-    """`time_step_min` is of how biases are drawn: the published models' own code limits nothing by it."""
+    """`time_step_min` only affects how biases are initialized; the published models' own code limits nothing by it."""
     mixer = read(NEMOTRON, time_step_min=0.001, time_step_limit=[0.0, {"__float__": "Infinity"}]).layers[0].mixer
     assert isinstance(mixer, Mamba2) and (mixer.dt_least, mixer.dt_most) == (0.0, None)
     mixer = read(GRANITE, time_step_limit=[0.01, 2]).layers[0].mixer

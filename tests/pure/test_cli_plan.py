@@ -1,4 +1,4 @@
-"""`ridgeline plan`: figures, tables, JSON, pictures, and one line for whatever cannot be."""
+"""`ridgeline plan`: figures, tables, JSON, pictures, and one-line errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPARED = "kv_heads=32 mla=512+64 window=1024:5 cla=2 weights=int4 kv=fp8 repli
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process; on an H100 where it names no hardware."""
+    """Run the command in this process, on an H100 unless it names another machine."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*given: str) -> Done:
@@ -43,8 +43,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_issues_first_command(run: Run) -> None:
     done = run("meta-llama/Llama-2-13b", "--hardware", "h100", "--batch", "64", "--context", "1024")
     assert done.returncode == 0
-    for text in ("13.02 B parameters", "26.03 GB", "53.69 GB", "does not fit in 80 GB; it fits with --batch 56", "TTFT", "TPOT",
-                 "q+k+v", "state, 295.5 x", "without a cache"):  # fmt: skip
+    for text in ("13.02 B parameters", "26.03 GB", "53.69 GB", "does not fit in 80 GB; it fits with --batch 56", "TTFT",
+                 "TPOT", "q+k+v", "state, 295.5 x", "without a cache"):  # fmt: skip
         assert text in done.stdout
     assert "GiB" not in done.stdout
 
@@ -66,7 +66,7 @@ def test_comparison(run: Run) -> None:
     lines = done.stdout.splitlines()
     first = [line.split()[0] for line in lines if line.strip()]
     for change in COMPARED:
-        assert first.count(change) == 2  # in the ranking, and with what it gives up
+        assert first.count(change) == 2  # once in the ranking and once in the trade-offs
     assert "3.36 tokens expected" in done.stdout
     ranked = json.loads(run("mistral-7b", "--batch", "4", "--context", "4096", "--compare", *COMPARED, "--json").stdout)
     assert ranked["compare"][0]["change"] == "replicas=4"

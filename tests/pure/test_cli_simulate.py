@@ -1,4 +1,4 @@
-"""`ridgeline simulate`, as a user calls it."""
+"""`ridgeline simulate` as a user calls it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function-completion criterion: headers of real files, and what is judged of an answer."""
+"""The criterion for completed functions: headers of real files, and the judged part of an answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parses(text: str) -> bool:
 
 
 def functions(text: str) -> list[Function]:
-    """In the order of the file."""
+    """Return the functions in the order of the file."""
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
     return sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
 
@@ -50,7 +50,7 @@ def functions(text: str) -> list[Function]:
     ids=["textwrap", "argparse", "dataclasses", "typing", "CRLF", "tabs"],
 )
 def test_headers_of_the_standard_library(text: str) -> None:
-    """Each with a body is the function that it was cut from: name, arguments with defaults, annotations."""
+    """A header with a body is the function that it was cut from: name, arguments with defaults, annotations."""
     headers, nodes = function_headers(text), functions(text)
     assert len(headers) == len(nodes) > 10
     for header, node in zip(headers, nodes, strict=True):
@@ -114,15 +114,15 @@ def test_many_headers_and_none() -> None:
         ("\n    return 1", "", 1),
         ("\n    'doc'\n    return 1\n", "", 2),
         ("\n    if x:\n        return 1", "", 2),
-        ("\n    a = 1\n    return colo", "", 2),  # cut off inside a name
+        ("\n    a = 1\n    return colo", "", 2),  # cut inside a name
         ("\n    a = 1\n    return ", "'colo", 2),  # inside a string
         ("\n    a = 1\n    b ", "= (", 2),
-        ("\n    return 1\nclas", "s", 2),  # a broken word is a name
+        ("\n    return 1\nclas", "s", 2),  # a cut word is a name
         ("\n    a\n    b", ") and much more", 2),
-        ("\n    pass\n\ndef g():\n    pass  # end", "", 3),  # what follows counts
+        ("\n    pass\n\ndef g():\n    pass  # end", "", 3),  # code after the function counts
         ("\n    await x\n    async with y: z", "", 3),
         ("\n    try:\n        a\n    except E:\n        b\n    match c:\n        case 1:\n            d\n", "", 5),
-        ("\n    'ä'\n    'é'\n    ", "= 'ö'", 2),  # bytes of UTF-8
+        ("\n    'ä'\n    'é'\n    ", "= 'ö'", 2),  # UTF-8 bytes
         ("\n    a\n    b # ", "\0", 2),
         ("\n    '\\d'\n    1 is 1", "", 2),  # warnings
     ],
@@ -142,12 +142,14 @@ def test_the_limits_are_reached() -> None:
 
 @pytest.mark.parametrize("unreadable", ["(" * 300 + ")" * 300, "9" * 5000, "\ud800", "-" * 9000 + "1", "\0"])
 def test_what_python_cannot_read(unreadable: str) -> None:
-    """Nested too deep, a number too long, half a character: no error, and the statements before it stand."""
+    """Text that is nested too deep, a number that is too long, and half a character: no error, and earlier statements
+    count.
+    """
     assert judge(f"def f(x={unreadable}):", "\n    a\n    b") == Verdict(0, 0.0)
     assert function_headers(f"def f(x={unreadable}): pass") == []
-    if len(unreadable) < 9000:  # each prefix of the last one takes long
+    if len(unreadable) < 9000:  # the last text has many prefixes, and each takes long
         found = judge("def f():", f"\n    a\n    b\n    # {chr(233)}\n    {unreadable}")
-        assert found.num_statements in (2, 3)  # a shorter number is one
+        assert found.num_statements in (2, 3)  # a prefix of the number is a statement
         assert 0 < found.covered < 1
 
 
@@ -196,7 +198,7 @@ def test_any_text_is_judged(completion: str) -> None:
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_real_functions_that_are_cut_off(rng: random.Random) -> None:
-    """A whole function is covered and has its own statements; of a part, those that end before the cut count."""
+    """A whole function is covered and has its own statements; in a part, the statements before the cut count."""
     text = inspect.getsource(textwrap)
     outer = [pair for pair in zip(function_headers(text), functions(text), strict=True) if not pair[1].col_offset]
     header, node = rng.choice(outer)
@@ -209,5 +211,5 @@ def test_real_functions_that_are_cut_off(rng: random.Random) -> None:
 
 
 def inner(source: str) -> list[ast.stmt]:
-    """The statements of a function."""
+    """Return the statements of a function."""
     return [n for n in ast.walk(ast.parse(source).body[0]) if isinstance(n, ast.stmt)][1:]

@@ -1,4 +1,4 @@
-"""The GGUF header reader: every value type, both versions, and damage of every kind."""
+"""The GGUF header reader: every value type, both versions, and every kind of damage."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_real_vocabularies(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-2", "deepseek-coder", "llama-spm"])
 def test_a_file_that_went_through_a_text_decoder_is_refused(tmp_path: Path, name: str) -> None:
-    """The usual accident with a binary file, and one that leaves most of it readable."""
+    """This is a common accident with a binary file, and one that leaves most of it readable."""
     damaged = gguf_vocab(name).decode("utf-8", "replace").encode()
     with pytest.raises(CheckpointError):
         read(tmp_path, damaged)

@@ -1,4 +1,4 @@
-"""Techniques as changes, comparisons and promises."""
+"""Techniques as changes, comparisons, and settings within latency limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def state(deployment: Deployment, context: int = 4096) -> float:
     ("kv=fp8", 1 / 2), ("kv=float32", 2), ("cla=2,kv=fp8", 1 / 4), ("prune=layers:0.5", 1 / 2),
 ])  # fmt: skip
 def test_state_changes_as_the_papers_say(text: str, factor: float) -> None:
-    """Heads in proportion (2305.13245), 576 numbers instead of heads (2405.04434), one layer in s (2405.12981)."""
+    """State is proportional to heads (2305.13245), has 576 numbers instead of heads (2405.04434), or is in one layer of
+    s (2405.12981).
+    """
     after = change(LLAMA, text).deployment
     assert state(after) == pytest.approx(factor * state(LLAMA))
     assert from_json(to_json(after.spec)) == after.spec
@@ -41,7 +43,7 @@ def test_state_changes_as_the_papers_say(text: str, factor: float) -> None:
 
 @pytest.mark.parametrize(("context", "factor"), [(8192, 3.8), (32768, 5.3), (131072, 6.0)])
 def test_windows_of_gemma_3(context: int, factor: float) -> None:
-    """Five layers in six with windows of 1,024 keep so many times less; 62 layers, of which 10 see all (2503.19786)."""
+    """With windows of 1,024 in five of six layers, 10 of 62 layers keep all tokens (2503.19786)."""
     layers = (LLAMA.spec.layers * 2)[:62]
     base = replace(LLAMA, spec=replace(LLAMA.spec, layers=layers))
     after = change(base, "window=1024:5").deployment

@@ -1,4 +1,4 @@
-"""Diffusion language models: LLaDA's parameters, a pass by hand, what is refused, what the command says."""
+"""Diffusion language models: LLaDA's parameters, a pass computed by hand, errors, and the command's output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def entry() -> dict[str, Any]:
 
 
 def test_its_parameters_are_the_papers() -> None:
-    """8.02 B, of them 6.98 B outside the two embeddings (arXiv:2502.09992)."""
+    """8.02 B in total, 6.98 B of them outside the two embeddings (arXiv:2502.09992)."""
     spec = find_model("llada-8b").spec
     assert spec.num_params() == entry()["params"]
     assert round(spec.num_params() / 1e9, 2) == 8.02
@@ -38,7 +38,9 @@ def test_its_parameters_are_the_papers() -> None:
 
 
 def test_a_pass_by_hand() -> None:
-    """Twice the matrices' numbers for each token; of each pair of tokens two products of 4,096, in 32 layers."""
+    """Two operations per token and number of a matrix; per pair of tokens two products of 4,096 numbers, in
+    32 layers.
+    """
     tokens, batch = 512, 3
     found = denoise(planner(), Load(batch, 384, 128))
     spec = planner().deployment.spec

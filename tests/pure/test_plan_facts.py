@@ -1,4 +1,4 @@
-"""Machines, links and models by name: every figure has a source, every typing error the nearest names."""
+"""Machines, links and models by name: every figure has a source, and an unknown name gets the nearest ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_figure_has_a_source(machine: HardwareSpec) -> None:
 
 
 def test_machines_have_the_ridges_that_others_state() -> None:
-    """CS336 and "How to Scale Your Model": 295 for the H100, 240 for the v5e, in bfloat16; int8 doubles the latter."""
+    """CS336 and "How to Scale Your Model": 295 for the H100, 240 for the v5e in bfloat16; int8 doubles the latter."""
     assert round(hardware("h100").ridge("bfloat16")) == 295
     assert round(hardware("v5e").ridge("bfloat16")) == pytest.approx(240, abs=1)
     assert hardware("v5e").ridge("int8") == pytest.approx(2 * hardware("v5e").ridge("bfloat16"), rel=0.01)
@@ -49,7 +49,7 @@ def test_unknown_names_have_the_nearest_as_remedy() -> None:
             find_model(wrong)
         (names,) = re.findall(r"did you mean (.*)\?", str(caught.value))
         five = re.split(", | or ", names)
-        assert len({find_model(name).name for name in five}) == len(five) == 5  # five models, not five names of one
+        assert len({find_model(name).name for name in five}) == len(five) == 5  # five different models
         assert wrong != "mistal-7b" or five[0] == "mistral-7b"
     with pytest.raises(RequestError, match="did you mean"):
         hardware("zzzzzz")
@@ -78,7 +78,7 @@ def test_models_by_name(name: str, wanted: str) -> None:
 
 
 def test_names_do_not_collide() -> None:
-    """A short name may not stand for two models."""
+    """A short name may not belong to two models."""
     seen: dict[str, str] = {}
     for name, entry in published().items():
         for alias in {name, name.split("/")[-1], *entry["aliases"]}:

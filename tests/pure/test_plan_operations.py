@@ -1,4 +1,4 @@
-"""Operations and bytes of a step against closed forms, and against sums written another way."""
+"""Operations and bytes of a step, compared with closed forms and with sums that are computed differently."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def named(ops: tuple[Operation, ...], name: str) -> Operation:
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (8, 1), (1, 512), (4, 63)])
 def test_mlp_intensity_is_its_tokens(batch: int, tokens: int) -> None:
-    """6 B T D F operations over 4 B T D + 4 B T F + 6 D F bytes: B T where they are few beside D and F ("How to Scale
-    Your Model", transformers). Activations are counted as they are read here: gate and up once together, down once.
+    """6 B T D F operations over 4 B T D + 4 B T F + 6 D F bytes: about B T if B T is small beside D and F ("How to
+    Scale Your Model", transformers). Activations are counted as they are read here: gate and up once together, down
+    once.
     """
     ops = operations(dense(heads()), [Slice(batch, tokens, tokens)], BF16)
     up, down = named(ops, "gate+up"), named(ops, "down")
@@ -81,7 +82,7 @@ def test_mlp_intensity_is_its_tokens(batch: int, tokens: int) -> None:
 @pytest.mark.parametrize("batch", [1, 7, 64])
 @pytest.mark.parametrize(("kv", "group"), [(32, 1), (8, 4), (1, 32)])
 def test_decode_attention_intensity(batch: int, kv: int, group: int) -> None:
-    """S T / (S + T) with T = 1 for MHA, at any batch; N / K of grouped heads where S is long (scaling book)."""
+    """S T / (S + T) with T = 1 for MHA, at any batch; N / K for grouped heads if S is long (scaling book)."""
     context = 8192
     core = named(operations(dense(heads(kv=kv)), [Slice(batch, 1, context)], BF16), "Attention")
     exact = context * group / (context + group)  # reads S rows of K heads, queries and results of N = group K
@@ -91,14 +92,16 @@ def test_decode_attention_intensity(batch: int, kv: int, group: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 63, 2048])
 def test_prefill_attention_intensity(tokens: int) -> None:
-    """S T / (S + T) with half the pairs, since no query sees what comes after it: (S + 1) / 2 for S = T, halved."""
+    """S T / (S + T) with half the pairs, because attention is causal: (S + 1) / 2 for S = T, halved."""
     core = named(operations(dense(heads()), [Slice(3, tokens, tokens)], BF16), "Attention")
     assert core.intensity == pytest.approx((tokens + 1) / 2 / 2)
     assert core.flops == 3 * 4 * 32 * 128 * tokens * (tokens + 1) // 2
 
 
 def test_absorbed_latents_reach_the_ridge() -> None:
-    """128 heads over 576 numbers of 16 bits: 2 x 128 x (576 + 512) operations for 1,152 bytes of a key, 242."""
+    """128 heads over 576 numbers of 16 bits: 2 x 128 x (576 + 512) operations for 1,152 bytes of a key, 242
+    per byte.
+    """
     mixer = LatentAttention(128, 512, 128, 64, 128, 192**-0.5, NORM, q_lora_rank=1536)
     core = named(operations(dense(mixer, 5120), [Slice(1, 1, 1 << 19)], BF16), "LatentAttention")
     assert core.flops / core.state_bytes == pytest.approx(128 * 2 * (576 + 512) / (576 * 2))
@@ -106,7 +109,7 @@ def test_absorbed_latents_reach_the_ridge() -> None:
 
 
 def test_a_long_prompt_rebuilds_keys_of_latents() -> None:
-    """2 T^2/2 x heads x (192 + 128), and every key once through kv_b, which the weights count."""
+    """2 T^2/2 x heads x (192 + 128), and every key once through kv_b, which counts as a product with weights."""
     mixer = LatentAttention(128, 512, 128, 64, 128, 192**-0.5, NORM, q_lora_rank=1536)
     core = named(operations(dense(mixer, 5120), [Slice(1, 4096, 4096)], BF16), "LatentAttention")
     assert core.flops == 2 * 128 * (192 + 128) * 4096 * 4097 // 2
@@ -182,7 +185,7 @@ def test_a_step_counts_every_weight_and_every_token(name: str, there: int, new: 
 @given(specs(), st.integers(1, 40), st.integers(0, 100), st.integers(1, 5))
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_a_step_adds_up(spec: ModelSpec, tokens: int, past: int, batch: int) -> None:
-    """Weights of all operations are those of the spec; two halves of a batch are the batch; nothing is negative."""
+    """The weights of all operations are the spec's; two halves of a batch add up to the batch; nothing is negative."""
     context = tokens + past
     precision = Precision("float32", "float32", "float32")
     forward = Forward(spec, precision)
@@ -194,7 +197,7 @@ def test_a_step_adds_up(spec: ModelSpec, tokens: int, past: int, batch: int) -> 
         assert a.bytes == pytest.approx(b.bytes)
         assert min(a.flops, a.weight_bytes, a.state_bytes, a.activation_bytes) >= 0
         assert 0 <= a.whole_bytes <= a.activation_bytes + 1e-9
-    many = forward.operations([Slice(10**6, 1, context)])  # every expert is visited
+    many = forward.operations([Slice(10**6, 1, context)])  # every expert is used
     matrices = sum(w.num_params * 4 for w in spec.weights() if w.is_matrix)
     rows = 4 * spec.hidden_size * (spec.num_position_embeddings + (0 if spec.tie_word_embeddings else spec.vocab_size))
     assert sum(o.weight_bytes * o.layers for o in many) == pytest.approx(matrices - rows)
@@ -203,7 +206,9 @@ def test_a_step_adds_up(spec: ModelSpec, tokens: int, past: int, batch: int) -> 
 @given(specs(), st.integers(2, 60), st.data())
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_chunks_do_the_work_of_the_whole(spec: ModelSpec, prompt: int, data: st.DataObject) -> None:
-    """A prompt in two chunks takes the same operations, but for latents, which may be made into keys again."""
+    """A prompt in two chunks takes equally many operations, except for latents, from which keys may be
+    rebuilt again.
+    """
     cut = data.draw(st.integers(1, prompt - 1))
     forward = Forward(spec, BF16)
 
@@ -218,7 +223,7 @@ def test_chunks_do_the_work_of_the_whole(spec: ModelSpec, prompt: int, data: st.
 
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if "MoE" not in n][::4])
 def test_a_token_takes_two_operations_per_weight(name: str) -> None:
-    """2 N, with the weights that a token is multiplied with, less the embedding, which is looked up."""
+    """2 N operations, where N counts the weights that a token is multiplied with, so not an untied embedding."""
     spec = spec_from_config(PUBLISHED[name][0])
     ops = operations(spec, [Slice(1, 1, 1)], BF16)
     done = sum(o.flops * o.layers for o in ops if o.kind == "weights")
@@ -228,7 +233,7 @@ def test_a_token_takes_two_operations_per_weight(name: str) -> None:
 
 
 def test_equal_layers_are_one_operation() -> None:
-    """MiniMax's 70 lightning layers differ in their slopes only; counting takes milliseconds for any model."""
+    """MiniMax's 70 lightning layers differ only in their slopes; counting takes milliseconds for any model."""
     ops = Forward(find_model("minimax-text-01").spec, BF16).operations([Slice(1, 1, 10)])
     assert named(ops, "LightningAttention").layers == 70
     assert len(ops) < 20
@@ -251,7 +256,7 @@ def test_slices_refuse_what_cannot_be(build: object) -> None:
 
 
 def test_narrow_weights_carry_their_scales() -> None:
-    """4 bits in groups of 128 with scales of 16: 4.125 bits a weight (AWQ: 4.16 with zero points)."""
+    """4 bits in groups of 128 with 16-bit scales: 4.125 bits per weight (AWQ: 4.16 with zero points)."""
     spec = dense(heads())
     wide, narrow = (named(operations(spec, [Slice(1, 1, 9)], Precision(t)), "down") for t in ("bfloat16", "int4-128"))
     assert narrow.weight_bytes / wide.weight_bytes == pytest.approx(4.125 / 16)
@@ -259,7 +264,9 @@ def test_narrow_weights_carry_their_scales() -> None:
 
 
 def test_what_is_not_rounded_stays_wide() -> None:
-    """Tables, routers, filters and matrices per head, as the engine keeps them; a tied head is rounded on its own."""
+    """Embeddings, routers, filters and matrices per head keep their type, as in the engine; a tied head is quantized
+    separately.
+    """
     int4 = Precision("int4-128")
     for name, wide in (("embed.weight", True), ("layers.0.mlp.router.weight", True), ("head.weight", False)):
         assert int4.weight_bytes(Weight(name, (256, 128))) == (256 * 128 * 2 if wide else 256 * (64 + 2))

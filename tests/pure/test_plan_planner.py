@@ -1,4 +1,4 @@
-"""What must hold for any model and machine: better hardware is never slower, more never takes less."""
+"""Properties for any model and machine: better hardware is never slower, and a larger load never takes less."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_larger_batch_never_gives_fewer_tokens(
 @given(specs(), COUNT, COUNT, COUNT)
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_a_longer_context_never_takes_less(spec: ModelSpec, batch: int, context: int, more: int) -> None:
-    """Time, but for latents, whose cheaper form by operations may move more bytes; and memory."""
+    """This holds for memory and for time, except with latents, whose form with fewer operations may move more bytes."""
     plan = planner(spec)
     if not any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         assert plan.decode(batch, context + more).seconds >= plan.decode(batch, context).seconds * (1 - 1e-9)
@@ -77,7 +77,9 @@ def test_a_longer_context_never_takes_less(spec: ModelSpec, batch: int, context:
 @given(specs(), COUNT, st.integers(1, 64), st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_pages_hold_what_the_formula_says(spec: ModelSpec, context: int, page_tokens: int, kind: str) -> None:
-    """What is allocated is never less, and of a sequence that fills its pages no more than a window's page and one."""
+    """The allocated bytes are never less; for a sequence that fills its pages, they exceed the formula by at most a
+    window's page and one.
+    """
     precision = Precision(state=kind)
     groups = planner(spec, precision=precision, page_tokens=page_tokens).memory.groups
     allocated = sum(g.most_pages(context) * g.page_bytes for g in groups)
@@ -97,14 +99,14 @@ def test_devices_share(spec: ModelSpec, way: str, batch: int, context: int) -> N
     assert b.pages_bytes <= a.pages_bytes
     ops = device_operations(shared.forward, [Slice(4 * batch, 1, context)], Scheme(**{way: 4}))
     whole = alone.decode(4 * batch, context)
-    # All devices together do the work of one; a pipeline's parts follow each other.
+    # All devices together do the work of one; the stages of a pipeline follow each other.
     done = sum(o.flops * o.layers for o in ops)
     assert 4 * done == pytest.approx(whole.flops, rel=0.02)
     assert sum(o.messages for o in ops) > 0
 
 
 def test_ring_all_reduce() -> None:
-    """2 (p - 1) / p of the bytes and 2 (p - 1) messages, after o and after down, in each of 32 layers."""
+    """2 (p - 1) / p of the bytes in 2 (p - 1) messages, after o and after down, in each of 32 layers."""
     plan = planner(MISTRAL, scheme=Scheme(tp=4))
     step = plan.decode(8, 100)
     reduces = [t for t in step.operations if t.operation.name == "all-reduce"]
@@ -141,14 +143,16 @@ def test_latency_is_made_of_its_parts() -> None:
     assert f.ttft_s == pytest.approx(sum(s.seconds for s in plan.chunks(3000)))
     assert f.latency_s == pytest.approx(f.ttft_s + 999 * f.tpot_s)
     each = [plan.decode(4, c).seconds for c in range(3001, 4001)]
-    assert f.tpot_s == pytest.approx(sum(each) / len(each), rel=1e-4)  # Simpson against every step
+    assert f.tpot_s == pytest.approx(
+        sum(each) / len(each), rel=1e-4
+    )  # Simpson's rule compared with the mean over every step
     assert f.served_tokens_per_s < f.tokens_per_s
     assert f.naive_step_s > 30 * f.step_s
     assert planner(MISTRAL, prefix_hit=0.9).figures(load).ttft_s < f.ttft_s / 5
 
 
 def test_the_knee_is_where_state_takes_as_long_as_weights() -> None:
-    """Of t = a + b n the power n / t^2 is greatest at n = a / b (Kleinrock 1979)."""
+    """For t = a + b n the power n / t^2 is largest at n = a / b (Kleinrock 1979)."""
     spec = find_model("llama-2-13b").spec
     plan = planner(spec)
     a = plan.decode(1, 1024).seconds - (b := (plan.decode(65, 1024).seconds - plan.decode(1, 1024).seconds) / 64)
@@ -159,8 +163,8 @@ def test_the_knee_is_where_state_takes_as_long_as_weights() -> None:
 
 
 def test_drafts_stop_paying_as_the_batch_grows() -> None:
-    """Verifying reads the same weights until arithmetic binds; beside a long context the state is read once for all
-    drafts, so that they go on to pay (as MagicDec found, 2408.11049).
+    """Verification reads the same weights until it is compute-bound. With a long context, all drafts share one read of
+    the state, so that they always pay (as in MagicDec, 2408.11049).
     """
     drafts = Speculation(0.7, 4)
     short, long = (planner(find_model("llama-3.1-8b").spec, speculation=drafts) for _ in range(2))
@@ -192,7 +196,7 @@ def test_what_cannot_be_is_refused(build: object) -> None:
 
 
 def test_cost_of_a_large_model_takes_milliseconds() -> None:
-    """671 billion parameters: counted without one of them. A bound that a slow machine keeps, not a benchmark."""
+    """A model of 671 billion parameters is counted without creating them. The bound is generous for slow machines."""
     import time
 
     start = time.process_time()

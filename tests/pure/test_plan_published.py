@@ -1,4 +1,6 @@
-"""Published tables to their printed digit, each in its own convention; and measurements, none faster than the roof."""
+"""Published tables to the printed digit, each with its own convention; and measurements, none faster than the
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ridgeline.plan.textbook import Textbook
 
 BF16 = Precision()
 LLAMA_13B = find_model("llama-2-13b").spec
-V5E_8 = 8 * 8.2e11  # bytes per second of eight chips, as the scaling book rounds them
+V5E_8 = 8 * 8.2e11  # bytes per second of eight chips, rounded as in the scaling book
 
 
 def weight_bytes(model: object) -> int:
@@ -25,14 +27,14 @@ def weight_bytes(model: object) -> int:
 
 
 def significant(value: float, printed: str) -> bool:
-    """Is it the printed figure, rounded as that is?"""
+    """Return whether a value rounds to the printed figure."""
     decimals = len(printed.partition(".")[2])
     return f"{value:,.{decimals}f}" == printed
 
 
-# CS336 (2025), lecture 10: LLaMA-2 13B, S = 1,024, bfloat16, an H100 of 3.35e12 bytes/s. Memory and latency are of all
-# matrices (its count has no norms) and the state of the batch, read once. Its GB are 10^9 bytes. With 8 heads of keys
-# and values there are fewer weights.
+# CS336 (2025), lecture 10: LLaMA-2 13B, S = 1,024, bfloat16, an H100 with 3.35e12 bytes/s. Memory and latency are those
+# of all matrices (its count has no norms) and the state of the batch, read once. Its GB are 10^9 bytes. With 8 KV heads
+# there are fewer weights.
 CS336 = [
     (40, 1, "26.87", "8.02", "124.7"), (40, 64, "79.72", "23.80", "2,689"), (40, 256, "240.8", "71.87", "3,562"),
     (8, 1, "22.84", "6.82", "146.7"), (8, 64, "33.41", "9.97", "6,417"), (8, 256, "65.63", "19.59", "13,068"),
@@ -48,13 +50,13 @@ def test_cs336_lecture_10(kv_heads: int, batch: int, memory: str, latency: str, 
     assert significant(book.memory_bytes(batch) / 1e9, memory)
     assert significant(book.step_s(batch) * 1e3, latency)
     assert significant(book.tokens_per_s(batch), throughput)
-    # Ours counts activations besides, and not the vocabulary's rows that are only looked up.
+    # Our figure also counts activations, and does not count embedding rows that are not read.
     planner = Planner(Deployment(spec, hardware("h100"), BF16))
     assert planner.decode(batch, 1024).seconds == pytest.approx(book.step_s(batch), rel=0.04)
 
 
-# "How to Scale Your Model" (2025), inference: LLaMA-2 13B at S = 8,192 on eight v5e. Weights are 26e9 and a sequence's
-# state is 6.7e9 bytes there, rounded so; its GiB are 10^9 bytes. GMQA 1:5 keeps the weights and a fifth of the state.
+# "How to Scale Your Model" (2025), inference: LLaMA-2 13B at S = 8,192 on eight v5e. It rounds the weights to 26e9 and
+# a sequence's state to 6.7e9 bytes; its GiB are 10^9 bytes. GMQA 1:5 keeps the weights and a fifth of the state.
 SCALING_BOOK = [
     (1, "4.98", "200.6"), (8, "12.13", "659"), (16, "20.30", "788"), (32, "36.65", "873"), (64, "69.33", "923"),
     (240, "249.09", "964"),
@@ -71,7 +73,7 @@ SCALING_BOOK_GMQA = [
 )
 def test_scaling_book(share: int, batch: int, latency: str, throughput: str) -> None:
     book = Textbook(26e9, 6.7e9 / share, V5E_8)
-    assert abs(book.step_s(batch) * 1e3 - float(latency)) <= 0.0051  # printed figures are cut or rounded
+    assert abs(book.step_s(batch) * 1e3 - float(latency)) <= 0.0051  # printed figures are truncated or rounded
     assert abs(book.tokens_per_s(batch) - float(throughput.replace(",", ""))) <= 1.0
     if share == 1:  # with our own bytes instead of rounded ones
         exact = Textbook(weight_bytes(LLAMA_13B), formula_bytes(LLAMA_13B, BF16, 8192), V5E_8)
@@ -79,14 +81,14 @@ def test_scaling_book(share: int, batch: int, latency: str, throughput: str) -> 
 
 
 def test_scaling_book_pop_quiz() -> None:
-    """30e9 weights in int8 on 16 v5e, 100 kB a token at 8,192: 2.5 ms at batch 4, 21 ms at 256, bound by operations."""
+    """30e9 int8 weights on 16 v5e, 100 kB per token at 8,192 tokens: 2.5 ms at batch 4; 21 ms at 256, compute-bound."""
     book = Textbook(30e9, 8192 * 100e3, 16 * 8.2e11, params=30e9, flops_per_s=16 * 1.97e14)
     assert significant(book.step_s(4) * 1e3, "2.5")
     assert significant(book.step_s(256) * 1e3, "21")
 
 
 def test_scaling_book_llama_70b() -> None:
-    """Llama 3 70B in int8, batch 32 at 8,192 on eight v5e: 112 GB, 17 ms, and of these 235 tokens/s of a chip."""
+    """Llama 3 70B in int8, batch 32 at 8,192 tokens on eight v5e: 112 GB, 17 ms, and thus 235 tokens/s per chip."""
     book = Textbook(70e9, formula_bytes(find_model("llama-3.1-70b").spec, BF16, 8192) / 2, V5E_8)
     assert book.memory_bytes(32) / 1e9 == pytest.approx(112, abs=1)
     assert significant(book.step_s(32) * 1e3, "17")
@@ -94,7 +96,7 @@ def test_scaling_book_llama_70b() -> None:
 
 
 def test_llama_2_7b() -> None:
-    """33.55 MB a layer and 1.07 GB in all at 2,048 tokens; 13.48 GB of weights."""
+    """33.55 MB per layer and 1.07 GB in total at 2,048 tokens; 13.48 GB of weights."""
     spec = find_model("llama-2-7b").spec
     state = formula_bytes(spec, BF16, 2048)
     assert (state, state / 32) == (1_073_741_824, 33_554_432)
@@ -104,8 +106,8 @@ def test_llama_2_7b() -> None:
 
 
 def test_mistral_7b() -> None:
-    """Batch 4 of 4,096: 2.15 GB with its 8 heads of keys and values, in pages exactly 2^31 bytes and a null page; 8.59
-    GB is what 32 heads would take. Of a window of 4,096 keys the next token reads 4,095.
+    """At batch 4 and 4,096 tokens, 8 KV heads take 2.15 GB, in pages exactly 2^31 bytes plus a null page; 32 heads
+    would take 8.59 GB. With a window of 4,096 the next token reads 4,095 keys.
     """
     deployment = Deployment(find_model("mistral-7b").spec, hardware("h100"), BF16)
     own, often = (Planner(d).memory for d in (deployment, change(deployment, "kv_heads=32").deployment))
@@ -115,11 +117,13 @@ def test_mistral_7b() -> None:
     assert foot.formula_bytes == 4 * 4095 * 2 * 8 * 128 * 2 * 32
     assert significant(foot.formula_bytes / 1e9, "2.15")
     assert significant(wide.formula_bytes / 1e9, "8.59")
-    assert own.footprint(4, 32768).pages_bytes < foot.pages_bytes * 1.005  # one page more a sequence, and no further
+    assert own.footprint(4, 32768).pages_bytes < foot.pages_bytes * 1.005  # at most one more page per sequence
 
 
 def test_deepseek_v2_and_jamba() -> None:
-    """576 numbers a token and layer, 1.76 % of the heads' own; Jamba's 4 GiB at 256K, others' 32 (2403.19887)."""
+    """576 numbers per token and layer, 1.76 % of separate heads; Jamba's 4 GiB at 256K tokens, other models' 32
+    (2403.19887).
+    """
     v2 = find_model("deepseek-v2").spec
     assert formula_bytes(v2, BF16, 1) == 576 * 2 * 60
     assert pytest.approx(0.0176, abs=1e-4) == 576 / (2 * 128 * 128)
@@ -130,8 +134,8 @@ def test_deepseek_v2_and_jamba() -> None:
 
 
 def test_speculation_table() -> None:
-    """Expected tokens and speed-up of 2211.17192: with drafts at 5 % of a step the best are 1.92 (a = 0.6, 4 drafts),
-    2.35 (0.7, 6), 3.09 (0.8, 8), 4.67 (0.9, 13), where verifying costs no more than a step.
+    """Expected tokens and speedups of 2211.17192, where a draft costs 5 % of a step and a verification costs one step:
+    the best are 1.92 (a = 0.6, 4 drafts), 2.35 (0.7, 6), 3.09 (0.8, 8), 4.67 (0.9, 13).
     """
     for acceptance, depth, speed in ((0.6, 4, 1.92), (0.7, 6, 2.35), (0.8, 8, 3.09), (0.9, 13, 4.67)):
         at = {n: Speculation(acceptance, n).tokens / (n * 0.05 + 1) for n in range(1, 30)}
@@ -141,7 +145,7 @@ def test_speculation_table() -> None:
     assert Speculation(0.0, 4).tokens == 1
 
 
-# What others measured; (model, machine, batch, context, seconds a token, share of the roof, source).
+# Published measurements: (model, machine, batch, context, seconds per token, share of the roofline, source).
 MEASURED = [
     ("llama-3.1-8b", "h100", 1, 512, 5.1e-3, "CUDA graphs; 8.4 ms without"),
     ("llama-3.1-8b", "h100", 1, 512, 1 / 158, "SGLang without drafts (2503.01840, EAGLE-3)"),
@@ -159,7 +163,7 @@ def test_nothing_measured_is_faster_than_the_roof(
 
 
 def test_hopper_holds_80_gb_not_79_72() -> None:
-    """CS336's batch of 64 takes 79.72 of 80 GB with nothing for activations: as the engine counts, 56 fit."""
+    """CS336's batch of 64 takes 79.72 of 80 GB without activations; with the engine's count, 56 fit."""
     planner = Planner(Deployment(LLAMA_13B, hardware("h100"), BF16))
     assert not planner.memory.footprint(64, 1024).fits
     largest = planner.memory.largest_batch(1024)

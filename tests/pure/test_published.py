@@ -1,4 +1,4 @@
-"""Published models, from their config.json alone: parameter counts to the last one, and the JSON form."""
+"""Published models from their config.json alone: exact parameter counts, and the JSON form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_published_model(name: str) -> None:
     ],
 )
 def test_latent_state(name: str, per_layer: int, layers: int) -> None:
-    """The latent's 512 numbers and 64 rotated ones (arXiv:2405.04434, table 1: 4.5 d_h, with heads of 128)."""
+    """A latent has 512 numbers and 64 rotated ones (arXiv:2405.04434, table 1: 4.5 d_h, with heads of 128)."""
     spec = spec_from_config(PUBLISHED[name][0])
     assert spec.state_elements(1) == per_layer * layers
     assert spec.state_elements(1000) == 1000 * per_layer * layers
@@ -39,8 +39,8 @@ def test_latent_state(name: str, per_layer: int, layers: int) -> None:
 
 
 def test_minimax_has_the_papers_active_parameters_and_state() -> None:
-    """arXiv:2501.08313: 45.9 billion of 456 per token, which is without the embedding and the head. State: the matrices
-    of 70 layers, and rows of the 10 others.
+    """arXiv:2501.08313: 45.9 of 456 billion parameters are active per token, without the embedding and the head. The
+    state is the matrices of 70 layers and the rows of the 10 others.
     """
     spec = spec_from_config(PUBLISHED["MiniMaxAI/MiniMax-Text-01"][0])
     assert spec.num_active_params() - 2 * 200_064 * 6144 == pytest.approx(45.9e9, rel=2e-3)
@@ -52,7 +52,9 @@ def test_every_family_has_a_published_model() -> None:
 
 
 def test_inspect_counts_recurrent_state_in_float32() -> None:
-    """Jamba: 4 layers of 8 heads of 128 in 16 bit, 28 of 8,192 channels with 16 numbers and 3 tokens each in 32."""
+    """Jamba: 4 layers with 8 heads of 128 in 16 bits, and 28 with 8,192 channels of 16 numbers and 3 tokens
+    in 32 bits.
+    """
     spec = spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0])
     report = describe(spec, "bfloat16", None, PLAIN, STORAGES["bfloat16"])
     recurrent, per_token = 28 * 8192 * (16 + 3) * 4, 4 * 2 * 8 * 128 * 2

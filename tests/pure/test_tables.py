@@ -1,6 +1,6 @@
-"""Tables at every width: every number is whole, and a column that is left out is named.
+"""Tables at every width: every number is complete, and a column that is left out is named.
 
-The oracle is the same table without a limit to its width, less the columns that the output says are missing.
+The oracle is the same table without a width limit, without the columns that the output says are missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def numbers(lines: Iterable[str]) -> Counter[str]:
 
 
 def check(table: Table, width: int) -> None:
-    """Every number of a table is whole at a width, and its columns are all there or named."""
+    """Check that every number of a table is complete at a width, and that its columns are shown or named."""
     lines = [line.plain for line in table.lines(width)]
     dropped = table.dropped(width)
     if dropped:
@@ -49,7 +49,7 @@ def check(table: Table, width: int) -> None:
     )
     expected = [line.plain for line in whole.lines(UNLIMITED)]
     found, wanted = numbers(lines), numbers(expected)
-    if table.layout(width).records:  # the names of columns stand in every record
+    if table.layout(width).records:  # every record shows the names of columns
         cells = numbers(cell.plain for row in table.rows for cell in row)
         assert all(found[n] >= count for n, count in cells.items()), (cells - found, width)
         assert set(found) <= set(wanted)
@@ -63,7 +63,7 @@ def check(table: Table, width: int) -> None:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """What a printer hands to `show`, instead of printing it."""
+    """Return the parts that a function passes to `show`, instead of printing them."""
 
     def call(printer: Callable[..., None], *args: Any) -> list[Any]:
         parts: list[Any] = []
@@ -77,7 +77,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 
 def every_width(parts: Iterable[Any]) -> int:
-    """Check all tables and lines of a printer; the number of its tables."""
+    """Check all tables and lines that a function prints, and return the number of its tables."""
     found = list(parts)
     for width in WIDTHS:
         for part in found:
@@ -113,7 +113,7 @@ def test_a_column_that_is_cut_would_be_found(monkeypatch: pytest.MonkeyPatch) ->
     table = Table("", (Column("change", right=False), Column("batch"), Column("tokens")))
     table.add_row("x" * 50, "96", "4,096")
     check(table, 60)
-    monkeypatch.setattr(Table, "_least", lambda self, i: 1)  # as a library that crops its cells
+    monkeypatch.setattr(Table, "_least", lambda self, i: 1)  # like a library that crops its cells
     monkeypatch.setattr(tables, "wrapped", lambda text, width, later=None: [text[:width]])
     with pytest.raises(AssertionError):
         check(table, 60)
@@ -127,7 +127,7 @@ def spread() -> Any:
 
 
 def planned(model: str, hardware: str, *changes: str, **given: Any) -> dict[str, Any]:
-    """A report of `ridgeline plan` for the largest numbers that it may have to print."""
+    """Return a report of `ridgeline plan` with the largest numbers that it may have to print."""
     from ridgeline.cli import plan
     from ridgeline.plan.compare import compare
 

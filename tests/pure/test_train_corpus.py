@@ -1,4 +1,4 @@
-"""Corpora: what becomes a document, that no function stands on both sides, and manifests that pin both."""
+"""Corpora: which files become documents, no function on both sides, and manifests that pin both sides."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_of_a_library_what_is_the_same_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_library_without_its_tests_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    write(tmp_path, os_dot_py="x = 1\n", test__test_support_dot_py="x = 2\n")  # as Debian's
+    write(tmp_path, os_dot_py="x = 1\n", test__test_support_dot_py="x = 2\n")  # as in Debian
     write(tmp_path, **{f"test__support__part{i}_dot_py": f"x = {i}\n" for i in range(150)})
     with pytest.raises(DataError, match=r"without its tests.*libpython3\.\d+-testsuite.*python3-test.*pyenv"):
         Corpus.stdlib(tmp_path)
@@ -140,7 +140,7 @@ def functions(text: str) -> Iterator[ast.AST]:
 
 
 def dumps(documents: tuple[Document, ...]) -> set[str]:
-    """The oracle: all functions of the documents that parse, as ast.dump writes them."""
+    """Return all functions of the documents that parse, as ast.dump writes them. This is the oracle."""
     found = set()
     for document in documents:
         try:
@@ -182,7 +182,7 @@ def test_keys_of_deep_trees_and_long_numbers() -> None:
 
 @st.composite
 def blocks(draw: st.DrawFn, depth: int = 0) -> str:
-    """Python statements, with functions of few kinds in all places where functions can be."""
+    """Generate Python statements, with functions of few kinds in all positions where functions can be."""
     parts = []
     for kind in draw(st.lists(st.integers(0, 8), min_size=1, max_size=4)):
         inner = textwrap.indent(draw(blocks(depth + 1)), "    ") if depth < 2 and kind > 2 else "    pass\n"
@@ -216,7 +216,7 @@ def test_no_function_stands_on_both_sides(texts: list[str], line_end: str, seed:
     assert all(before[d.name] == d.text for d in parts.train)
     names = {d.name for d in parts.held_out} | set(parts.dropped)
     assert names | {d.name for d in parts.train} == before.keys()
-    for name in names:  # what has nothing of the other side in it stays, to the letter
+    for name in names:  # a text without functions of the other side stays unchanged
         clean = {ast.dump(f) for f in functions(before[name]) if not {ast.dump(g) for g in ast.walk(f)} & known}
         assert clean <= left
         if not {ast.dump(f) for f in functions(before[name])} & known:
@@ -261,7 +261,7 @@ def test_a_document_of_which_nothing_is_left_that_parses_is_dropped() -> None:
 
 
 def sides(seed: int, count: int) -> tuple[int, ...]:
-    """1 for each document N.py that is held out."""
+    """Return 1 for each document N.py that is held out."""
     try:
         parts = split([Document(f"{i}.py", f"x = {i}") for i in range(count)], 0.5, seed)
     except DataError:

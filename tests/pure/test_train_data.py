@@ -1,4 +1,4 @@
-"""Vocabularies, token shards and batches: exact text, nothing half-written, every token of every epoch once."""
+"""Vocabularies, token shards and batches: exact text, no incomplete files, every token of every epoch once."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_long_corpora_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.M
 
 def test_nothing_half_written_stays(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
-        assert len(list(tmp_path.iterdir())) == 1  # there is something to clear away
+        assert len(list(tmp_path.iterdir())) == 1  # there is a file to remove
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -204,7 +204,7 @@ def test_a_damaged_shard_is_refused(tmp_path: Path, name: str, damage: Callable[
 
 
 def numbered(lengths: list[int]) -> Shard:
-    """A shard in which every token is its own place."""
+    """Return a shard in which every token is its own index."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.arange(offsets[-1], dtype=np.uint32)
     info = ShardInfo(len(lengths), len(tokens), 0, len(tokens), "uint32", 0, "", "")
@@ -212,7 +212,7 @@ def numbered(lengths: list[int]) -> Shard:
 
 
 def check_segments(batch: Batch, shard: Shard, context: int) -> None:
-    """Every segment is a run of one document that begins where the document or the row does."""
+    """Check that every segment is a run of one document that begins where the document or the row begins."""
     starts, ends = set(shard.offsets[:-1].tolist()), set((shard.offsets[1:] - 1).tolist())
     assert sum(batch.lengths) == len(batch.token_ids) == len(batch.targets)
     assert len(batch.token_ids) % context == 0
@@ -242,7 +242,7 @@ def test_every_token_of_every_epoch_once(
     shard = numbered(lengths)
     num_tokens, batch_tokens = sum(lengths), context * rows * world_size
     whole = Batches(shard, context, batch_tokens, seed)
-    num_steps = num_tokens // math.gcd(num_tokens, batch_tokens)  # they end where an epoch does
+    num_steps = num_tokens // math.gcd(num_tokens, batch_tokens)  # the steps end where an epoch ends
     used = np.zeros(num_tokens, int)
     in_rows = []
     for step in range(min(num_steps, 40)):
@@ -257,7 +257,7 @@ def test_every_token_of_every_epoch_once(
     if num_steps <= 40:
         assert set(used) == {num_steps * batch_tokens // num_tokens}
     first_epoch = np.concatenate(in_rows)[: -(-num_tokens // context) * context]
-    if len(first_epoch) >= num_tokens:  # what goes beyond the epoch is the beginning of the next
+    if len(first_epoch) >= num_tokens:  # tokens beyond the epoch are the beginning of the next one
         assert set(first_epoch.tolist()) == set(range(num_tokens))
     if num_tokens % context == 0 and len(first_epoch) == num_tokens:
         assert len(set(first_epoch.tolist())) == num_tokens
@@ -297,8 +297,11 @@ def test_the_order_is_random_and_the_same_with_every_numpy() -> None:
     long = np.flatnonzero(epochs[0][::20] >= 700)  # rows of the long document: two thirds of all
     assert len(long) > 60
     following = epochs[0][19:-1:20] + 1 == epochs[0][20::20]
-    assert following.mean() < 0.1  # rows of one document seldom follow each other
-    assert _mix(np.array([0, 1234567], np.uint64)).tolist() == [0xE220A8397B1DCDAF, 6457827717110365317]  # published
+    assert following.mean() < 0.1  # rows of one document rarely follow each other
+    assert _mix(np.array([0, 1234567], np.uint64)).tolist() == [
+        0xE220A8397B1DCDAF,
+        6457827717110365317,
+    ]  # published values
     pinned = Batches(numbered([3, 5, 2, 7, 4, 6, 9, 2, 8, 2]), 12, 12, seed=2024)
     assert [pinned.batch(s).token_ids[0] for s in range(8)] == [27, 43, 5, 24, 4, 21, 32, 39]
     assert [len(pinned.batch(s).lengths) for s in range(8)] == [2, 5, 3, 3, 3, 4, 4, 2]
