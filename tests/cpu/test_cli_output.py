@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...], tuple[
     "seed": (lambda p, o: None, ("--seed", "1"), ("o.jsonl:1 ", "--seed")),
     "dtype": (lambda p, o: None, ("--dtype", "bfloat16"), ("o.jsonl:1 ", "another model")),
     "a prompt": (lambda p, o: p.write_text(p.read_text().replace("saw 4", "saw 5")), (), ("another prompt", ":5 now")),
-    "fewer prompts": (lambda p, o: p.write_text(p.read_text().partition("\n")[0]), (), ("index", "there are 1")),
+    "fewer prompts": (lambda p, o: p.write_text(p.read_text().partition("\n")[0]), (), ("index", "there are only 1")),
     "a line of others": (lambda p, o: o.write_bytes(b"{}\n" + o.read_bytes()), (), ("o.jsonl:1 ", "not an answer")),
     "no JSON": (lambda p, o: o.write_bytes(o.read_bytes() + b"x\n"), (), ("o.jsonl:10 ", "not an answer")),
     "another end": (lambda p, o: o.write_bytes(o.read_bytes() + b"my notes"), (), ("o.jsonl:10 ", "not an answer")),

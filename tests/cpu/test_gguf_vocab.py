@@ -66,11 +66,11 @@ def test_gguf_chat_templates() -> None:
     ("metadata", "message"),
     [
         ({}, "model is missing"),
-        (llama_metadata(model="bert"), "'bert'; 'gpt2' and 'llama'"),
+        (llama_metadata(model="bert"), "'bert'; supported: 'gpt2' and 'llama'"),
         (llama_metadata(model=3), "model is a int"),
         (llama_metadata(tokens=None), "tokens is missing"),
-        (llama_metadata(tokens=[1]), "tokens holds a int"),
-        (llama_metadata(tokens=["a", "a"]), "holds 'a' twice"),
+        (llama_metadata(tokens=[1]), "tokens contains a int"),
+        (llama_metadata(tokens=["a", "a"]), "contains 'a' twice"),
         (llama_metadata(scores=[1.0]), "scores has 1 elements"),
         (llama_metadata(token_type=[1]), "token_type has 1 elements"),
         (llama_metadata(bos_token_id=10**6), "bos_token_id is 1000000"),
@@ -78,7 +78,7 @@ def test_gguf_chat_templates() -> None:
         (bpe_metadata(pre=None), "pre is missing"),
         (bpe_metadata(pre="new-bpe"), "'new-bpe', which is not supported; supported: .*llama-bpe"),
         (bpe_metadata(merges=None), "merges is missing"),
-        (bpe_metadata(merges=["ab"]), "merges holds 'ab'"),
+        (bpe_metadata(merges=["ab"]), "merges contains 'ab'"),
         (bpe_metadata(merges=["a zz"]), "merges does not fit"),
     ],
 )

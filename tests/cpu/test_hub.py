@@ -69,7 +69,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_model("./org/name/") == Path("org/name")
     assert find_model("~/org") == tmp_path / "org"
     assert find_model(str(tmp_path), files=CONFIG_FILES) == tmp_path
-    with pytest.raises(CheckpointError, match="--revision main is for hub ids"):
+    with pytest.raises(CheckpointError, match="--revision main, which is for hub ids"):
         find_model(str(tmp_path), revision="main")
 
 

@@ -67,7 +67,7 @@ def test_it_unpacks_as_transformers_does(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("scale", [LARGEST_SCALE + 1, 254, 255])
 def test_a_scale_that_is_no_number_is_refused(scale: int) -> None:
-    with pytest.raises(ValueError, match=f"holds {scale}"):
+    with pytest.raises(ValueError, match=f"a scale of {scale}"):
         unpack(np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [scale]]], np.uint8))
 
 

@@ -102,11 +102,11 @@ def test_a_log_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"step": 4, "loss": 2.', "no step"),
-        ('{"step": 4, "loss": 2.0}', "no step"),
+        ('{"step": 4, "loss": 2.', "not a training step"),
+        ('{"step": 4, "loss": 2.0}', "not a training step"),
         (json.dumps({**asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)), "color": "red"}), "color"),
-        ("[1, 2]", "no step"),
-        ("", "no step"),
+        ("[1, 2]", "not a training step"),
+        ("", "not a training step"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"loss": "2"}), "loss is '2'"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"loss": None}), "loss is None"),
         (json.dumps(asdict(Progress(4, 2.0, 1.0, 0.1, 5.0)) | {"step": 4.5}), "step is 4.5"),
@@ -265,7 +265,8 @@ def test_no_text_breaks_the_front_matter(tag: str, language: str) -> None:
         "47,513,600, 5.42 epochs",
         "bfloat16 products", "| Dropout | 0.07 |", "| Seed | 41 |", "4.56e+15", "| Hours | 2.5 |", "Xeon, 2 threads",
         "41.2 % of 123.4 GFLOP/s", "| Made by | ridgeline train |", "0.7123 ± 0.0046 (standard error)",
-        "5.432 ± 0.032 (standard error)", "430,000 held-out tokens", "windows of 1,024 tokens, moved by 256",
+        "5.432 ± 0.032 (standard error)", "430,000 held-out tokens",
+        "windows of 1,024 tokens, each 256 after the one before",
         r"| Parses \| compiles | 93 % |", "![loss](loss.png)", "- It knows only Python.\n- Small.",
     ],
 )  # fmt: skip

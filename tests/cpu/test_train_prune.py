@@ -121,7 +121,7 @@ def test_what_cannot_be_cut_is_one_line(
 def test_a_part_that_is_not_there_is_named(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     del weights["layers.2.mixer.v.weight"]
-    with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be cut"):
+    with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be pruned"):
         prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
 
 

@@ -137,7 +137,7 @@ def test_an_unknown_architecture_lists_the_known(model_type: Any) -> None:
     message = str(caught.value)
     assert ("a missing model_type" if model_type is None else repr(model_type)) in message
     assert all(name in message for name in FAMILIES)
-    with pytest.raises(ConfigError, match="a missing model_type is not a known architecture"):
+    with pytest.raises(ConfigError, match="a missing model_type is not a supported architecture"):
         spec_from_config(SIZES)
 
 
@@ -591,7 +591,7 @@ def test_minimax() -> None:
     assert "attn_type_list must hold 4 entries" in refusal("minimax_m1", attn_type_list=[0, 0, 0, 2])
     assert "shared_intermediate_size is not 0" in refusal("minimax_text_01", shared_intermediate_size=[64])
     assert "postnorm is False" in refusal("minimax_text_01", postnorm=False)
-    assert "rotary_dim is 18, more than the 16" in refusal("minimax_text_01", rotary_dim=18)
+    assert "rotary_dim is 18, more than the head size 16" in refusal("minimax_text_01", rotary_dim=18)
 
 
 def test_latent_attention() -> None:
@@ -719,7 +719,7 @@ def test_a_language_model_inside_another() -> None:
     assert read("qwen3_5", tie_word_embeddings=True).tie_word_embeddings
     assert read("qwen3_5", text_config=text | {"tie_word_embeddings": True}).tie_word_embeddings
     both = {"tie_word_embeddings": False, "text_config": text | {"tie_word_embeddings": True}}
-    assert "tie_word_embeddings is False, but that of text_config is True" in refusal("qwen3_5", **both)
+    assert "tie_word_embeddings is False, but in text_config it is True" in refusal("qwen3_5", **both)
 
 
 # ---- names --------------------------------------------------------------------------------------------------

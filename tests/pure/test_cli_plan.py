@@ -108,7 +108,7 @@ def test_explain_shows_every_formula_with_its_numbers(run: Run) -> None:
     (("mistral-7b", "--context", "100", "--prompt", "100"), "do not add up to a context of 100"),
     (("mistral-7b", "--weights", "int5"), "type 'int5' is not known"), (("mistral-7b", "--tp", "3"), "tp 2 does"),
     (("mistral-7b", "--compare"), "needs at least one change"), (("mistral-7b", "kv"), "write kv=fp8"),
-    (("mistral-7b", "--link", "token-ring"), "link 'token-ring' is not known"),
+    (("mistral-7b", "--link", "token-ring"), "unknown link 'token-ring'"),
     (("mistral-7b", "--slo", "tbt=3ms"), "write NAME=TIME"), (("mistral-7b", "--plot", "x.gif"), "end in .png or .svg"),
     (("mistral-7b", "--hardware", "m3-max", "--tp", "2"), "no link between devices"),
     (("mistral-7b", "--block-size", "0"), "at least 1"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_is_one_line(run: Run, args: tuple[str, ...], message: st
 
 
 def test_what_does_not_fit_says_what_would(run: Run) -> None:
-    assert "does not fit in 80 GB: --tp 2 does" in run("llama-3.1-70b").stdout
+    assert "does not fit in 80 GB; it fits with --tp 2" in run("llama-3.1-70b").stdout
     assert "or --context" in run("mistral-7b", "--batch", "200").stdout
 
 

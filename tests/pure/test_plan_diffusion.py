@@ -64,7 +64,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RequestError, match="no decode steps"):
         find_writer("llada-8b")
     assert find_writer("mistral-7b") == find_model("mistral-7b")
-    with pytest.raises(RequestError, match="4,096 that the model has"):
+    with pytest.raises(RequestError, match="the model has 4,096 positions"):
         denoise(planner(), Load(1, 4096, 1))
     with pytest.raises(RequestError, match="pp 2"):
         denoise(planner(scheme=Scheme(pp=2)), Load(1, 100, 100))

@@ -21,33 +21,38 @@ if TYPE_CHECKING:
 SHOWN = 3  # number of skipped files that the note names
 
 
+_Model = Annotated[str, typer.Argument(help="A folder or a Hugging Face hub id.")]
+_Text = Annotated[
+    list[str],
+    option("--text", help="A text file, a .jsonl file with a text per row, or a folder. May be given several times."),
+]
+_Against = Annotated[
+    str | None,
+    option(
+        "--against",
+        help="The original model: also report the divergence from it and the top-1 agreement. Default: none.",
+    ),
+]
+_Context = Annotated[
+    int | None,
+    option("--context", help="Tokens of a window. Default: the model's longest context, at most 2048."),
+]
+_Stride = Annotated[
+    int | None,
+    option("--stride", help="Tokens from one window's start to the next. Default: half of --context."),
+]
+_LimitTokens = Annotated[int | None, option("--limit-tokens", min=2, help="Use only the first N tokens. Default: all.")]
+_JsonOutput = Annotated[bool, option("--json", help="Print one JSON object.")]
+
+
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A folder or a Hugging Face hub id.")],
-    text: Annotated[
-        list[str],
-        option(
-            "--text", help="A text file, a .jsonl file with a text per row, or a folder. May be given several times."
-        ),
-    ],
-    against: Annotated[
-        str | None,
-        option(
-            "--against",
-            help="The original model: also report the divergence from it and the top-1 agreement. Default: none.",
-        ),
-    ] = None,
-    context: Annotated[
-        int | None,
-        option("--context", help="Tokens of a window. Default: the model's longest context, at most 2048."),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        option("--stride", help="Tokens from one window's start to the next. Default: half of --context."),
-    ] = None,
-    limit_tokens: Annotated[
-        int | None, option("--limit-tokens", min=2, help="Use only the first N tokens. Default: all.")
-    ] = None,
-    json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
+    model: _Model,
+    text: _Text,
+    against: _Against = None,
+    context: _Context = None,
+    stride: _Stride = None,
+    limit_tokens: _LimitTokens = None,
+    json_output: _JsonOutput = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,

@@ -21,81 +21,88 @@ def _option(panel: str, *names: str, help: str) -> Any:
     return option(*names, help=help, panel=panel)
 
 
+_Model = Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to apply, or to rank with --compare: kv=fp8 mla=512+64 tp=2 ... Default: none."),
+]
+_Hardware = Annotated[
+    str,
+    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: local."),
+]
+_Tp = Annotated[
+    int,
+    _option(_MACHINE, "--tp", help="Tensor parallelism: devices that share every matrix. Default: 1."),
+]
+_Ep = Annotated[int, _option(_MACHINE, "--ep", help="Expert parallelism: devices that share the experts. Default: 1.")]
+_Pp = Annotated[int, _option(_MACHINE, "--pp", help="Pipeline parallelism: devices that share the layers. Default: 1.")]
+_Replicas = Annotated[int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")]
+_Link = Annotated[
+    str | None,
+    _option(_MACHINE, "--link", help="Link between devices: nvlink4, pcie5, ethernet-100g ... Default: the machine's."),
+]
+_Batch = Annotated[int, _option(_LOAD, "--batch", help="Sequences per step on each replica. Default: 1.")]
+_Context = Annotated[
+    int | None,
+    _option(
+        _LOAD,
+        "--context",
+        help="Tokens per sequence, prompt and answer together. Default: --prompt + --output, else 4096 or the "
+        "model's longest if that is shorter.",
+    ),
+]
+_Prompt = Annotated[
+    int | None, _option(_LOAD, "--prompt", help="Tokens of each prompt. Default: the context without the answer.")
+]
+_Output = Annotated[
+    int | None, _option(_LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context.")
+]
+_Weights = Annotated[
+    str | None,
+    _option(_LOAD, "--weights", help="Type of the weights: bf16, fp8, int8, int4 ... Default: as published."),
+]
+_Kv = Annotated[
+    str | None, _option(_LOAD, "--kv", help="Type of the KV cache: bf16, fp8, int8 ... Default: as --activations.")
+]
+_Activations = Annotated[
+    str | None,
+    _option(_LOAD, "--activations", help="Type of the activations. Default: bf16, or float32 on a CPU."),
+]
+_Page = Annotated[int, _option(_LOAD, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
+_Compare = Annotated[bool, _option(_ASK, "--compare", help="Rank the changes, each applied alone, by tokens/s.")]
+_Slo = Annotated[
+    str | None,
+    _option(_ASK, "--slo", help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. Default: none."),
+]
+_Explain = Annotated[bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")]
+_JsonOutput = Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")]
+_Plot = Annotated[
+    str | None, _option(_ASK, "--plot", help="Write a roofline picture to this file, .png or .svg. Default: none.")
+]
+
+
 def plan(
-    model: Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(help="Changes to apply, or to rank with --compare: kv=fp8 mla=512+64 tp=2 ... Default: none."),
-    ] = None,
-    hardware: Annotated[
-        str,
-        _option(
-            _MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: local."
-        ),
-    ] = DEFAULT_HARDWARE,
-    tp: Annotated[
-        int,
-        _option(_MACHINE, "--tp", help="Tensor parallelism: devices that share every matrix. Default: 1."),
-    ] = 1,
-    ep: Annotated[
-        int, _option(_MACHINE, "--ep", help="Expert parallelism: devices that share the experts. Default: 1.")
-    ] = 1,
-    pp: Annotated[
-        int, _option(_MACHINE, "--pp", help="Pipeline parallelism: devices that share the layers. Default: 1.")
-    ] = 1,
-    replicas: Annotated[
-        int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")
-    ] = 1,
-    link: Annotated[
-        str | None,
-        _option(
-            _MACHINE, "--link", help="Link between devices: nvlink4, pcie5, ethernet-100g ... Default: the machine's."
-        ),
-    ] = None,
-    batch: Annotated[int, _option(_LOAD, "--batch", help="Sequences per step on each replica. Default: 1.")] = 1,
-    context: Annotated[
-        int | None,
-        _option(
-            _LOAD,
-            "--context",
-            help="Tokens per sequence, prompt and answer together. Default: --prompt + --output, else 4096 or the "
-            "model's longest if that is shorter.",
-        ),
-    ] = None,
-    prompt: Annotated[
-        int | None, _option(_LOAD, "--prompt", help="Tokens of each prompt. Default: the context without the answer.")
-    ] = None,
-    output: Annotated[
-        int | None, _option(_LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        _option(_LOAD, "--weights", help="Type of the weights: bf16, fp8, int8, int4 ... Default: as published."),
-    ] = None,
-    kv: Annotated[
-        str | None, _option(_LOAD, "--kv", help="Type of the KV cache: bf16, fp8, int8 ... Default: as --activations.")
-    ] = None,
-    activations: Annotated[
-        str | None,
-        _option(_LOAD, "--activations", help="Type of the activations. Default: bf16, or float32 on a CPU."),
-    ] = None,
-    page: Annotated[int, _option(_LOAD, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")] = 16,
-    compare: Annotated[
-        bool, _option(_ASK, "--compare", help="Rank the changes, each applied alone, by tokens/s.")
-    ] = False,
-    slo: Annotated[
-        str | None,
-        _option(
-            _ASK, "--slo", help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. Default: none."
-        ),
-    ] = None,
-    explain: Annotated[
-        bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")
-    ] = False,
-    json_output: Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")] = False,
-    plot: Annotated[
-        str | None, _option(_ASK, "--plot", help="Write a roofline picture to this file, .png or .svg. Default: none.")
-    ] = None,
+    model: _Model,
+    changes: _Changes = None,
+    hardware: _Hardware = DEFAULT_HARDWARE,
+    tp: _Tp = 1,
+    ep: _Ep = 1,
+    pp: _Pp = 1,
+    replicas: _Replicas = 1,
+    link: _Link = None,
+    batch: _Batch = 1,
+    context: _Context = None,
+    prompt: _Prompt = None,
+    output: _Output = None,
+    weights: _Weights = None,
+    kv: _Kv = None,
+    activations: _Activations = None,
+    page: _Page = 16,
+    compare: _Compare = False,
+    slo: _Slo = None,
+    explain: _Explain = False,
+    json_output: _JsonOutput = False,
+    plot: _Plot = None,
 ) -> None:
     """Predict what a model costs on a machine: memory, time, the bottleneck, and what each technique would change."""
     from ridgeline.errors import RequestError

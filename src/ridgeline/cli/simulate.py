@@ -32,89 +32,100 @@ def _option(panel: str, *names: str, help: str) -> Any:
     return option(*names, help=help, panel=panel)
 
 
+Model = Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to apply, as for plan: kv=fp8 weights=int4 tp=2 ... Default: none."),
+]
+Trace = Annotated[
+    str | None,
+    _option(_WORK, "--trace", help="Trace to run: Azure CSV or Mooncake JSON lines. Default: random lengths."),
+]
+Arrivals = Annotated[
+    str | None,
+    _option(
+        _WORK,
+        "--arrivals",
+        help="Arrival process: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30 or closed:32,think=1. Default: the "
+        "trace's times; without a trace poisson:8 (8 requests per second).",
+    ),
+]
+NumRequests = Annotated[
+    int | None,
+    _option(_WORK, "--num-requests", help="Number of requests. Default: all of the trace; without a trace 1000."),
+]
+RateScale = Annotated[
+    float, _option(_WORK, "--rate-scale", help="Multiply the arrival rate by this factor. Default: 1.")
+]
+InputLen = Annotated[
+    int, _option(_WORK, "--input-len", help="Mean tokens of a prompt, without a trace. Default: 1024.")
+]
+OutputLen = Annotated[
+    int, _option(_WORK, "--output-len", help="Mean tokens of an answer, without a trace. Default: 256.")
+]
+LengthCv = Annotated[
+    float,
+    _option(_WORK, "--length-cv", help="Coefficient of variation of both lengths; 0: all equal. Default: 0."),
+]
+Truncate = Annotated[bool, _option(_WORK, "--truncate", help="Shorten requests that exceed the longest context.")]
+Seed = Annotated[int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and routing. Default: 0.")]
+Hardware = Annotated[
+    str,
+    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: h100."),
+]
+StepTimes = Annotated[
+    str | None,
+    _option(_MACHINE, "--step-times", help="JSON file with step times. Default: the planner's for the machine."),
+]
+Replicas = Annotated[int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")]
+RoutingOption = Annotated[
+    Routing, _option(_MACHINE, "--routing", help="How requests are spread over replicas. Default: round-robin.")
+]
+MaxModelLen = Annotated[
+    int | None,
+    _option(_MACHINE, "--max-model-len", help="Longest context in tokens. Default: the model's."),
+]
+MaxNumSeqs = Annotated[int, _option(_MACHINE, "--max-num-seqs", help="Most sequences in one step. Default: 256.")]
+MaxNumBatchedTokens = Annotated[
+    int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
+]
+BlockSize = Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
+SloLimits = Annotated[
+    str | None,
+    _option(_OUT, "--slo", help="Latency limits for goodput: ttft=200ms,tpot=30ms,e2e=10s. Default: none."),
+]
+JsonOutput = Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")]
+Plot = Annotated[str | None, _option(_OUT, "--plot", help="Write a picture to this file, .png or .svg. Default: none.")]
+EveryStep = Annotated[
+    bool,
+    _option(_OUT, "--every-step", help="For debugging: simulate every step in full. Slower, with equal figures."),
+]
+
+
 def simulate(
-    model: Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(help="Changes to apply, as for plan: kv=fp8 weights=int4 tp=2 ... Default: none."),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        _option(_WORK, "--trace", help="Trace to run: Azure CSV or Mooncake JSON lines. Default: random lengths."),
-    ] = None,
-    arrivals: Annotated[
-        str | None,
-        _option(
-            _WORK,
-            "--arrivals",
-            help="Arrival process: poisson:8, gamma:8,cv=4, onoff:8,on=10,off=30 or closed:32,think=1. Default: the "
-            "trace's times; without a trace poisson:8 (8 requests per second).",
-        ),
-    ] = None,
-    num_requests: Annotated[
-        int | None,
-        _option(_WORK, "--num-requests", help="Number of requests. Default: all of the trace; without a trace 1000."),
-    ] = None,
-    rate_scale: Annotated[
-        float, _option(_WORK, "--rate-scale", help="Multiply the arrival rate by this factor. Default: 1.")
-    ] = 1.0,
-    input_len: Annotated[
-        int, _option(_WORK, "--input-len", help="Mean tokens of a prompt, without a trace. Default: 1024.")
-    ] = 1024,
-    output_len: Annotated[
-        int, _option(_WORK, "--output-len", help="Mean tokens of an answer, without a trace. Default: 256.")
-    ] = 256,
-    length_cv: Annotated[
-        float,
-        _option(_WORK, "--length-cv", help="Coefficient of variation of both lengths; 0: all equal. Default: 0."),
-    ] = 0.0,
-    truncate: Annotated[
-        bool, _option(_WORK, "--truncate", help="Shorten requests that exceed the longest context.")
-    ] = False,
-    seed: Annotated[
-        int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and routing. Default: 0.")
-    ] = 0,
-    hardware: Annotated[
-        str,
-        _option(
-            _MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: h100."
-        ),
-    ] = "h100",
-    step_times: Annotated[
-        str | None,
-        _option(_MACHINE, "--step-times", help="JSON file with step times. Default: the planner's for the machine."),
-    ] = None,
-    replicas: Annotated[
-        int, _option(_MACHINE, "--replicas", help="Number of complete copies of the model. Default: 1.")
-    ] = 1,
-    routing: Annotated[
-        Routing, _option(_MACHINE, "--routing", help="How requests are spread over replicas. Default: round-robin.")
-    ] = Routing.round_robin,
-    max_model_len: Annotated[
-        int | None,
-        _option(_MACHINE, "--max-model-len", help="Longest context in tokens. Default: the model's."),
-    ] = None,
-    max_num_seqs: Annotated[
-        int, _option(_MACHINE, "--max-num-seqs", help="Most sequences in one step. Default: 256.")
-    ] = 256,
-    max_num_batched_tokens: Annotated[
-        int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
-    ] = 512,
-    block_size: Annotated[
-        int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")
-    ] = 16,
-    slo: Annotated[
-        str | None,
-        _option(_OUT, "--slo", help="Latency limits for goodput: ttft=200ms,tpot=30ms,e2e=10s. Default: none."),
-    ] = None,
-    json_output: Annotated[bool, _option(_OUT, "--json", help="Print one JSON object.")] = False,
-    plot: Annotated[
-        str | None, _option(_OUT, "--plot", help="Write a picture to this file, .png or .svg. Default: none.")
-    ] = None,
-    every_step: Annotated[
-        bool,
-        _option(_OUT, "--every-step", help="For debugging: simulate every step in full. Slower, with equal figures."),
-    ] = False,
+    model: Model,
+    changes: Changes = None,
+    trace: Trace = None,
+    arrivals: Arrivals = None,
+    num_requests: NumRequests = None,
+    rate_scale: RateScale = 1.0,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = 256,
+    length_cv: LengthCv = 0.0,
+    truncate: Truncate = False,
+    seed: Seed = 0,
+    hardware: Hardware = "h100",
+    step_times: StepTimes = None,
+    replicas: Replicas = 1,
+    routing: RoutingOption = Routing.round_robin,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    block_size: BlockSize = 16,
+    slo: SloLimits = None,
+    json_output: JsonOutput = False,
+    plot: Plot = None,
+    every_step: EveryStep = False,
 ) -> None:
     """Run the engine's own scheduler on a virtual clock, and report latencies, goodput, memory and queues."""
     given = locals()  # every option, by its name

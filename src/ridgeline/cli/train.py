@@ -33,107 +33,125 @@ def _run_option(*names: str, help: str, least: int | None = None) -> Any:
     return option(*names, help=help, min=least, panel="Run")
 
 
+_Spec = Annotated[str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json.")]
+_Data = Annotated[
+    list[str] | None,
+    option(
+        "--data",
+        help="Training texts: a text file, a .jsonl file, a folder, or stdlib for Python's own library. "
+        "May be given several times. Required without --recipe.",
+    ),
+]
+_Out = Annotated[
+    str | None,
+    option(
+        "--out",
+        help="Folder to write. Repeat the command to continue a run that was stopped. Required without "
+        "--recipe. Default: with --recipe, NAME-recipe.",
+    ),
+]
+_Recipe = Annotated[
+    str | None,
+    option("--recipe", help="Train the built-in models again instead: pocket. Default: none."),
+]
+_Tokenizer = Annotated[
+    str | None,
+    option("--tokenizer", help="Folder with a tokenizer.json. Default: one is learned from the texts."),
+]
+_HeldOut = Annotated[
+    float,
+    option("--held-out", help="Share of documents kept out of training to measure the loss. Default: 0.05."),
+]
+_License = Annotated[
+    str | None, option("--license", help="License of the texts, for the model card. Default: not stated.")
+]
+_Dtype = Annotated[str, option("--dtype", help="Type of the saved weights: bfloat16 or float32. Default: bfloat16.")]
+_Epochs = Annotated[float, _run_option("--epochs", help="Number of passes over the texts. Default: 1.")]
+_Context = Annotated[
+    int | None,
+    _run_option(
+        "--context", least=1, help="Tokens of a training row. Default: the model's longest context, at most 1024."
+    ),
+]
+_BatchTokens = Annotated[
+    int, _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192.")
+]
+_MicroTokens = Annotated[
+    int | None,
+    _run_option(
+        "--micro-tokens",
+        least=1,
+        help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
+    ),
+]
+_LearningRate = Annotated[float, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004.")]
+_WarmupSteps = Annotated[
+    int, _run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
+]
+_DecayShare = Annotated[
+    float,
+    _run_option("--decay-share", help="Share of the run in which the learning rate falls to 0. Default: 0.4."),
+]
+_WeightDecay = Annotated[float, _run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.1.")]
+_Clip = Annotated[float, _run_option("--clip", help="Largest norm of a gradient; 0: no limit. Default: 1.")]
+_Dropout = Annotated[
+    float, _run_option("--dropout", help="Dropout rate; raise it if there are many epochs. Default: 0.")
+]
+_Patience = Annotated[
+    int,
+    _run_option(
+        "--patience",
+        help="Stop after this many evaluations without a lower held-out loss; 0: never stop early. Default: 0.",
+    ),
+]
+_EvalEvery = Annotated[
+    int, _run_option("--eval-every", help="Updates between two evaluations on the held-out texts. Default: 100.")
+]
+_SaveEvery = Annotated[
+    int, _run_option("--save-every", help="Updates between two saved states of the run. Default: 100.")
+]
+_Seed = Annotated[
+    int, _run_option("--seed", help="Random seed for initial weights, data order and dropout. Default: 0.")
+]
+_Precision = Annotated[
+    str,
+    _run_option(
+        "--precision",
+        help="Type of the computation: bfloat16, float32, or auto (bfloat16 on a GPU, float32 on a CPU). "
+        "Default: auto.",
+    ),
+]
+_ActivationCheckpointing = Annotated[
+    bool,
+    _run_option("--activation-checkpointing", help="Compute activations again in the backward pass, to save memory."),
+]
+
+
 def train(
-    spec: Annotated[
-        str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        option(
-            "--data",
-            help="Training texts: a text file, a .jsonl file, a folder, or stdlib for Python's own library. "
-            "May be given several times. Required without --recipe.",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        option(
-            "--out",
-            help="Folder to write. Repeat the command to continue a run that was stopped. Required without "
-            "--recipe. Default: with --recipe, NAME-recipe.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        option("--recipe", help="Train the built-in models again instead: pocket. Default: none."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        option("--tokenizer", help="Folder with a tokenizer.json. Default: one is learned from the texts."),
-    ] = None,
-    held_out: Annotated[
-        float,
-        option("--held-out", help="Share of documents kept out of training to measure the loss. Default: 0.05."),
-    ] = 0.05,
-    license: Annotated[
-        str | None, option("--license", help="License of the texts, for the model card. Default: not stated.")
-    ] = None,
-    dtype: Annotated[
-        str, option("--dtype", help="Type of the saved weights: bfloat16 or float32. Default: bfloat16.")
-    ] = "bfloat16",
-    epochs: Annotated[float, _run_option("--epochs", help="Number of passes over the texts. Default: 1.")] = 1.0,
-    context: Annotated[
-        int | None,
-        _run_option(
-            "--context", least=1, help="Tokens of a training row. Default: the model's longest context, at most 1024."
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int, _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192.")
-    ] = DEFAULT_BATCH,
-    micro_tokens: Annotated[
-        int | None,
-        _run_option(
-            "--micro-tokens",
-            least=1,
-            help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
-        ),
-    ] = None,
-    learning_rate: Annotated[float, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004.")] = 4e-3,
-    warmup_steps: Annotated[
-        int, _run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
-    ] = 50,
-    decay_share: Annotated[
-        float,
-        _run_option("--decay-share", help="Share of the run in which the learning rate falls to 0. Default: 0.4."),
-    ] = 0.4,
-    weight_decay: Annotated[
-        float, _run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.1.")
-    ] = 0.1,
-    clip: Annotated[float, _run_option("--clip", help="Largest norm of a gradient; 0: no limit. Default: 1.")] = 1.0,
-    dropout: Annotated[
-        float, _run_option("--dropout", help="Dropout rate; raise it if there are many epochs. Default: 0.")
-    ] = 0.0,
-    patience: Annotated[
-        int,
-        _run_option(
-            "--patience",
-            help="Stop after this many evaluations without a lower held-out loss; 0: never stop early. Default: 0.",
-        ),
-    ] = 0,
-    eval_every: Annotated[
-        int, _run_option("--eval-every", help="Updates between two evaluations on the held-out texts. Default: 100.")
-    ] = 100,
-    save_every: Annotated[
-        int, _run_option("--save-every", help="Updates between two saved states of the run. Default: 100.")
-    ] = 100,
-    seed: Annotated[
-        int, _run_option("--seed", help="Random seed for initial weights, data order and dropout. Default: 0.")
-    ] = 0,
-    precision: Annotated[
-        str,
-        _run_option(
-            "--precision",
-            help="Type of the computation: bfloat16, float32, or auto (bfloat16 on a GPU, float32 on a CPU). "
-            "Default: auto.",
-        ),
-    ] = "auto",
-    activation_checkpointing: Annotated[
-        bool,
-        _run_option(
-            "--activation-checkpointing", help="Compute activations again in the backward pass, to save memory."
-        ),
-    ] = False,
+    spec: _Spec = None,
+    data: _Data = None,
+    out: _Out = None,
+    recipe: _Recipe = None,
+    tokenizer: _Tokenizer = None,
+    held_out: _HeldOut = 0.05,
+    license: _License = None,
+    dtype: _Dtype = "bfloat16",
+    epochs: _Epochs = 1.0,
+    context: _Context = None,
+    batch_tokens: _BatchTokens = DEFAULT_BATCH,
+    micro_tokens: _MicroTokens = None,
+    learning_rate: _LearningRate = 4e-3,
+    warmup_steps: _WarmupSteps = 50,
+    decay_share: _DecayShare = 0.4,
+    weight_decay: _WeightDecay = 0.1,
+    clip: _Clip = 1.0,
+    dropout: _Dropout = 0.0,
+    patience: _Patience = 0,
+    eval_every: _EvalEvery = 100,
+    save_every: _SaveEvery = 100,
+    seed: _Seed = 0,
+    precision: _Precision = "auto",
+    activation_checkpointing: _ActivationCheckpointing = False,
     device: o.Device = "auto",
 ) -> None:  # fmt: skip
     """Train a model from scratch on the modules that serve it, or train the built-in pair again with --recipe pocket.
@@ -175,7 +193,7 @@ def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(given["device"])  # checks for torch, which the imports below need
-    from ridgeline.train.data.folder.folder import check_room, prepare
+    from ridgeline.train.data.folder.folder.folder import check_room, prepare
     from ridgeline.train.pocket.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config

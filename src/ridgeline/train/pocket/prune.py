@@ -85,7 +85,7 @@ def _of_layers(spec: ModelSpec, weights: Weights, options: PruneOptions) -> dict
         )
     _check("layers", options.layers, len(spec.layers))
     for own in attentions:
-        _check("key-value heads", options.kv_heads, own.num_kv_heads)
+        _check("KV heads", options.kv_heads, own.num_kv_heads)
     found = {}
     for name, x in weights.items():
         if not name.startswith("layers."):
