@@ -83,10 +83,10 @@ def stories() -> Pair:
     return Pair(folder, LLM(str(folder), cache="off").loaded, oracle)
 
 
-def bytes_tokenizer(template: str | None, folder: Path | None = None, *, turned: int = 0) -> Tokenizer:
-    """Return a tokenizer of 256 bytes and <s>. template: tokens around a text. turned: use other ids for the bytes."""
+def bytes_tokenizer(template: str | None, folder: Path | None = None, *, shift: int = 0) -> Tokenizer:
+    """Return a tokenizer of 256 bytes and <s>. template: tokens around a text. shift: use other ids for the bytes."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {character: 1 + i for i, character in enumerate(alphabet[turned:] + alphabet[:turned])}
+    vocab = {character: 1 + i for i, character in enumerate(alphabet[shift:] + alphabet[:shift])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0} | vocab, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -354,7 +354,7 @@ def test_what_cannot_be_measured(tiny: dict[str, Pair], tmp_path: Path) -> None:
     documents = encode_texts([Text("", "abc")], bytes_tokenizer(None))
     check_same_tokens(documents, bytes_tokenizer(None), bytes_tokenizer("<s> $A"))
     with pytest.raises(RequestError, match=r"token \d+ is 'a' in one model's vocabulary and '.' in the other's"):
-        check_same_tokens(documents, bytes_tokenizer(None), bytes_tokenizer(None, turned=1))
+        check_same_tokens(documents, bytes_tokenizer(None), bytes_tokenizer(None, shift=1))
 
     model = build(CASES["gpt2"])
     model.transformer.ln_f.weight.data[3] = math.nan

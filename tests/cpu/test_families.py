@@ -1,4 +1,4 @@
-"""Every family against transformers: a tiny random model of its making, loaded by us."""
+"""Every family against transformers: transformers makes a tiny random model, and Ridgeline loads it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.nn import Model
 from ridgeline.runtime.step import DenseStep
 
-# Of logits of float32 kernels, and of the float64 of device `reference`, from transformers in float64: no rounding of
-# one CPU is in either. What is left of the second are float32 frequencies of rotations and logits.
+# Tolerances of the logits of float32 kernels, and of device `reference` in float64, against transformers in float64,
+# which is equal on all CPUs. The difference of the second is float32 frequencies of RoPE and float32 logits.
 TOLERANCE, EXACT_TOLERANCE = 1e-4, 1e-5
-# Past the trained length transformers computes dynamic frequencies anew in each call, in float32. Its float64 logits
-# carry that rounding too: they may be as far off as twice what its float32 logits are, measured in the same run.
+# Beyond the trained length transformers computes dynamic frequencies again in each call, in float32. Its float64 logits
+# contain this rounding too, so the tolerance is twice the error of its float32 logits in the same run.
 ROUNDED_FREQUENCIES = {"llama_dynamic_long"}
 
 
@@ -51,11 +51,11 @@ def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: 
 
 
 def test_every_family_has_a_case() -> None:
-    respelled = {"minimax_text_01", "minimax_m1"}  # of minimax, see pure/test_archs.py
+    respelled = {"minimax_text_01", "minimax_m1"}  # other spellings of minimax, see pure/test_archs.py
     assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled
 
 
-# One case per way that attention differs; the fused kernel serves the test above where it can.
+# One case per variant of attention; the test above uses the fused kernel where it can.
 @pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gemma3", "phi3_partial", "gpt_neox"])
 def test_reference_attention_equals_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -77,11 +77,11 @@ def test_both_spellings_of_the_config_give_one_spec(name: str, tmp_path: Path) -
     assert open_checkpoint(old).spec == open_checkpoint(new).spec
 
 
-# Interleaved q, k, v; experts, stored one by one; sandwich norms; transposed matrices and a tied head; fused ones;
-# experts in one tensor, gate and up interleaved; a matrix per head.
+# Interleaved q, k, v; experts stored one by one; norms before and after each branch; transposed matrices and a tied
+# head; fused matrices; experts in one tensor with gate and up interleaved; a matrix per head.
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3_moe", "gemma2", "gpt2_tied", "phi3", "gpt_oss", "deepseek_v3"])
 def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    """A model of our own making: config.json holds the spec, the tensors have our names."""
+    """config.json contains the spec, and the tensors have our names."""
     from safetensors.numpy import save_file
 
     from ridgeline.spec import to_json
@@ -105,7 +105,7 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
 
 
 def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
-    """With copies of the weights: where a file has them, at any byte, can decide the last digit of a product."""
+    """Return the logits with copied weights, because the alignment of weights in a file can change the last digit."""
     loaded = llm.loaded
     weights = {name: deepcopy(w) for name, w in loaded.model.weights.items()}
     model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory

@@ -1,17 +1,17 @@
-"""Attention in float64, and how far a float32 kernel and a narrower state may be from it: worst cases, to first order.
+"""Attention in float64, with first-order error bounds for a float32 kernel and for keys and values in a smaller type.
 
-Of one query, with s the scores, w the weights (their sum is 1), u = 2^-24 and gamma(n) = n u / (1 - n u) (Higham,
-Accuracy and Stability of Numerical Algorithms, 3.1):
+Notation for one query: s are the scores, w the weights (their sum is 1), u = 2^-24 and gamma(n) = n u / (1 - n u)
+(Higham, Accuracy and Stability of Numerical Algorithms, 3.1):
 
-    out = sum of w v.  If each weight is wrong by a factor in [1 - e, 1 + e] before it is divided by their sum, out is
-    wrong by at most 2 e / (1 - e) times sum of w |v|; the same of scores that are wrong by up to log(1 + e).
+    out = sum of w v. If each weight has an error factor in [1 - e, 1 + e] before the division by their sum, the error
+    of out is at most 2 e / (1 - e) times sum of w |v|. Scores with errors of up to log(1 + e) have the same bound.
 
-float32    a score is a chain of D, then three products: gamma(D + 3) sum of |q k| times its scale. A cap keeps that,
-           and adds tanh's 4 u and three products, of the cap. A weight: exp2's 1.3 u, and u of the score's distance to
-           the largest; the same once more wherever a later tile has a larger score. Sums and values: a chain through
-           a segment, its tiles, and two operations for each segment.
-narrower   the element of a key is wrong by r: a score by scale times sum of |q| r, the same e for all keys; the element
-           of a value by r.
+float32    A score is a chain of D operations and three products: gamma(D + 3) sum of |q k| times its scale. A softcap
+           keeps that, and adds 4 u of tanh and three products, relative to the cap. A weight adds 1.3 u of exp2 and u
+           of the score's distance to the largest, once more for each later tile with a larger score. Sums and values
+           are a chain through a segment and its tiles, and two operations for each segment.
+smaller    If an element of a key has the error r, a score has scale times sum of |q| r, with the same e for all keys.
+           The error of an element of a value is r.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def gamma(n: float) -> float:
 
 
 class Exact(NamedTuple):
-    """out, bound [n, H, D]: of the kernel over the same numbers. weights [H, n, S]."""
+    """The result in float64. out, bound [n, H, D]: output, and its error bound for the kernel with equal inputs.
+    weights [H, n, S].
+    """
 
     out: Array
     bound: Array
@@ -42,7 +44,7 @@ class Exact(NamedTuple):
 
 
 def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, scaled: bool = False) -> Exact:
-    """One sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are integers and a scale."""
+    """Compute one sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are stored as integers and a scale."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     n, groups = len(q), case.num_heads // case.num_kv_heads
     k, v = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (k, v))  # [H, S, D]
@@ -69,7 +71,9 @@ def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, s
 
 
 def rounding(x: Array, dtype: StateDType) -> Array:
-    """How far an element of x [..., D] may be from what is stored of it. Of p bits, the nearest is within 2^-p."""
+    """Return how far an element of x [..., D] may be from its stored value. With p bits, the nearest number is within
+    2^-p.
+    """
     x = np.abs(x.astype(np.float64))
     if dtype == "int8":
         return np.broadcast_to(x.max(-1, keepdims=True) / 127 * (0.5 + 4 * 127 * U), x.shape)
@@ -78,7 +82,7 @@ def rounding(x: Array, dtype: StateDType) -> Array:
 
 
 def price(case: Attention, q: Array, k: Array, v: Array, exact: Exact, dtype: StateDType) -> Array:
-    """How far rounding keys and values may move the output from `exact` [n, H, D]."""
+    """Return how far rounding keys and values may move the output from `exact` [n, H, D]."""
     groups = case.num_heads // case.num_kv_heads
     key, value, wide = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (rounding(k, dtype), rounding(v, dtype), v))
     moved = np.abs(q).astype(np.float64).transpose(1, 0, 2) @ key.transpose(0, 2, 1) * case.scale

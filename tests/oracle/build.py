@@ -1,8 +1,8 @@
-"""Builds the oracle's models with transformers, and runs them in the plainest way there is.
+"""Build the oracle's models with transformers, and run them in the simplest way.
 
-The plain way is the point: every sequence alone, no cache, no padding, no batch, eager attention, and for
-greedy decoding the whole history again for every token.  What such a run says is hard to get wrong, so it
-can judge an engine that does none of this.
+Every sequence runs alone, without a cache, padding or a batch, with eager attention; greedy decoding computes the whole
+history again for every token. Such a run is hard to get wrong, so it can judge an engine that uses all of these
+techniques.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from transformers.utils import logging
 
 from oracle.case import SPECIAL_TOKENS, Case, greedy_prompt, prompts
 
-logging.disable_progress_bar()  # saving a model draws one, and a test run saves dozens of models
+logging.disable_progress_bar()  # saving a model shows a bar, and a test run saves dozens of models
 
 
 # No fused attention and no grouped matrix products: one plain matmul after the other.
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
-# The standard deviation of a matrix, over that of a variance-preserving draw: sharp attention shows mistakes.
+# Standard deviation of a matrix, relative to a variance-preserving draw: sharp attention reveals mistakes.
 GAIN = 1.5
-# Norms, by the beginnings of their classes' names, that multiply by 1 + weight.
+# Prefixes of the class names of norms that multiply by 1 + weight.
 FROM_ONE = ("Gemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 
 
-# Buffers that files hold although they follow from the config: tables of MiniMax's decays.
+# Stored buffers that follow from the config: tables of MiniMax's decays.
 DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 
@@ -45,17 +45,17 @@ DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 
 def make_model(case: Case, **changes: Any) -> nn.Module:
-    """The case's model with the initial weights of transformers; `changes` override config arguments."""
-    kwargs = copy.deepcopy({**case.kwargs, **changes})  # configs write into the dicts that they are given
+    """Return the case's model with transformers' initial weights; `changes` override config arguments."""
+    kwargs = copy.deepcopy({**case.kwargs, **changes})  # configs modify the dicts that they get
     config = getattr(transformers, case.config_class)(**kwargs)
     return transformers.AutoModelForCausalLM.from_config(config, **PLAIN).to(torch.float32).eval()
 
 
 def redraw(model: nn.Module, seed: int) -> None:
-    """Draw every parameter again, large enough that no part of the model is a rounding error.
+    """Draw every parameter again, so large that no part of the model is a rounding error.
 
-    The usual initialization (std 0.02, norms at 1, biases at 0) makes the layers nearly the identity: a
-    Gemma 2 without its softcap then differs from one with it by 3e-7, and no test could tell them apart.
+    The usual initialization (std 0.02, norms at 1, biases at 0) makes the layers nearly the identity: a Gemma 2 without
+    its softcap then differs from one with it by only 3e-7, and no test could distinguish them.
     """
     generator = torch.Generator().manual_seed(seed)
     tied = bool(model.config.tie_word_embeddings)
@@ -65,24 +65,24 @@ def redraw(model: nn.Module, seed: int) -> None:
     stored = model.state_dict()
     for name, buffer in model.named_buffers():
         if name in stored and not name.endswith(DERIVED):
-            # The bias of DeepSeek-V3's choice: some units in the last place of a score's spread.
+            # The bias of DeepSeek-V3's choice: a small part of the spread of the scores.
             buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
 
 
 def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generator: torch.Generator) -> None:
-    """Fill one parameter; what it is shows in its shape, its name and the class that owns it."""
+    """Fill one parameter, whose kind follows from its shape, its name and the class that owns it."""
     if name == "A_log":  # decays from fast to slow
         value.uniform_(-2.0, 1.5, generator=generator)
-    elif name.endswith("bias") and name != "dt_bias":  # that one sets the length of steps
+    elif name.endswith("bias") and name != "dt_bias":  # dt_bias sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
     elif name == "weight" and value.ndim == 1:  # a norm
         kind = type(module).__name__
         low = -0.5 if kind.startswith(FROM_ONE) and not kind.endswith("Gated") else 0.5
         value.uniform_(low, low + 1.0, generator=generator)
     elif isinstance(module, nn.Embedding):
-        # A tied table is the output head too.  Gemma's lookup multiplies by embed_scale: undone, or the
-        # embedding would drown the layers.
+        # A tied embedding is the output head too. Gemma's lookup multiplies by embed_scale, which is undone here,
+        # because otherwise the embedding would dominate the layers.
         std = GAIN * value.shape[-1] ** -0.5 if tied else 1.0 / getattr(module, "scalar_embed_scale", 1.0)
         value.normal_(0.0, std, generator=generator)
     elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
@@ -94,11 +94,11 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
 
 
 def build(case: Case, folder: Path | str | None = None, seed: int | None = None) -> nn.Module:
-    """The case's model with redrawn weights, in float32; saved into `folder` where one is given."""
+    """Return the case's model with redrawn weights in float32, saved into `folder` if one is given."""
     model = make_model(case)
     redraw(model, case.seed if seed is None else seed)
-    # Frequencies that depend on the length are computed when that length first occurs: let that happen in
-    # float32, as in any other program, so that a float64 copy does not differ by better frequencies.
+    # Frequencies that depend on the length are computed at the first use of that length. This run computes them in
+    # float32, as other programs do, so that a float64 copy does not have better frequencies.
     oracle_logits(model, [[3] * max(case.lengths)])
     if folder is not None:
         model.save_pretrained(folder)
@@ -106,7 +106,7 @@ def build(case: Case, folder: Path | str | None = None, seed: int | None = None)
 
 
 def variant(case: Case, model: nn.Module, changes: Mapping[str, Any]) -> nn.Module:
-    """The case's model with the same weights and a changed config: what a misread field would compute."""
+    """Return the case's model with equal weights and a changed config, as if a field had been misread."""
     other = make_model(case, **changes)
     other.load_state_dict(model.state_dict())
     return other
@@ -116,11 +116,11 @@ def variant(case: Case, model: nn.Module, changes: Mapping[str, Any]) -> nn.Modu
 
 
 class Float64(TorchFunctionMode):
-    """Turns every request for float32 into one for float64.
+    """Replace every request for float32 by float64.
 
-    `model.double()` alone is not a float64 run: norms, softmax, rotary angles and routers ask for float32
-    by name.  Under this mode they compute in float64, so that nothing is rounded to float32 on the way.  The
-    rotary frequencies keep their float32 values, which are the ones that the model is defined with.
+    `model.double()` alone is not a float64 run, because norms, softmax, rotary angles and routers request float32 by
+    name. In this mode they compute in float64, so that nothing is rounded to float32. The rotary frequencies keep their
+    float32 values, which define the model.
     """
 
     def __torch_function__(
@@ -134,7 +134,7 @@ class Float64(TorchFunctionMode):
 
 
 def double(model: nn.Module) -> nn.Module:
-    """A copy in float64; the functions below compute all of it in float64."""
+    """Return a copy in float64; the functions below compute all of it in float64."""
     return copy.deepcopy(model).double()
 
 
@@ -148,12 +148,13 @@ def _forward(model: nn.Module, tokens: Sequence[int], **kwargs: Any) -> Any:
 
 
 def oracle_logits(model: nn.Module, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype."""
+    """Return the logits [length, vocabulary] of each sequence, run alone and without a cache, in the model's dtype."""
     return [_forward(model, tokens).logits[0].numpy() for tokens in sequences]
 
 
 def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list[int], float]:
-    """`n` greedy tokens, each from the whole history, and the smallest lead of a best over a second token.
+    """Return `n` greedy tokens, each computed from the whole history, and the smallest lead of a best token over the
+    second.
 
     End-of-sequence tokens do not stop it.
     """
@@ -167,9 +168,10 @@ def oracle_greedy(model: nn.Module, prompt: Sequence[int], n: int) -> tuple[list
 
 
 def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) -> np.ndarray:
-    """By how much each of `ids` leads every other token, in one run over prompt and ids; negative: it loses.
+    """Return by how much each of `ids` leads every other token, in one run over prompt and ids; negative: it does not
+    lead.
 
-    With a float64 model it says how safe a float32 greedy run is, at the price of one forward pass, or of two.
+    With a float64 model, this shows how safe a float32 greedy run is, for one forward pass or two.
     """
     tokens = [*prompt, *ids[:-1]]
     logits = oracle_logits(model, [tokens])[0]
@@ -185,10 +187,11 @@ def oracle_margins(model: nn.Module, prompt: Sequence[int], ids: Sequence[int]) 
 
 
 def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
-    """The smallest gap between the last chosen and the first rejected expert, or group of experts; inf if none.
+    """Return the smallest gap between the last chosen and the first rejected expert, or group of experts; inf if there
+    is none.
 
-    Routing is a jump: where the gap is as small as float32 noise, two correct programs may disagree. In logits, and
-    where those do not decide alone in the scores that do.
+    Routing is discontinuous: if the gap is as small as float32 noise, two correct programs may disagree. The gap is in
+    logits, or in scores if logits alone do not decide.
     """
     gap = float("inf")
     for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
@@ -202,7 +205,9 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
 
 
 def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
-    """Between the worst chosen and the best rejected of [tokens, experts]; of groups too, if they limit the choice."""
+    """Yield the gaps between the worst chosen and the best rejected of [tokens, experts], and of groups if they limit
+    the choice.
+    """
 
     def gap(values: torch.Tensor, count: int) -> float:
         best = values.topk(count + 1).values
@@ -223,10 +228,10 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
 
 
 def to_v4_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of transformers 5 in the words of transformers 4, as most published models have it.
+    """Convert a config.json of transformers 5 to the spelling of transformers 4, which most published models have.
 
-    The rotation goes from `rope_parameters` to `rope_theta` and `rope_scaling`, `dtype` to `torch_dtype`,
-    and what transformers 4 derived or took for granted is left out.
+    `rope_parameters` becomes `rope_theta` and `rope_scaling`, `dtype` becomes `torch_dtype`, and fields that
+    transformers 4 derived or assumed are left out.
     """
     old = {key: value for key, value in config.items() if not key.startswith("_")}
     old["transformers_version"] = "4.40.0"
@@ -241,7 +246,7 @@ def to_v4_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
-    """The old fields of the rotation, by the names that the family had for them."""
+    """Return the old fields of RoPE, by the family's names."""
     fields: dict[str, Any] = {}
     if "full_attention" in rope:
         if model_type == "gemma3_text":
@@ -252,17 +257,17 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     fields["rotary_emb_base" if neox else "rope_theta"] = scaling.pop("rope_theta")
     if "partial_rotary_factor" in scaling:
         fields["rotary_pct" if neox else "partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
-    if model_type == "phi3":  # its older spelling of the kind, with the original length at the top level
+    if model_type == "phi3":  # its older name of the kind, with the original length at the top level
         scaling["type"] = scaling.pop("rope_type")
         scaling.pop("original_max_position_embeddings", None)
     kind = scaling.get("type", scaling.get("rope_type"))
-    # A null is no scaling, but for gpt_oss, whose class then takes its own.
+    # A null means no scaling, except for gpt_oss, whose class then uses its own.
     fields["rope_scaling"] = None if kind == "default" and model_type != "gpt_oss" else scaling
     return fields
 
 
 def _drop_derived(old: dict[str, Any]) -> None:
-    """Remove fields that old files lack because the family's own rule, or its default, gives them."""
+    """Remove fields that old files lack because the family's rule or default gives them."""
     model_type, layers = old["model_type"], old.get("num_hidden_layers", 0)
     full_at: dict[str, Callable[[int], bool]] = {
         "gemma2": lambda i: i % 2 == 1,
@@ -297,7 +302,7 @@ def respell(folder: Path, target: Path) -> Path:
 
 
 def measure(case: Case, seed: int | None = None) -> dict[str, float]:
-    """What the oracle's own quality rests on: margins, noise of float32, size and spread of the logits."""
+    """Measure the quality of the oracle itself: margins, noise of float32, size and spread of the logits."""
     model = build(case, seed=seed)
     precise = double(model)
     sequences = prompts(case)
@@ -318,7 +323,7 @@ def measure(case: Case, seed: int | None = None) -> dict[str, float]:
 
 
 def print_table(cases: Mapping[str, Case]) -> None:
-    """One line for each case, as it is measured now."""
+    """Print one line for each case, as it is measured now."""
     columns = ("layers", "params", "std", "noise", "margin", "distinct", "gap")
     print(f"{'case':20}" + "".join(f"{column:>9}" for column in columns))
     for name, case in cases.items():

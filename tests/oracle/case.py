@@ -1,11 +1,10 @@
 """The cases of the oracle: tiny random models of every family, described as plain data.
 
-A case is what transformers needs to build the model (a config class and its keyword arguments) and what a
-comparison needs to be fair: how long sequences may be, and how far greedy decoding may go.  The values are
-chosen so that each field that a family reads is away from its default and from any value that makes a
-mistake invisible (a window is shorter than the sequences, a rotary part is smaller than a head, an
-attention scale is not 1/sqrt(head_dim), an epsilon is large enough to matter).  `toggles` makes that claim
-testable: each one is a change of config, on the same weights, that has to change the logits.
+A case contains a config class of transformers with its keyword arguments, and the limits of a fair comparison: the
+lengths of sequences, and the number of greedy tokens. In the configs, each field of a family differs from its default
+and from values that would hide a mistake: a window is shorter than the sequences, the rotary part is smaller than a
+head, the attention scale is not 1/sqrt(head_dim), an epsilon is large enough to matter. `toggles` tests this: each one
+changes the config, and must change the logits with equal weights.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-VOCAB = 257  # no power of two and no multiple of anything: a padded vocabulary shows at once
+VOCAB = 257  # not a power of two or a common multiple, so that a padded vocabulary is noticed
 WINDOW = 24  # shorter than the two longer test sequences, and than prompt plus greedy tokens
-SPECIAL_TOKENS = (0, 1, 2)  # pad, bos, eos of every case; no prompt holds one
+SPECIAL_TOKENS = (0, 1, 2)  # pad, bos, eos of every case; no prompt contains one
 
 
 @dataclass(frozen=True)
@@ -44,24 +43,24 @@ class Case:
 
     @property
     def tied(self) -> bool:
-        """Whether the output head is the embedding; the classes disagree on the default, so cases say it."""
+        """True if the output head is the embedding; the classes have different defaults, so cases set it."""
         return bool(self.kwargs["tie_word_embeddings"])
 
 
 def prompts(case: Case) -> list[list[int]]:
-    """Token sequences of the case's lengths, for the comparison of logits."""
+    """Return token sequences of the case's lengths, for the comparison of logits."""
     rng = np.random.default_rng([case.seed, 1])
     return [rng.integers(3, VOCAB, size=n).tolist() for n in case.lengths]
 
 
 def greedy_prompt(case: Case) -> list[int]:
-    """The prompt from which greedy decoding starts."""
+    """Return the prompt from which greedy decoding starts."""
     rng = np.random.default_rng([case.seed, 2])
     return rng.integers(3, VOCAB, size=case.greedy_prompt_length).tolist()
 
 
 def dims(hidden: int = 64, heads: int = 4, kv: int = 2, layers: int = 4, **more: Any) -> dict[str, Any]:
-    """The dimensions that most config classes name alike."""
+    """Return the dimensions that most config classes name alike."""
     sizes = {"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 88, "num_hidden_layers": layers}
     heads_ = {"num_attention_heads": heads, "num_key_value_heads": kv, "max_position_embeddings": 256}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -70,18 +69,18 @@ def dims(hidden: int = 64, heads: int = 4, kv: int = 2, layers: int = 4, **more:
 
 
 def rope(theta: float = 10000.0, kind: str = "default", **more: Any) -> dict[str, Any]:
-    """One rotation for all layers, as a config argument."""
+    """Return one rotation for all layers, as a config argument."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
 
 def ropes(full: dict[str, Any], sliding: dict[str, Any]) -> dict[str, Any]:
-    """A rotation for the full layers and one for the windowed ones, as a config argument."""
+    """Return rotations for full and for windowed layers, as a config argument."""
     both = {"full_attention": full["rope_parameters"], "sliding_attention": sliding["rope_parameters"]}
     return {"rope_parameters": both}
 
 
 def family(cases: dict[str, Case], model_type: str, config_class: str) -> Callable[..., None]:
-    """What adds cases of one family: a name, a seed, notes, config arguments, then the toggles."""
+    """Return a function that adds cases of one family: a name, a seed, notes, config arguments, then the toggles."""
 
     def add(name: str, seed: int, notes: str, kwargs: dict[str, Any], *toggles: dict[str, Any], **more: Any) -> None:
         cases[name] = Case(model_type, config_class, kwargs, notes, seed, toggles=toggles, **more)
@@ -93,13 +92,13 @@ EPS = {"rms_norm_eps": 1e-6}
 TIED = {"tie_word_embeddings": True}
 WIN = {"sliding_window": WINDOW}
 NO_WINDOW = {"sliding_window": None}
-WIDER = {"sliding_window": WINDOW + 1}  # an off-by-one in the mask has to show
+WIDER = {"sliding_window": WINDOW + 1}  # an off-by-one in the mask must be noticed
 USE_WINDOW = {"use_sliding_window": True, "sliding_window": WINDOW}
 UNUSED = {"use_sliding_window": False}
 BIAS = {"attention_bias": True}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 PLAIN = rope()
-OWN = rope(3000.0)  # a base of the rotation that is nobody's default
+OWN = rope(3000.0)  # a RoPE base that is nobody's default
 IN_TURN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
 ODD = {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}

@@ -50,13 +50,13 @@ _gpt_neox = family(CASES, "gpt_neox", "GPTNeoXConfig")
 
 
 def _neox_dims(**more: Any) -> dict[str, Any]:
-    """The dimensions of GPT-NeoX, which has neither grouped heads nor RMS norms."""
+    """Return the dimensions of GPT-NeoX, which has neither grouped heads nor RMS norms."""
     sizes = dims(96, layer_norm_eps=1e-2, **more)
     return {key: value for key, value in sizes.items() if key not in ("num_key_value_heads", "rms_norm_eps")}
 
 
 def _gpt2_dims(**more: Any) -> dict[str, Any]:
-    """The dimensions of GPT-2, which has names of its own for all of them."""
+    """Return the dimensions of GPT-2, which has its own names for all of them."""
     sizes = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 256}
     rest = {"layer_norm_epsilon": 1e-2, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
     return sizes | rest | more
@@ -254,7 +254,7 @@ _gemma3_text(
 
 # phi3 -------------------------------------------------------------------------------------------------
 
-_SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 1.9]  # 24 * 0.75 / 2 of them
+_SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 1.9]  # 24 * 0.75 / 2 values
 _LONG = [1.1, 1.4, 1.9, 2.5, 3.1, 3.8, 4.6, 5.5, 6.5]
 _FACTORS = {"partial_rotary_factor": 0.75, "short_factor": _SHORT, "long_factor": _LONG}
 _ORIGINAL = 48
@@ -286,7 +286,7 @@ _phi3(
 
 # olmo -------------------------------------------------------------------------------------------------
 
-_BASE = rope(500000.0)  # the one base that the old spelling carries through transformers 5 for both kinds
+_BASE = rope(500000.0)  # the one base that the old spelling gives both kinds in transformers 5
 _STRETCH = {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 1.0, "beta_slow": 0.25}
 _OLMO_YARN = rope(500000.0, "yarn", attention_factor=1.3, **_STRETCH)
 _OLMO_OTHERS = [{"attention_factor": 1.0}, {"beta_fast": 32.0}, {"beta_slow": 1.0}]

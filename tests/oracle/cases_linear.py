@@ -1,4 +1,4 @@
-"""Cases of the oracle: linear attention, and what mixes it with softmax attention."""
+"""Cases of the oracle: linear attention, and models that combine it with softmax attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the oracle: state spaces, short convolutions, and what mixes them with attention."""
+"""Cases of the oracle: state spaces, short convolutions, and models that combine them with attention."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _jamba(
     1,
     "biases on the projections, none on the filter; one expert, which is an MLP",
     dims(48, kv=4, mamba_proj_bias=True, mamba_conv_bias=False, **(_PERIODS | {"num_experts": 1})),
-    greedy_tokens=0,  # transformers asks for the scores of a router that is not there
+    greedy_tokens=0,  # transformers requests the scores of a router that does not exist
 )
 
 # lfm2 -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ridgeline beside transformers on one tiny model: largest difference of logits, greedy tokens, margins.
+"""Compare Ridgeline with transformers on tiny models: largest difference of logits, greedy tokens, margins.
 
 `python -m oracle.compare`, with tests/ on the path, prints the table of docs/models.md, or the rows of some cases.
 """
@@ -21,8 +21,9 @@ from ridgeline import LLM, SamplingParams
 
 @dataclass(frozen=True)
 class Comparison:
-    """error: largest |difference| of any logit from transformers in float64, which is the same on every CPU. margin:
-    smallest lead of a greedy token, in float64."""
+    """The result of a comparison. error: largest |difference| of any logit from transformers in float64, which is equal
+    on every CPU. margin: smallest lead of a greedy token, in float64.
+    """
 
     error: float
     logit_std: float
@@ -31,7 +32,7 @@ class Comparison:
 
 
 def compare(case: Case, folder: Path, **options: object) -> Comparison:
-    """Build the case's model into `folder`, run both, compare."""
+    """Build the case's model into `folder`, run it with both programs, and compare the results."""
     model = build(case, folder)
     llm = LLM(str(folder), max_model_len=case.max_model_len, **options)
     sequences = prompts(case)

@@ -1,4 +1,4 @@
-"""Where tests find the public data that lies beside the repository, and how they skip without it."""
+"""Find the public data beside the repository; tests skip without it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SEPARATOR = "\n__ggml_vocab_test__\n"
 _LOST = "\ufffd".encode()
 
-# The copies of the GGUF vocabularies went through a UTF-8 decoder on their way: each byte that is not UTF-8 is
-# U+FFFD there now. All such bytes lie in numbers that are known (an epsilon, a count, an id), here in order of
-# appearance; where the token itself is U+FFFD it stays. The scores of llama-spm follow a rule: the rank, but
-# -1e9 for the pieces made of spaces only. The digests are those of the files as llama.cpp publishes them.
+# The copies of the GGUF vocabularies went through a UTF-8 decoder, which replaced each byte that is not UTF-8 by
+# U+FFFD. All such bytes are in known numbers (an epsilon, a count, an id), listed here in order of appearance; if the
+# token itself is U+FFFD it stays. The scores of llama-spm follow a rule: the rank, but -1e9 for pieces of spaces only.
+# The digests are those of the files as llama.cpp publishes them.
 _KEPT = _LOST
 _SPACES = [259, 268, 308, 418, 462, 539, 632, 795, 965, 1669, 1678, 3986, 4706, 9651, 18884, 29871]
 _ORIGINAL = {
@@ -31,7 +31,7 @@ _DIGESTS = {
 
 
 def shared_data() -> Path:
-    """Return the folder of public data beside the repository; skips the test when there is none."""
+    """Return the folder of public data beside the repository, or skip the test if there is none."""
     folder = _ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the public data folder (../shared/data, beside the repository) is absent")
@@ -39,7 +39,7 @@ def shared_data() -> Path:
 
 
 def vocab_cases(name: str) -> list[tuple[str, list[int]]]:
-    """Return llama.cpp's tokenizer cases for the vocabulary `name`: texts with the ids they must give."""
+    """Return llama.cpp's tokenizer cases for the vocabulary `name`: texts with their ids."""
     folder = shared_data() / "tokenizers" / "gguf-vocab"
     whole = (folder / f"ggml-vocab-{name}.gguf.inp").read_bytes().decode("utf-8").removesuffix(_SEPARATOR)
     texts = whole.split(_SEPARATOR)
@@ -49,7 +49,7 @@ def vocab_cases(name: str) -> list[tuple[str, list[int]]]:
 
 
 def gguf_vocab(name: str) -> bytes:
-    """Return the vocabulary-only GGUF file `name` as published, restored if the copy here is a damaged one."""
+    """Return the vocabulary-only GGUF file `name` as published, restored if the copy here is damaged."""
     data = (shared_data() / "tokenizers" / "gguf-vocab" / f"ggml-vocab-{name}.gguf").read_bytes()
     if hashlib.sha256(data).hexdigest() != _DIGESTS[name]:
         data = _restored(name, data)

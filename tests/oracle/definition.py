@@ -1,8 +1,8 @@
-"""A whole model from its definition, in float64: one plain loop over layers, heads and queries.
+"""A whole model computed from its definition in float64, by plain loops over layers, heads and queries.
 
-It judges layers that no class of transformers has. Nothing of it is shared with what it judges: attention is written
-from the papers, a layer without a key and a value projection takes the keys and values that its owner made of the
-owner's own normalized input (arXiv:2405.12981, section 2), and a pattern is the list of keys that a query sees.
+It judges layers that no class of transformers has, and shares no code with them. Attention is written from the papers.
+A layer without key and value projections uses the keys and values that its owner computed from its own normalized input
+(arXiv:2405.12981, section 2). A pattern is the list of keys that a query attends to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def project(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 def turn(x: Tensor, rope: Rope | None) -> Tensor:
-    """x [T, heads, D]: each pair (i, i + dim / 2) turned by the position times its frequency."""
+    """Rotate x [T, heads, D]: each pair (i, i + dim / 2) by the position times its frequency."""
     if rope is None:
         return x
     assert rope.dim == x.shape[-1] and not rope.interleaved
@@ -74,7 +74,7 @@ def heads_of(x: Tensor, a: Attention, w: Weights, at: str, name: str) -> Tensor:
 
 
 def seen_by(a: Attention, i: int) -> list[int]:
-    """The keys that the token at position i sees."""
+    """Return the keys that the token at position i attends to."""
     if a.window is None:
         return list(range(i + 1))
     near = set(range(max(0, i - a.window + 1), i + 1))
@@ -89,7 +89,7 @@ def seen_by(a: Attention, i: int) -> list[int]:
 
 
 def attend(a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """One head and one query after the other."""
+    """Compute attention for one head and one query after the other."""
     rows = []
     for i in range(len(q)):
         keys = seen_by(a, i)
@@ -122,7 +122,7 @@ def mix_channels(mlp: Any, x: Tensor, w: Weights, at: str) -> Tensor:
 
 
 def mix_tokens(mixer: Any, i: int, h: Tensor, w: Weights, owned: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
-    """owned: keys and values of the layers before, to which this one's are added."""
+    """Mix the tokens of one layer. owned: keys and values of earlier layers, to which this layer's are added."""
     at = f"layers.{i}.mixer"
     if isinstance(mixer, definition_recurrent.KINDS):
         return definition_recurrent.mix(mixer, h, w, at)
@@ -136,7 +136,7 @@ def mix_tokens(mixer: Any, i: int, h: Tensor, w: Weights, owned: dict[int, tuple
 
 
 def define(spec: ModelSpec, w: Weights, tokens: list[int]) -> Tensor:
-    """Logits [T, vocabulary] of one sequence."""
+    """Return the logits [T, vocabulary] of one sequence."""
     x, owned = w["embed.weight"][tokens], {}
     for i, layer in enumerate(spec.layers):
         at = f"layers.{i}"

@@ -1,4 +1,4 @@
-"""Token mixers that keep a state, from their papers, in float64: nothing is shared with what they judge."""
+"""Recurrent token mixers written from their papers, in float64; they share no code with the mixers under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": torch.relu}
 
 
 def mix(mixer: Any, x: Tensor, w: Weights, at: str) -> Tensor:
-    """x [T, width] -> [T, width], of one sequence from its beginning."""
+    """Map x [T, hidden size] to [T, hidden size], for one sequence from its beginning."""
     match mixer:
         case S4() | S4D():
             y = ACTIVATIONS[mixer.activation](_state_space(mixer, x, w, at))
@@ -42,7 +42,9 @@ def _project(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 def _filter(x: Tensor, w: Weights, at: str) -> Tensor:
-    """Each channel's own weights of a token and of those before it, the last weight for the token itself."""
+    """Filter each channel with its own weights for a token and earlier ones; the last weight is for the token
+    itself.
+    """
     taps = w[f"{at}.conv.weight"][:, 0]
     rows = []
     for t in range(len(x)):
@@ -52,7 +54,9 @@ def _filter(x: Tensor, w: Weights, at: str) -> Tensor:
 
 
 def _state_space(mixer: S4 | S4D, u: Tensor, w: Weights, at: str) -> Tensor:
-    """h' = A h + B u as matrices of all conjugate numbers, made discrete by a solve (S4) or an exponential (S4D)."""
+    """Compute h' = A h + B u with matrices of all conjugate numbers, discretized by a solve (S4) or an exponential
+    (S4D).
+    """
 
     def whole(x: Tensor) -> Tensor:  # [channels, 2, pairs] -> [channels, N]
         half = torch.complex(x[:, 0], x[:, 1])
@@ -78,7 +82,9 @@ def _state_space(mixer: S4 | S4D, u: Tensor, w: Weights, at: str) -> Tensor:
 
 
 def _lightning(mixer: LightningAttention, x: Tensor, w: Weights, at: str) -> Tensor:
-    """The weight of an earlier token is q k, less by the slope's factor for each token between."""
+    """Compute linear attention: the weight of an earlier token is q k, decayed by the slope's factor per
+    token between.
+    """
     qkv = ACTIVATIONS[mixer.activation](_project(x, w, f"{at}.qkv")).view(len(x), mixer.num_heads, 3, -1)
     q, k, v = (qkv[:, :, i].transpose(0, 1) for i in range(3))
     between = (torch.arange(len(x))[:, None] - torch.arange(len(x))).double()

@@ -1,6 +1,6 @@
 """All cases of the oracle, by name.
 
-`python -m oracle.families`, with tests/ on the path, prints a table of what the oracle measures.
+`python -m oracle.families`, with tests/ on the path, prints a table of the oracle's measurements.
 """
 
 from __future__ import annotations

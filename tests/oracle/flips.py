@@ -1,7 +1,7 @@
-"""Altered configs: every field of a config.json, one at a time, at values that a file could hold by mistake.
+"""Altered configs: every field of a config.json, one at a time, with values that a file could contain by mistake.
 
-A flip is one changed field. `flips` yields them for a config as transformers writes it; the fields are those that the
-config has, those that the class of transformers has, and those that our reader asks for.
+A flip is one changed field. `flips` yields them for a config as transformers writes it. The fields are those of the
+config, those of transformers' class, and those that our reader reads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ridgeline.archs import family_of
 from ridgeline.archs.config import HARMLESS, Config
 
 ABSENT: Final = object()
-# Fields that name the file or the program, which other tests judge.
+# Fields that identify the file or the program, which other tests cover.
 SKIPPED: Final = frozenset(
     "model_type architectures transformers_version auto_map _name_or_path quantization_config vision_config "
     "_attn_implementation _experts_implementation dtype torch_dtype".split()
 )
 # Values of other types, for every field.
 WRONG: Final[tuple[Any, ...]] = ("text", [], {}, [1], True)
-# Ways to stretch a rotation, with all the fields that each of them reads.
+# Kinds of RoPE scaling, with all fields that each of them reads.
 SCALINGS: Final[dict[str, dict[str, Any]]] = {
     "default": {"partial_rotary_factor": 0.5},
     "linear": {"factor": 3.0},
@@ -38,15 +38,15 @@ SCALINGS: Final[dict[str, dict[str, Any]]] = {
         "attention_factor": 1.2, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False,
     },
 }  # fmt: skip
-FEW: Final = 9  # alterations of each field of a rotation that was put in
-# Fields of which transformers ignores what the published code obeys, by model type.
+FEW: Final = 9  # alterations of each field of an added rotation
+# Fields that the published code uses but transformers ignores, by model type.
 PUBLISHED: Final = {"minimax": {"rotary_dim"}}
 ROPES: Final = ("rope_parameters", "rope_scaling")
 
 
 @dataclass(frozen=True)
 class Flip:
-    """One altered config. path: of the field, with dots. value: as a text."""
+    """One altered config. path: the field, with dots. value: the new value as a text."""
 
     path: str
     value: str
@@ -58,7 +58,7 @@ class Flip:
 
 
 def flips(config: Mapping[str, Any], scalings: bool = False) -> Iterator[Flip]:
-    """Every flip of a config. scalings: also with each other kind of rotation put in, and then its fields altered."""
+    """Yield every flip of a config. scalings: also add each other kind of rotation, and alter its fields."""
     seen: set[str] = set()
     for path, values in _plan(config):
         for value in values:
@@ -81,7 +81,7 @@ def _once(seen: set[str], config: Mapping[str, Any], path: str, value: Any, with
 
 
 def with_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with one field set, or taken away."""
+    """Return a copy with one field set or removed."""
     copy = deepcopy(dict(config))
     *outer, name = path.split(".")
     inner = copy
@@ -95,7 +95,7 @@ def with_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, An
 
 
 def _plan(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """(path, values) of all fields."""
+    """Yield (path, values) of all fields."""
     family = family_of(config)
     harmless = HARMLESS | set(family.harmless)
     within = family.within
@@ -122,7 +122,7 @@ def _paths(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _unwritten(config: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that this config does not have, with the default of transformers' class where it has them."""
+    """Return fields that this config does not have, with the default of transformers' class if it has them."""
     kind = described.get("model_type", config["model_type"])
     found: dict[str, Any] = dict.fromkeys(_read_by_us(config), None)
     if kind in CONFIG_MAPPING:
@@ -136,7 +136,7 @@ def _unwritten(config: Mapping[str, Any], described: Mapping[str, Any]) -> dict[
 
 
 def _read_by_us(config: Mapping[str, Any]) -> list[str]:
-    """The fields that our reader asks for, written or not."""
+    """Return the fields that our reader reads, present or not."""
     family = family_of(config)
     reader = Config(config[family.within] if family.within else config)
     family.spec(reader)
@@ -144,7 +144,7 @@ def _read_by_us(config: Mapping[str, Any]) -> list[str]:
 
 
 def alterations(value: Any) -> Iterator[Any]:
-    """Other values for a field that holds `value`."""
+    """Return other values for a field that has `value`."""
     yield from (ABSENT, None)
     match value:
         case bool():
@@ -171,7 +171,7 @@ def _kind(rotation: Mapping[str, Any]) -> str:
 
 
 def _rotations(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(path, rotation) of every kind that may stand in place of the config's own."""
+    """Yield (path, rotation) of every kind that can replace the config's own."""
     within = family_of(config).within
     outer = config[within] if within else config
     prefix = f"{within}." if within else ""

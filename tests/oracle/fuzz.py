@@ -1,7 +1,8 @@
-"""Every field of every family, altered, beside transformers: `python -m oracle.fuzz`, with tests/ on the path.
+"""Compare with transformers while every field of every family is altered: `python -m oracle.fuzz`, with tests/ on the
+path.
 
-Of each altered config both programs make a model, on the same weights, and run the same sequence. The outcome must be
-equal logits, or a refusal of both, or a refusal of ours that names the field and has its reason in `oracle.unserved`.
+Both programs make a model from each altered config, with equal weights, and run one sequence. The outcome must be equal
+logits, or an error of both, or an error of ours that names the field and has its reason in `oracle.unserved`.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ BAD = (DIFFERENT, CRASH, UNEXPLAINED)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one flip."""
+    """The result of one flip."""
 
     outcome: str
     detail: str = ""
 
 
 class Subject:
-    """The base of one case: its config as transformers writes it, its sequence, and what was already computed."""
+    """The base of one case: its config as transformers writes it, its sequence, and earlier results."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -99,7 +100,7 @@ class Subject:
         return _explained(UNSERVED, flip, refusal)
 
     def run_theirs(self, config: Mapping[str, Any], folder: Path | None) -> tuple[Any, np.ndarray | str]:
-        """Their model and its logits, or why there are none; saved where a folder is given."""
+        """Return transformers' model and its logits, or why there are none. The model is saved if a folder is given."""
         try:
             parsed = transformers.CONFIG_MAPPING[str(config["model_type"])].from_dict(deepcopy(dict(config)))
             model = transformers.AutoModelForCausalLM.from_config(parsed, **PLAIN).to(torch.float32).eval()
@@ -118,7 +119,7 @@ class Subject:
         return model, logits
 
     def _tokens(self, config: Mapping[str, Any]) -> list[int]:
-        """The sequence, within the vocabulary."""
+        """Return the sequence, limited to the vocabulary."""
         inner = config.get(family_of(config).within or "", config)
         size = inner.get("vocab_size")
         return [t % size for t in self.tokens] if type(size) is int and size > 0 else self.tokens
@@ -145,7 +146,7 @@ class Subject:
 
 
 def _windows(config: Any, count: int) -> list[int | None]:
-    """The window of each attention layer, which a short sequence does not show."""
+    """Return the window of each attention layer, which a short sequence does not show."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or []
     if "sliding_attention" in kinds or config.model_type in BY_KIND:
@@ -154,15 +155,15 @@ def _windows(config: Any, count: int) -> list[int | None]:
 
 
 def _infinity(value: dict[str, Any]) -> Any:
-    """An infinity that the classes write and cannot read themselves."""
+    """Return an infinity that the classes write but cannot read."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
 def _as_published(model: nn.Module) -> None:
-    """Let a model compute what the program computes that published the family's models.
+    """Make a model compute like the program that published the family's models.
 
-    Nemotron-H: transformers limits steps by `time_step_min`, which in NVIDIA's code says how biases are drawn, and not
-    by `time_step_limit`, which there limits them.
+    Nemotron-H: transformers limits steps by `time_step_min`, which in NVIDIA's code only initializes biases, and not by
+    `time_step_limit`, which limits them in NVIDIA's code.
     """
     if model.config.model_type == "nemotron_h":
         for module in model.modules():
@@ -171,7 +172,7 @@ def _as_published(model: nn.Module) -> None:
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:
-    """The fields of a config, those of objects in it included."""
+    """Return the fields of a config, including those of nested objects."""
     for name, value in config.items():
         yield name
         if isinstance(value, Mapping):
@@ -191,7 +192,7 @@ def _told(error: Exception) -> str:
 
 
 def run(name: str, chosen: Callable[[Flip], bool] = lambda flip: True) -> Iterator[tuple[Flip, Verdict]]:
-    """The verdicts on a case's flips."""
+    """Yield the verdicts on a case's flips."""
     subject = Subject(CASES[name])
     for flip in flips(subject.config, scalings=True):
         if chosen(flip):

@@ -1,4 +1,4 @@
-"""Small mixers of every older kind, one width, for tests that stack them."""
+"""Small mixers of every older kind with one hidden size, for tests that stack them."""
 
 from __future__ import annotations
 

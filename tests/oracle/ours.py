@@ -1,7 +1,7 @@
 """Tiny random models of architectures that no class of transformers has, as specs and folders of our own format.
 
-Like the cases of families.py they are drawn to tell: matrices at 1.5 / sqrt(fan_in), norms, biases and sinks away from
-what they start at. The tests of each kind of layer bring its oracle, a definition in float64.
+Like the cases of families.py, their weights reveal mistakes: matrices at 1.5 / sqrt(fan_in); norms, biases and sinks
+away from their initial values. The oracle of each kind of layer is a definition in float64, in its own tests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ridgeline.spec import (
 )
 
 GAIN = 1.5
-LENGTH = 256  # tokens that every model serves
+LENGTH = 256  # longest context of every model
 WIDTH = 64
 NORM, MLP = RMSNorm(1e-2), GatedMLP(88)
 FULL = Attention(4, 2, 24, 24**-0.5, Rope(24, 3000.0))
@@ -55,13 +55,15 @@ def shared(source: int, attention: Attention = FULL, **changes: object) -> Layer
 
 
 def cla(attention: Attention, layers: int, factor: int) -> ModelSpec:
-    """The paper's pattern: of `factor` neighbors the first has keys and values."""
+    """Return the paper's pattern: the first of `factor` neighbors has the keys and values."""
     own = Layer(attention, MLP, NORM)
     return model([shared(i - i % factor, attention) if i % factor else own for i in range(layers)], f"cla{factor}")
 
 
 def _mixed() -> ModelSpec:
-    """Sharing out of order, across other owners, through windows, and with everything that queries can have."""
+    """Return a model with sharing out of order, across other owners, through windows, and with all features
+    of queries.
+    """
     rich = replace(FULL, qkv_bias=True, out_bias=True, qk_norm=RMSNorm(0.1), sinks=True, softcap=3.0, num_heads=6)
     return model(
         [
@@ -77,7 +79,7 @@ def _mixed() -> ModelSpec:
 
 
 def _character() -> ModelSpec:
-    """One global layer in six, multi-query, keys and values of neighbors and of all global layers shared."""
+    """Return one global layer in six, one KV head; neighbors share keys and values, and so do all global layers."""
     local = replace(MQA, window=20)
     layers: list[AnyLayer] = []
     for i in range(12):
@@ -91,7 +93,7 @@ def _character() -> ModelSpec:
 
 
 def _patterns(name: str, window: int, *patterns: Pattern) -> ModelSpec:
-    """A layer of each pattern, a full one, and one that shares the first's keys through a pattern of its own."""
+    """Return a layer of each pattern, a full one, and one that shares the first one's keys with its own pattern."""
     layers = [Layer(replace(FULL, window=window, pattern=p), MLP, NORM) for p in patterns]
     within = FirstTokens(3) if isinstance(patterns[0], FirstTokens) else None
     full = Layer(replace(FULL, sinks=True), MLP, NORM)
@@ -110,7 +112,7 @@ SPECS: dict[str, ModelSpec] = {
 
 
 def random_weights(spec: ModelSpec, seed: int = 1) -> dict[str, np.ndarray]:
-    """All weights of a spec, float32."""
+    """Return all weights of a spec, in float32."""
     return {w.name: _draw(w.name, w.shape, seed) for w in spec.weights()}
 
 
@@ -132,7 +134,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def write(spec: ModelSpec, folder: Path | str, seed: int = 1) -> dict[str, np.ndarray]:
-    """A folder of our own format; the weights that it holds."""
+    """Write a folder of our own format, and return its weights."""
     from safetensors.numpy import save_file
 
     weights = random_weights(spec, seed)

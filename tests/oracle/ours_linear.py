@@ -1,4 +1,4 @@
-"""Specs of models whose layers fold the past into a state and that no class of transformers has."""
+"""Specs of recurrent models that no class of transformers has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ridgeline.spec import (
 def specs(
     model: Callable[[Sequence[AnyLayer], str], ModelSpec], full: Attention, mlp: GatedMLP, norm: RMSNorm
 ) -> dict[str, ModelSpec]:
-    """By name; the models are of `full`'s width."""
+    """Return the models by name, all with the hidden size of `full`."""
     width, local = 64, replace(full, window=64)
 
     def deep(mixer: Attention | LightningAttention) -> AnyLayer:

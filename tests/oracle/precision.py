@@ -1,6 +1,7 @@
-"""The largest difference of any logit at prompts of 400 tokens: `python -m oracle.precision`, with tests/ on the path.
+"""Print the largest difference of any logit for prompts of 400 tokens: `python -m oracle.precision`, with tests/ on the
+path.
 
-Beside Ridgeline's float32 against transformers' float32 stands transformers' float32 against its own float64.
+It compares Ridgeline's float32 with transformers' float32, and transformers' float32 with its own float64.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case = CASES[name]
         room = {"n_positions": 512} if "n_positions" in case.kwargs else {"max_position_embeddings": 512}
         if "original_max_position_embeddings" in str(case.kwargs) or "dynamic" in name or "mamba" in case.model_type:
-            room = {}  # its own lengths say which frequencies it has, or it has no positions
+            room = {}  # the lengths determine its frequencies, or it has no positions
         if (
             case.kwargs.get("n_positions", case.kwargs.get("max_position_embeddings", 512)) < options.tokens
             and not room

@@ -1,6 +1,7 @@
-"""Primitives of numpy against their definitions in torch, run in float64: one problem at a time.
+"""Compare numpy primitives with their definitions in torch, in float64, one problem at a time.
 
-Inputs are slices out of larger arrays full of NaN, so that a read beside them shows; and no call may change them.
+Inputs are slices of larger arrays full of NaN, so that a read outside of them is noticed. No call may change its
+inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
 
 
 def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format = PLAIN) -> Weights:
-    """Of an EXPERT_BLOCK. matrices, biases: of gate (None where there is none), up and down, of all experts each."""
+    """Return the weights of an EXPERT_BLOCK. matrices, biases: those for gate (None if there is none), up and down,
+    each for all experts.
+    """
     arrays = {}
     for name, matrix, bias in zip(("gate", "up", "down"), matrices, biases or (None,) * 3, strict=True):
         if matrix is not None:
@@ -53,7 +56,7 @@ def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format =
 
 
 def each(x: Any, change: Callable[[Array], Any]) -> Any:
-    """The arguments with every array changed; named tuples stay what they are."""
+    """Return the arguments with every array changed; named tuples keep their type."""
     if isinstance(x, np.ndarray):
         return change(x)
     if isinstance(x, api.PagedLayout):
@@ -66,7 +69,7 @@ def each(x: Any, change: Callable[[Array], Any]) -> Any:
 
 
 def poisoned(x: Array) -> Array:
-    """The same values as a slice of an array whose other elements are NaN, or an index that is out of range."""
+    """Return the values as a slice of an array whose other elements are NaN, or an index that is out of range."""
     rest = 1 << 40 if x.dtype.kind == "i" else np.nan
     room = np.full([n + 4 for n in x.shape], rest, x.dtype)
     inner = room[tuple(slice(2, n + 2) for n in x.shape)]
@@ -79,7 +82,7 @@ def tensor(x: Array, dtype: Any = np.float64) -> torch.Tensor:
 
 
 def run(p: Problem) -> Any:
-    """What numpy makes of it, once it is clear that its inputs are as they were, and its outputs in their types."""
+    """Return numpy's result, after checking that the inputs are unchanged and the outputs have their types."""
     args = tuple(placed(a) if isinstance(a, PagedKeyValues) else a for a in each(p.args, poisoned))
     before = each(args, np.copy)
     out = NUMPY.primitive(p.op, p.case)(*args)
@@ -90,7 +93,7 @@ def run(p: Problem) -> Any:
 
 
 def placed(kv: PagedKeyValues) -> PagedKeyValues:
-    """Keys and values as they lie in the pages of this device."""
+    """Return keys and values in the layout of this device's pages."""
     orders = (0, 2, 3, 1), (0, 2, 1, 3)
     given = zip((kv.keys, kv.values), orders, strict=True)
     there = (np.ascontiguousarray(x.transpose(order)).reshape(x.shape) for x, order in given)
@@ -106,7 +109,7 @@ def arrays(x: Any) -> list[Any]:
 
 
 def check(p: Problem) -> None:
-    # What lies in pages is widened to float32 there, and so must be what meets it.
+    # Data in pages is converted to float32 there, so the operands must be, too.
     dtype = np.float32 if p.op is api.PAGED_ATTENTION else np.float64
     wanted = arrays(REFERENCE.primitive(p.op, p.case)(*each(p.args, lambda x: tensor(x, dtype))))
     got = arrays(run(p))

@@ -1,4 +1,4 @@
-"""Altered configs beside transformers: a sample of `python -m oracle.fuzz` in the slow half, all of it at night."""
+"""Altered configs beside transformers: a sample of `python -m oracle.fuzz` in the slow tests, all of it at night."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from oracle.unserved import UNSERVED as UNSERVED_REASONS
 from ridgeline.archs import FAMILIES, spec_from_config
 from shares import daily
 
-STEP = 29  # the sample takes every so many flips; a prime, so that it is not in step with the values of a field
-# A case of every family that has one: the last, which is the one with the most fields away from their defaults.
+STEP = 29  # the sample takes every 29th flip; a prime, so that it is not in step with the values of a field
+# A case of every family that has one: the last one, which has the most fields away from their defaults.
 ONE_EACH = list({case.model_type: name for name, case in CASES.items()}.values())
 
 
 def failures(name: str, step: int = 1) -> tuple[list[str], Counter[str]]:
-    """What is wrong with the flips of a case, and how often each outcome occurs."""
+    """Return the failures among the flips of a case, and how often each outcome occurs."""
     torch.set_num_threads(1)
     wrong, count, seen = [], Counter[str](), 0
 
@@ -38,7 +38,7 @@ def failures(name: str, step: int = 1) -> tuple[list[str], Counter[str]]:
 
 
 @pytest.mark.parametrize("name", daily(ONE_EACH, ONE_EACH[::4]))
-@pytest.mark.filterwarnings("ignore")  # of transformers, about the values
+@pytest.mark.filterwarnings("ignore")  # transformers warns about the values
 def test_a_sample_of_altered_configs(name: str) -> None:
     wrong, count = failures(name, STEP)
     assert not wrong, "\n".join(wrong)
@@ -57,7 +57,7 @@ def test_every_altered_config(name: str) -> None:
 
 
 def test_the_fuzz_sees_a_field_that_is_misread() -> None:
-    """The judge is judged: a spec that is not the config's, and a refusal that names nothing."""
+    """Check the judge itself: it must find a spec that differs from the config, and an error that names no field."""
     subject = Subject(CASES["qwen2_window"])
     flip = Flip("sliding_window", "25", subject.config)
     assert subject.judge(flip).outcome == EQUAL

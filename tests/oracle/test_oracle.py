@@ -1,7 +1,7 @@
-"""The oracle judges the engine; these tests judge the oracle.
+"""The oracle judges the engine, and these tests judge the oracle.
 
-A case is worth comparing with only if its greedy run is decided by margins that float32 noise cannot touch,
-and if every feature that it claims to exercise moves the logits by more than the tolerance of a comparison.
+A case is useful only if float32 noise cannot change its greedy tokens, and if every feature that it claims to exercise
+moves the logits by more than the tolerance of a comparison.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from pure.published import PUBLISHED
 from ridgeline.archs import spec_from_config
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
-TOLERANCE = 1e-4  # what a comparison of our float32 logits with transformers' float64 allows
-SAFE_MARGIN = 1e-3  # the least lead of a greedy token; ten times the largest float32 noise on any CPU
+TOLERANCE = 1e-4  # of our float32 logits against transformers' float64
+SAFE_MARGIN = 1e-3  # smallest lead of a greedy token; ten times the largest float32 noise on any CPU
 ALL = pytest.mark.parametrize("name", CASES)
 GREEDY = pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.greedy_tokens])
 TOGGLES = pytest.mark.parametrize(
@@ -51,7 +51,7 @@ TOGGLES = pytest.mark.parametrize(
 
 @lru_cache(maxsize=2)
 def built(name: str) -> nn.Module:
-    """The case's model; the parametrised tests ask for one case after the other."""
+    """Return the case's model; the parametrized tests use one case after the other."""
     return build(CASES[name])
 
 
@@ -66,7 +66,7 @@ def largest_difference(left: list[np.ndarray], right: list[np.ndarray]) -> float
 
 @ALL
 def test_float32_noise_is_far_below_the_margins(name: str) -> None:
-    """Greedy tokens of transformers are its float32 ones: on this CPU they must be those of float64, too."""
+    """Transformers' greedy tokens are computed in float32, so on this CPU they must equal those of float64."""
     exact = oracle_logits(double(built(name)), prompts(CASES[name]))
     assert all(row.dtype == np.float64 and np.isfinite(row).all() for row in exact)
     assert largest_difference(logits_of(name), exact) < SAFE_MARGIN / 10
@@ -102,12 +102,12 @@ def test_saved_models_load_in_both_spellings(name: str, tmp_path: Path) -> None:
     for folder in ("new", "old"):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder, dtype=torch.float32, **PLAIN)
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
-        # Not to the last bit: the weights may lie differently in memory, which is noise like any other.
+        # The last bit may differ, because the alignment of the weights in memory may.
         assert largest_difference(oracle_logits(loaded.eval(), prompts(case)), exact) < 2 * noise
         configs.append(loaded.config.to_dict())
     new, old = configs
     if "rope_parameters" in old:
-        old["rope_parameters"].pop("type", None)  # read, and kept, beside the rope_type that it became
+        old["rope_parameters"].pop("type", None)  # it is read and kept beside the rope_type
     differing = {key: (new[key], old.get(key)) for key in new if new[key] != old.get(key)}
     assert differing.keys() <= {"_name_or_path", "transformers_version"}
 
@@ -149,7 +149,7 @@ def test_greedy_and_margins_agree() -> None:
 
 
 def test_float64_is_more_than_a_double_of_the_weights() -> None:
-    """Without the mode, norms and softmax round to float32, and the run is no reference for float32."""
+    """Without the mode, norms and softmax round to float32, and the run is not a reference for float32."""
     model = double(built("llama"))
     tokens = prompts(CASES["llama"])[-1]
     exact = oracle_logits(model, [tokens])[0]
@@ -167,7 +167,7 @@ def test_old_spelling_has_no_new_words(name: str) -> None:
     assert CASES[name].model_type in ROTATES_NOTHING or "rope_scaling" in old
 
 
-# Published under a name that transformers has no class for -> the same model as transformers spells it.
+# A published model type without a class in transformers -> the same model as transformers spells it.
 RESPELLED = {
     name: "MiniMaxAI/MiniMax-Text-01-hf"
     for name, (fields, _) in PUBLISHED.items()
@@ -186,12 +186,12 @@ def test_a_published_spelling_has_the_weights_of_transformers_one(name: str) -> 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in RESPELLED])
 def test_published_counts_are_those_of_transformers(name: str) -> None:
     fields, params = PUBLISHED[name]
-    unread = (("rope_scaling", None),)  # some class warns of it, be it a null
+    unread = (("rope_scaling", None),)  # some class warns about it, even if it is null
     fields = {k: v for k, v in fields.items() if k != "quantization_config" and (k, v) not in unread}
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(json.loads(json.dumps(fields)))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    stored = model.state_dict()  # a bias that no gradient moves is a buffer there
+    stored = model.state_dict()  # a bias without a gradient is a buffer there
     buffers = sum(b.numel() for name, b in model.named_buffers() if name in stored and not name.endswith(DERIVED))
     assert sum(p.numel() for p in model.parameters()) + buffers == params
 

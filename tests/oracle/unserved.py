@@ -1,6 +1,6 @@
-"""Why some configs that transformers accepts are refused, and why some that it refuses are accepted.
+"""Reasons why Ridgeline refuses some configs that transformers accepts, and accepts some that it refuses.
 
-A pattern of the message, with what it names, and the sentence that says why. The order counts: the first that fits.
+An entry is a pattern of the message, including the name of the field, and the reason. The first matching entry counts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from ridgeline.archs.config import HARMLESS
 
-# Our refusals where transformers computes something.
+# Errors of ours where transformers computes something.
 
 UNSERVED: Final[tuple[tuple[str, str], ...]] = (
     (r"is missing", "A size has to be given: the class's default would be another model's."),
@@ -35,7 +35,7 @@ UNSERVED: Final[tuple[tuple[str, str], ...]] = (
     (r"layers are described|to which|that it could change", "Two fields contradict each other."),
 )  # fmt: skip
 
-# What transformers refuses and we accept.
+# Errors of transformers where we compute something.
 LENIENT: Final[tuple[tuple[str, str], ...]] = (
     (r"expected float, got int", "JSON has one kind of number: 1 is 1.0."),
     (r"doesn't match any type in \(list\[float", "JSON has one kind of number: 1 is 1.0."),
@@ -49,15 +49,15 @@ LENIENT: Final[tuple[tuple[str, str], ...]] = (
     (r"stride divisible by 2", "It is a limit of a view in transformers; the sizes are sound."),
     (r"is not a multiple of the number of attention", "With head_dim given, the width need not be a multiple."),
 )
-# What a forward pass does not depend on: transformers checks its type, or returns its results in another form.
+# Fields without effect on a forward pass: transformers checks their type, or returns its results in another form.
 IGNORED: Final = "The field changes nothing that is computed, so that whatever it holds is ignored."
 
 
 def reason(refused: bool, name: str, detail: str, harmless: frozenset[str]) -> str | None:
-    """The sentence that allows one program to refuse what the other accepts, or None.
+    """Return the reason why one program may refuse what the other accepts, or None.
 
-    refused: by us. name: of the altered field. detail: the message of the program that refused. harmless: the fields
-    that are ignored in this family.
+    refused: whether Ridgeline refused. name: the altered field. detail: the message of the program that refused.
+    harmless: the fields that this family ignores.
     """
     if not refused and name in HARMLESS | harmless:
         return IGNORED

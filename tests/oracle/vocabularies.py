@@ -42,7 +42,7 @@ quick = settings(max_examples=40, deadline=None)
 
 
 def trained(name: str) -> tokenizers.Tokenizer:
-    """A small tokenizer made here, with the pieces of a family put together as its tokenizer.json has them."""
+    """Return a small trained tokenizer whose parts are combined as in the family's tokenizer.json."""
     special = ["<unk>", "<s>", "</s>"]
     if name == "words":
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
