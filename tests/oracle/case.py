@@ -22,12 +22,12 @@ SPECIAL_TOKENS = (0, 1, 2)  # pad, bos, eos of every case; no prompt contains on
 
 @dataclass(frozen=True)
 class Case:
-    """One tiny model and the ground on which it may be compared.
+    """One tiny model and the range in which it may be compared.
 
-    `seed` draws weights and prompts.  It was chosen so that greedy decoding in float64 keeps the best token
-    ahead of the second by more than 1e-3, never emits a special token, and does not fall into a short loop.
+    `seed` draws weights and prompts. It was chosen so that in float64 each greedy token leads the second best by more
+    than 1e-3, no special token is generated, and the text does not fall into a short loop.
 
-    `max_model_len` is the length to load the model with.  `greedy_tokens` 0 means: no greedy comparison.
+    `max_model_len` is the length with which the model is loaded. If `greedy_tokens` is 0, greedy tokens are not compared.
     """
 
     model_type: str

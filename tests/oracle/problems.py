@@ -40,7 +40,7 @@ def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
 
 
 def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format = PLAIN) -> Weights:
-    """Return the weights of an EXPERT_BLOCK. matrices, biases: those for gate (None if there is none), up and down,
+    """Return the weights of an EXPERT_BLOCK. matrices, biases: for gate (None if there is none), up and down,
     each for all experts.
     """
     arrays = {}

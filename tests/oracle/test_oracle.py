@@ -40,7 +40,7 @@ from pure.published import PUBLISHED
 from ridgeline.archs import spec_from_config
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
-TOLERANCE = 1e-4  # of our float32 logits against transformers' float64
+TOLERANCE = 1e-4  # for our float32 logits against transformers' float64
 SAFE_MARGIN = 1e-3  # smallest lead of a greedy token; ten times the largest float32 noise on any CPU
 ALL = pytest.mark.parametrize("name", CASES)
 GREEDY = pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.greedy_tokens])
