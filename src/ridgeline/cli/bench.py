@@ -105,9 +105,7 @@ def throughput(
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
 ) -> None:  # fmt: skip
-    """Time many requests that all arrive at the start, with random prompts or a data set, greedy sampling and answers
-    of the full length.
-    """
+    """Time many requests that arrive at once: random prompts or a data set, greedy, answers of the full length."""
     given = locals()  # every option, by its name
     from ridgeline.cli.show.beside import asked_of, expected, predicted_json
     from ridgeline.cli.show.progress import prompts_bar

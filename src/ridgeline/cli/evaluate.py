@@ -57,9 +57,7 @@ def evaluate(
     weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
-    """Measure how well a model predicts texts: perplexity and bits per byte. With --against, also compare it with its
-    original.
-    """
+    """Measure perplexity and bits per byte of texts. With --against, also compare the model with its original."""
     from ridgeline.cli.show.report import say
     from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
 

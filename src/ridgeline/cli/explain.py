@@ -21,8 +21,7 @@ def explain(
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
-    """Show every engine setting for a model on this machine's CPU: its value, the reason, and the flag that overrides
-    it.
+    """Show every engine setting for a model on this machine's CPU, with its reason and the flag that overrides it.
 
     No weights are loaded. Flags that are given here have the same effect as in `generate`.
     """

@@ -8,8 +8,12 @@ from ridgeline.cli import simulate as s
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
 
-InputLen = Annotated[int, option("--input-len", help="Mean tokens of a prompt, without a trace. Default: 128.")]
-OutputLen = Annotated[int, option("--output-len", help="Mean tokens of an answer, without a trace. Default: 32.")]
+InputLen = Annotated[
+    int, option("--input-len", panel="Workload", help="Mean tokens of a prompt, without a trace. Default: 128.")
+]
+OutputLen = Annotated[
+    int, option("--output-len", panel="Workload", help="Mean tokens of an answer, without a trace. Default: 32.")
+]
 
 
 def replay(
@@ -25,9 +29,7 @@ def replay(
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
     kv_cache_dtype: o.KVCacheDType = "auto", weights: o.WeightFormat = "auto", threads: o.Threads = None,
 ) -> None:  # fmt: skip
-    """Send a workload's requests at their arrival times, in real time. Tokens are random; prefixes that a trace shares
-    are shared.
-    """
+    """Run a workload's requests at their arrival times. Tokens are random; prefixes that a trace shares are shared."""
     given = locals()  # every option, by its name
     from ridgeline.cli.flags.loading import load
     from ridgeline.measure.replay import replay as run
