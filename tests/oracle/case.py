@@ -27,7 +27,7 @@ class Case:
     `seed` draws weights and prompts. It was chosen so that in float64 each greedy token leads the second best by more
     than 1e-3, no special token is generated, and the text does not fall into a short loop.
 
-    `max_model_len` is the length with which the model is loaded. If `greedy_tokens` is 0, greedy tokens are not compared.
+    `max_model_len` is the length with which the model is loaded. `greedy_tokens` of 0 means no greedy comparison.
     """
 
     model_type: str

@@ -236,7 +236,9 @@ def _report(
 
 
 def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[Table | str]:
-    times = _table("", "mean", "median", "p90", "p99", "predicted", "error", "least", "of roof", drop=("p90", "median"))
+    times = _table(
+        "", "mean", "median", "p90", "p99", "predicted", "error", "roofline", "share", drop=("p90", "median")
+    )
     forecasts: tuple[float | None, ...] = (None, None, None)
     if predicted:
         each = [x for x in predicted.tpot_s if x is not None]

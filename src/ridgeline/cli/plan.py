@@ -55,7 +55,10 @@ _Prompt = Annotated[
     int | None, _option(_LOAD, "--prompt", help="Tokens of each prompt. Default: the context without the answer.")
 ]
 _Output = Annotated[
-    int | None, _option(_LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context.")
+    int | None,
+    _option(
+        _LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context, or what --prompt leaves."
+    ),
 ]
 _Weights = Annotated[
     str | None,

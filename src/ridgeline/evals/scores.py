@@ -26,7 +26,9 @@ def logit_blocks(loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK
     for start in range(0, len(batch.rows), rows):
         logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + rows])))
         if not np.isfinite(logits).all():
-            raise RequestError("the model's logits contain NaN or infinity; check its weights with `ridgeline verify`")
+            raise RequestError(
+                "the model's logits contain NaN or infinity; use --dtype float32, or download the weights again"
+            )
         yield logits
 
 

@@ -56,7 +56,7 @@ def _memory(planner: Planner, load: Load) -> Iterator[Line]:
             ),
         )
     left = decimal_bytes(f.memory_bytes - f.weight_bytes)
-    yield "reserve", f"{1 - FRACTION:.0%} of the {left} beside the weights = {decimal_bytes(f.reserve_bytes)}"
+    yield "reserve", f"{1 - FRACTION:.0%} of the {left} that the weights leave = {decimal_bytes(f.reserve_bytes)}"
     yield (
         "free",
         (

@@ -25,7 +25,7 @@ class Beside(NamedTuple):
     unit: str = "s"
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of its row: name, measured, predicted, error, least."""
+        """Return the cells of its row: name, measured, predicted, error, roofline."""
         from ridgeline.plan.units import decimal_bytes, seconds
 
         say = seconds if self.unit == "s" else decimal_bytes
@@ -103,7 +103,7 @@ def beside_table(rows: Sequence[Beside]) -> Table:
     """Return a table with a row for each figure."""
     from ridgeline.cli.show.tables import Column, Table
 
-    names = "measured", "predicted", "error", "least (of roof)"
+    names = "measured", "predicted", "error", "roofline"
     table = Table("", (Column("", right=False), *(Column(name) for name in names)))
     for row in rows:
         table.add_row(*row.cells())

@@ -86,7 +86,8 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
         (f"for a step of {max(d.chunk, load.batch):,} tokens, with tables and libraries, as the engine counts them"),
     )
     yield "logits", size(m["logits_bytes"]), "with the buffers of sampling and log probabilities"
-    yield "reserve", size(m["reserve_bytes"]), "10 % of the rest, for the allocator and other programs"
+    reserve = "10 % of the memory that the weights leave, for the allocator and other programs"
+    yield "reserve", size(m["reserve_bytes"]), reserve
     free = m["spare_bytes"]
     yield "free", size(free) if m["fits"] else Text(size(free), "red"), (
         f"of {size(m['memory_bytes'])}" if m["fits"] else _remedy(report, planner, load)
