@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ridgeline.train.data.folder.folder.folder.folder import prepare
+from ridgeline.train.data.folder import prepare
 
 from ridgeline import LLM
 from ridgeline.errors import DataError

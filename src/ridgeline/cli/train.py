@@ -193,7 +193,7 @@ def _spec(given: Mapping[str, Any]) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(given["device"])  # checks for torch, which the imports below need
-    from ridgeline.train.data.folder.folder.folder import check_room, prepare
+    from ridgeline.train.data.folder import check_room, prepare
     from ridgeline.train.pocket.produce import DATA, TRAINING, Place, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config

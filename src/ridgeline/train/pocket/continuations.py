@@ -18,7 +18,7 @@ import numpy as np
 from ridgeline.llm import LLM
 from ridgeline.load.safetensors import SINGLE
 from ridgeline.spec.request import SamplingParams
-from ridgeline.train.data.folder.folder import TrainingData
+from ridgeline.train.data.folder import TrainingData
 from ridgeline.train.data.shards import Shard, write_tokens
 from ridgeline.train.pocket.produce import Place
 

@@ -21,7 +21,7 @@ import numpy as np
 from ridgeline.errors import DataError
 from ridgeline.evals.python_text import LINE, parse
 from ridgeline.train.data.corpus import Document
-from ridgeline.train.data.folder.folder import TrainingData
+from ridgeline.train.data.folder import TrainingData
 from ridgeline.train.data.shards import Ints, Shard, encode, write_tokens
 
 Form = Literal["functions", "headers", "code"]

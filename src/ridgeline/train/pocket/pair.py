@@ -18,7 +18,7 @@ from ridgeline.train.card import Row
 from ridgeline.train.cost import TrainingCost
 from ridgeline.train.data.batches import Batches
 from ridgeline.train.data.corpus import Corpus
-from ridgeline.train.data.folder.folder import TrainingData, prepare
+from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.pocket.continuations import hash_of, write_continuations
 from ridgeline.train.pocket.functions import write_functions

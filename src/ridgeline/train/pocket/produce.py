@@ -19,7 +19,7 @@ from ridgeline.evals import Document, Perplexity, measure_perplexity
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.train.card import CardFacts, Row, model_card
 from ridgeline.train.curve import draw_curve
-from ridgeline.train.data.folder.folder import TrainingData
+from ridgeline.train.data.folder import TrainingData
 from ridgeline.train.data.manifest import HELD_OUT
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.output import StoredType, write_model
