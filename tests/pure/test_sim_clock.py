@@ -165,4 +165,4 @@ def test_it_says_which_step_times_it_takes(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "steps.json"
     path.write_text('{"tokens": [1], "step_s": [0.5]}')
     shown = "".join(simulated("--hardware", "local", "--step-times", str(path)).split())  # whatever the width
-    assert f"thoseof{path}" in shown
+    assert f"steptimescomefrom{path}" in shown
