@@ -15,7 +15,7 @@ from oracle.families import CASES
 from ridgeline import LLM, AsyncLLM, OutputChunk, SamplingParams
 from ridgeline.engine.thread import EngineClosed
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
 PARAMS = [SamplingParams(max_tokens=8 + i, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(len(PROMPTS))]
@@ -118,16 +118,16 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
-            submit, failed = Runner.submit, False
+            submit, failed = DeviceRunner.submit, False
 
-            def failing(runner: Runner, plan: Any) -> Any:
+            def failing(runner: DeviceRunner, plan: Any, sampling: Any) -> Any:
                 nonlocal failed
                 if not failed and len(plan.works) == sum(len(answers) for answers in wanted):  # all have come
                     failed = True
                     raise MemoryError("the device is full")
-                return submit(runner, plan)
+                return submit(runner, plan, sampling)
 
-            monkeypatch.setattr(Runner, "submit", failing)
+            monkeypatch.setattr(DeviceRunner, "submit", failing)
             lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
             assert failed and all(isinstance(e, MemoryError) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted
@@ -140,15 +140,15 @@ def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -
         llm = AsyncLLM(folder)
         # The engine waits in its second step, with a token of the answer out, until it is being closed.
         steps, begun, closing = itertools.count(), asyncio.Event(), threading.Event()
-        submit, loop = Runner.submit, asyncio.get_running_loop()
+        submit, loop = DeviceRunner.submit, asyncio.get_running_loop()
 
-        def waiting(runner: Runner, plan: Any) -> Any:
+        def waiting(runner: DeviceRunner, plan: Any, sampling: Any) -> Any:
             if next(steps) == 1:
                 loop.call_soon_threadsafe(begun.set)
                 assert closing.wait(60)
-            return submit(runner, plan)
+            return submit(runner, plan, sampling)
 
-        monkeypatch.setattr(Runner, "submit", waiting)
+        monkeypatch.setattr(DeviceRunner, "submit", waiting)
         task = asyncio.create_task(llm.answer([3], SamplingParams(max_tokens=90, ignore_eos=True)))
         await begun.wait()
         closed = asyncio.create_task(asyncio.to_thread(llm.close))

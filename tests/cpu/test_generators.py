@@ -11,7 +11,7 @@ from oracle.build import build
 from oracle.families import CASES
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.settings import EngineOptions
 
 PROMPTS = [[5, 6, 7], [9] * 30, [5, 6, 8, 11], [3]]
@@ -74,7 +74,7 @@ def test_an_interrupt_leaves_a_model_that_answers(
 ) -> None:
     llm = LLM(str(folder), engine=EngineOptions(steps_in_flight=steps_in_flight, max_num_batched_tokens=16))
     wanted = tokens(llm)
-    submit, calls = Runner.submit, 0
+    submit, calls = DeviceRunner.submit, 0
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
@@ -84,7 +84,7 @@ def test_an_interrupt_leaves_a_model_that_answers(
         return submit(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "submit", interrupted)
+        patch.setattr(DeviceRunner, "submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tokens(llm)
     assert tokens(llm) == wanted

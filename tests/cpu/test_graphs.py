@@ -69,16 +69,16 @@ class Run:
         self.num_recorded = 0
         if not recorded:
             self.graphs.refusal = "not in this test"
-        submit = self.engine._runner.submit
+        run = self.engine._runner.forward
 
         def watched(plan: Any) -> Any:
-            forward = submit(plan)
+            forward = run(plan)
             if forward is not None:
                 self.num_recorded += forward.decoded is not None
                 self.logits.append(forward.logits().tobytes())
             return forward
 
-        self.engine._runner.submit = watched  # type: ignore[method-assign]
+        self.engine._runner.forward = watched  # type: ignore[method-assign]
 
     def step(self) -> None:
         self.tokens += [(e.request, e.choice, e.tokens) for e in self.engine.step()]

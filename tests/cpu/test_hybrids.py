@@ -13,7 +13,7 @@ import pytest
 from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sched.work import StepPlan
 from ridgeline.settings import EngineOptions
 from ridgeline.spec import (
@@ -133,13 +133,13 @@ def plainly(llm: LLM, prompt: list[int], count: int) -> list[int]:
 
 def test_chunks_end_on_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk that passes one ends on the last that it passes; only the end of a prompt is anywhere else."""
-    ends, submit = [], Runner.submit
+    ends, submit = [], DeviceRunner.submit
 
-    def record(self: Runner, plan: StepPlan) -> Any:
+    def record(self: DeviceRunner, plan: StepPlan, sampling: Any) -> Any:
         ends.extend(w.start + len(w.tokens) for w in plan.works)
-        return submit(self, plan)
+        return submit(self, plan, sampling)
 
-    monkeypatch.setattr(Runner, "submit", record)
+    monkeypatch.setattr(DeviceRunner, "submit", record)
     for chunk, wanted in ((500, [384, 768, 1152, 1536, 1920, 2000]), (100, [100, 128, 228, 256, 300])):
         ends.clear()
         engine = EngineOptions(max_num_batched_tokens=chunk, state_snapshot_tokens=128)

@@ -15,7 +15,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import engine
 from ridgeline.errors import RequestError
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sample.masks import Grammar, Matcher
 from ridgeline.settings import EngineOptions
@@ -88,7 +88,7 @@ def test_masks_are_begun_before_the_steps_that_need_them(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(owner, "submit", watched)
 
-    watch(Grammar, "mask"), watch(Runner, "step")
+    watch(Grammar, "mask"), watch(DeviceRunner, "step")
     LLM("pocket").generate(PROMPTS[0], SamplingParams(max_tokens=8, structured_outputs={"regex": "[a-z]{8}"}))
     steps = [i for i, name in enumerate(order) if name == "step"]
     assert len(steps) > 1 and all("mask" in order[before:at] for before, at in pairwise([0, *steps]))

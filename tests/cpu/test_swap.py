@@ -16,7 +16,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.runtime import arena
 from ridgeline.runtime.generator import GenerationRequest
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec.groups import NULL_PAGE
@@ -78,7 +78,7 @@ def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
 @pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
 def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled, one answer and several, whole pages moved one at a time."""
-    monkeypatch.setattr(Runner, "preemption_rates", lambda self: ALWAYS)
+    monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: ALWAYS)
     monkeypatch.setattr(arena, "MOVE_BYTES", 1)
     out, engine = serve(name, settings(name, steps_in_flight=steps_in_flight))
     assert out == baseline(name)
@@ -89,7 +89,7 @@ def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeyp
 
 @pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
 def test_where_copies_are_dear_nothing_is_swapped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "preemption_rates", lambda self: NEVER)
+    monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: NEVER)
     out, engine = serve(name, settings(name))
     assert out == baseline(name)
     stats = engine.stats()
@@ -106,7 +106,7 @@ def test_the_measured_cost(name: str) -> None:
 
 
 def test_a_host_with_little_room_takes_some_and_computes_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "preemption_rates", lambda self: ALWAYS)
+    monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: ALWAYS)
     config = settings(FULL)
     out, engine = serve(FULL, replace(config, num_host_pages=(18,)))
     assert out == baseline(FULL)
@@ -116,7 +116,7 @@ def test_a_host_with_little_room_takes_some_and_computes_others_again(monkeypatc
 
 
 def test_nothing_is_measured_without_swap_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runner, "preemption_rates", None)
+    monkeypatch.setattr(DeviceRunner, "preemption_rates", None)
     config = settings(FULL, swap_space_bytes=0)
     assert config.num_host_pages == (0,)
     out, engine = serve(FULL, config)

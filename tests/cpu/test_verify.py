@@ -26,7 +26,7 @@ from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.runner import Runner
+from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.sequence import Sequence as Sequence_
@@ -258,7 +258,7 @@ def swapped_to_the_wrong_pages(patch: Patch) -> None:
 
 
 def stale_token_of_the_step_before(patch: Patch) -> None:
-    patch.setattr(Runner, "sampled", lambda *args: None)
+    patch.setattr(DeviceRunner, "_remember", lambda *args: None)
 
 
 def accepted_drafts_not_replayed(patch: Patch) -> None:
@@ -326,14 +326,14 @@ def test_forgotten_penalties_are_caught(monkeypatch: Patch) -> None:
 
 
 def test_what_is_raised_is_the_error_of_its_case(monkeypatch: Patch) -> None:
-    submit = Runner.submit
+    submit = DeviceRunner.submit
 
-    def broken(self: Runner, plan: Any) -> Any:
+    def broken(self: DeviceRunner, plan: Any, sampling: Any) -> Any:
         if self._groups[0].page_tokens == 1:
             raise RuntimeError("pages of one token")
-        return submit(self, plan)
+        return submit(self, plan, sampling)
 
-    monkeypatch.setattr(Runner, "submit", broken)
+    monkeypatch.setattr(DeviceRunner, "submit", broken)
     report = verify(loaded("gpt2"), quick=True)
     errors = [r for r in report.results if r.verdict == "error"]
     assert {r.error for r in errors} == {"RuntimeError: pages of one token"}

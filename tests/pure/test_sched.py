@@ -339,10 +339,10 @@ def test_drafts_leave_the_state_before_them_and_replay() -> None:
     scheduler = make(KV, STATE)
     scheduler.add(Sequence(0, list(range(10)), 20))
     commit(scheduler, plan_of(scheduler))
-    scheduler.propose(0, [1, 2, 3], [-1, 0, 0])
+    scheduler.propose(0, [1, 2, 3])
     plan = plan_of(scheduler)
     work = plan.works[0]
-    assert (work.tokens, work.num_draft, work.parents) == ((9, 1, 2, 3), 3, (-1, 0, 0))
+    assert (work.tokens, work.num_draft) == ((9, 1, 2, 3), 3)
     assert scheduler.schedule() is None  # where it goes on is not known
     assert scheduler.commit(plan, [Result((1, 2, 8))]) == [Update(0, (1, 2, 8), False)]
     work = plan_of(scheduler).works[0]

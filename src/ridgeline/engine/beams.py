@@ -8,7 +8,7 @@ why an engine with a search in it has one step in flight.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from ridgeline.errors import RequestError
@@ -40,14 +40,11 @@ class Beams:
         self._scheduler, self._ids, self._eos = scheduler, ids, eos
         self._searches: dict[int, _Search] = {}  # by request
         self._owners: dict[int, _Search] = {}  # by sequence
+        self._in_flight: dict[int, Candidates | RequestError] = {}  # by sequence, until its step is committed
 
     def __len__(self) -> int:
         """Searches that are not done."""
         return len(self._searches)
-
-    def owns(self, sequence: int) -> bool:
-        """Is the sequence a beam?"""
-        return sequence in self._owners
 
     def add(self, request_id: int, request: GenerationRequest, max_tokens: int, root: bytes) -> None:
         """Queue a search. Raises RequestError, and queues nothing, if not even one beam can ever fit."""
@@ -65,13 +62,18 @@ class Beams:
         for beam in search.live if search else ():
             self._end(beam)
 
-    def candidates(self, sequence: int, logits: Floats) -> Candidates | RequestError:
-        """The best next tokens of a beam, from its logits [1, vocabulary], or why there are none."""
-        return top_candidates(logits, self._owners[sequence].search.count)[0]
+    def taker(self, sequence: int) -> Callable[[Floats], None]:
+        """Return a function that takes a beam's logits [1, vocabulary] and keeps its best next tokens until `commit`."""
+        count = self._owners[sequence].search.count
 
-    def take(self, sequence: int, found: Candidates | RequestError) -> None:
-        """What a beam's step gave, once the step is committed."""
-        self._owners[sequence].found[sequence] = found
+        def take(logits: Floats) -> None:
+            self._in_flight[sequence] = top_candidates(logits, count)[0]
+
+        return take
+
+    def commit(self, sequence: int) -> None:
+        """Give the candidates of a beam, whose step was committed, to its search."""
+        self._owners[sequence].found[sequence] = self._in_flight.pop(sequence)
 
     def advance(self) -> list[Event]:
         """Between commit and schedule: let every search go on whose beams all have candidates. Answers, when done."""
@@ -116,6 +118,7 @@ class Beams:
 
     def _end(self, beam: Sequence) -> None:
         del self._owners[beam.id]
+        self._in_flight.pop(beam.id, None)
         self._scheduler.abort(beam.id)
 
     def _answer(self, search: _Search, choice: int, answer: Hypothesis) -> Event:

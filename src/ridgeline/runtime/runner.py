@@ -1,10 +1,11 @@
-"""Runs StepPlans on one device: whole-page moves, page tables, the forward pass, and the logits that are sampled."""
+"""Run StepPlans on one device: page moves, page tables, the forward pass, and sampling."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,24 +13,39 @@ import numpy as np
 from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
-from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.arena import Arena, Bytes
 from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.sampling import (
+    HostRow,
+    Late,
+    PromptTokens,
+    Sampling,
+    Target,
+    best_results,
+    sample_targets,
+    sampled_rows,
+)
 from ridgeline.runtime.step import DenseStep, PagedStep
-from ridgeline.sample.sampler import Best
-from ridgeline.sched.work import LAST, PageCopy, StepPlan, Work
+from ridgeline.sample.sampler import Best, SampleRow
+from ridgeline.sched.work import LAST, PageCopy, Result, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
+from ridgeline.spec.request import TokenLogprobs
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # of a prompt, and of pages, that are timed to learn what preemption costs
+NOTHING = Result()
+PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # of a prompt and of pages; timed to learn the cost of preemption
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A step that was submitted: the tokens of its works, one after the other, up to the head. To be asked before the
-    next one is submitted. decoded: where the step ran up to its best tokens.
+    """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
+
+    Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
+    which includes the head.
     """
 
     model: Model
@@ -38,23 +54,37 @@ class Forward:
     decoded: Decoded | None = None
 
     def logits(self, rows: Ints | None = None) -> Floats:
-        """Logits [n, vocabulary] of n of the step's tokens (None: of all)."""
+        """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
         if rows is None and self.decoded is not None:
             return self.memory.get(self.decoded.logits)
         return self.memory.get(self.model.logits(self.stream, None if rows is None else self.memory.integers(rows)))
 
     def best(self) -> Best | None:
-        """The best token of each row of all logits, where that is known already."""
+        """Return the best token of each row, if the step has computed it already."""
         if self.decoded is None:
             return None
         return Best(np.asarray(self.decoded.best), np.asarray(self.decoded.best_logits))
 
 
-class Runner:
-    """One device. Steps run in the order of submission; a token of LAST is what `sampled` said of its row.
+@dataclass(slots=True)
+class Computed:
+    """A step that ran: a result for each work.
 
-    num_pages, num_host_pages: per group, the null page included. max_seqs: rows of the page tables. max_model_len:
-    tokens of the longest sequence. num_drafts: of a work at most.
+    left: works that the host samples, by their index, with the index of their first row of `logits`.
+    """
+
+    plan: StepPlan
+    results: list[Result]
+    logits: Floats | None = None
+    left: dict[int, int] = field(default_factory=dict)
+
+
+class DeviceRunner:
+    """A sched.loop.Runner on one device. A token LAST is the one that its row sampled in the step before.
+
+    num_pages, num_host_pages: per group, with the null page. max_seqs: rows of the page tables. max_model_len: tokens
+    of the longest sequence. num_drafts: most drafts of a work. threaded: steps run in a thread of their own, so that
+    the caller can do its part of one step while the next one is computed.
     """
 
     def __init__(
@@ -67,6 +97,7 @@ class Runner:
         max_model_len: int,
         num_host_pages: Sequence[int],
         num_drafts: int = 0,
+        threaded: bool = False,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
@@ -77,9 +108,133 @@ class Runner:
         self._last = np.zeros(max_seqs, np.int64)
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
         self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables)
+        self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
+        self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
-    def submit(self, plan: StepPlan) -> Forward | None:
-        """Run a step; None if it only moves pages."""
+    # ---- the Runner protocol ----------------------------------------------------------------------------
+
+    def submit(self, plan: StepPlan, sampling: Sampling) -> Future[Computed]:
+        """Begin a step. Without a thread it runs here, and raises here."""
+        if self._thread is not None:
+            step = self._thread.submit(self._run, plan, sampling)
+            self._open.add(step)
+            step.add_done_callback(self._open.discard)
+            return step
+        done: Future[Computed] = Future()
+        done.set_result(self._run(plan, sampling))
+        return done
+
+    def sample(self, handle: Future[Computed], rows: Mapping[int, HostRow]) -> Mapping[int, Result | Late]:
+        """Sample works that `submit` left, by their index in the plan; a Late for each whose mask is not ready."""
+        step = handle.result()
+        logits, works, targets = step.logits, step.plan.works, {}
+        assert logits is not None, "the step has no logits left"
+        found: dict[int, Result | Late] = {}
+        for i, row in rows.items():
+            at = step.left[i]
+            if isinstance(row, SampleRow):
+                targets[i] = _target(works[i], row, at)
+            else:
+                row(logits[at : at + 1])
+                found[i] = Result()
+        sample_targets(logits, list(targets.values()))
+        step.logits = None
+        for i, target in targets.items():
+            self._keep(step, i, target.result())
+            found[i] = target.late or step.results[i]
+        return found
+
+    def collect(self, handle: Future[Computed]) -> Sequence[Result]:
+        """Wait for a step and return a result for each work."""
+        return handle.result().results
+
+    def reset(self) -> None:
+        """Wait for the steps that were submitted and forget them."""
+        wait(tuple(self._open))
+
+    @property
+    def unrecorded(self) -> str | None:
+        """Why decode steps are not run from a recording; None where they are."""
+        return self.graphs.refusal
+
+    # ---- for measuring ----------------------------------------------------------------------------------
+
+    def overwrite(self, group: int, pages: Sequence[int], content: Bytes) -> None:
+        """Give pages of a group the same content [page_bytes]."""
+        self.arena.overwrite(group, pages, content)
+
+    def preemption_rates(self) -> tuple[float, float]:
+        """Measure the seconds to compute a token of a prompt again, and to copy a byte of pages one way.
+
+        No page that holds anything is touched: the prompt is computed without pages, and the null page is copied to
+        the host and back many times. Needs host pages.
+        """
+        count = min(PROBE_TOKENS, self._max_model_len)
+        prompt = DenseStep.build([[i % self._vocab_size for i in range(count)]], self._memory)
+        last = prompt.last_rows(self._memory)
+        page_bytes = self._groups[0].page_bytes
+        pages = [NULL_PAGE] * min(self._num_host_pages, -(-PROBE_BYTES // page_bytes))
+
+        def move() -> None:
+            self.arena.swap_in(0, pages, pages)
+            self.arena.swap_out(0, pages, pages)  # also waits for swap_in
+
+        computed = _seconds(lambda: self._memory.get(self._model(prompt, last)))
+        moved = _seconds(move)
+        return computed / count, moved / (2 * len(pages) * page_bytes)
+
+    # ---- one step ---------------------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
+        step = Computed(plan, [NOTHING] * len(plan.works))
+        forward = self.forward(plan)
+        if forward is None:
+            return step
+        for i, prompt in sampling.prompts.items():
+            step.results[i] = Result(prompt_logprobs=_prompt_logprobs(forward, prompt))
+        if any(work.sample for work in plan.works):
+            self._sample(step, forward, sampling.rows)
+        return step
+
+    def _sample(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None]) -> None:
+        """Sample the works for which a row is given; leave the logits for the others."""
+        works = step.plan.works
+        rows = sampled_rows(works)
+        best = forward.best() if rows is None else None
+        if best is not None and all(row is not None and row.wants_best() for row in given):
+            for i, result in enumerate(best_results(best)):
+                row = given[i]
+                ended = row is not None and bool(result.tokens) and row.is_end(result.tokens[0])
+                self._keep(step, i, result._replace(ended=True) if ended else result)
+            return
+        logits, at, targets = forward.logits(rows), 0, {}
+        for i, (work, row) in enumerate(zip(works, given, strict=True)):
+            if not work.sample:
+                continue
+            if row is None:
+                step.left[i] = at
+            else:
+                targets[i] = _target(work, row, at)
+            at += 1 + work.num_draft
+        sample_targets(logits, list(targets.values()))
+        for i, target in targets.items():
+            self._keep(step, i, target.result())
+        if step.left:
+            step.logits = logits
+
+    def _keep(self, step: Computed, index: int, result: Result) -> None:
+        """Store the result of a work, and its last token for the row's next step."""
+        prompt_logprobs = step.results[index].prompt_logprobs
+        step.results[index] = result._replace(prompt_logprobs=prompt_logprobs) if prompt_logprobs else result
+        if result.tokens:
+            self._remember(step.plan.works[index].row, result.tokens[-1])
+
+    def _remember(self, row: int, token: int) -> None:
+        """Store the last token of a row, which the next step may refer to as LAST."""
+        self._last[row] = token
+
+    def forward(self, plan: StepPlan) -> Forward | None:
+        """Move pages and compute the plan's works up to the head; None if there are no works."""
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
         for work in plan.works:
@@ -94,7 +249,7 @@ class Runner:
         return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
 
     def _decode(self, works: Sequence[Work]) -> Decoded | None:
-        """The step by its recording, if it is one token for each sequence."""
+        """Run the step from its recording, if each work is one token; None if it must run unrecorded."""
         for work in works:
             if len(work.tokens) != 1:
                 return None
@@ -105,30 +260,6 @@ class Runner:
         if (tables := self._model.frequency_tables) is not None:
             rows = tables.rows(np.array([work.floor for work in works]), np.array(positions)).tolist()
         return self.graphs.run([work.row for work in works], tokens, positions, rows)
-
-    def sampled(self, row: int, token: int) -> None:
-        """What a row of the tables sampled in its last step."""
-        self._last[row] = token
-
-    def preemption_rates(self) -> tuple[float, float]:
-        """Seconds to compute a token of a prompt again, and to copy a byte of pages one way, measured on this device.
-
-        No page with anything in it is touched: the prompt is computed without pages, and what is copied, out to the
-        host and back, is the null page, many times over. Needs host pages.
-        """
-        count = min(PROBE_TOKENS, self._max_model_len)
-        prompt = DenseStep.build([[i % self._vocab_size for i in range(count)]], self._memory)
-        last = prompt.last_rows(self._memory)
-        page_bytes = self._groups[0].page_bytes
-        pages = [NULL_PAGE] * min(self._num_host_pages, -(-PROBE_BYTES // page_bytes))
-
-        def move() -> None:
-            self.arena.swap_in(0, pages, pages)
-            self.arena.swap_out(0, pages, pages)  # waits for the other one too
-
-        computed = _seconds(lambda: self._memory.get(self._model(prompt, last)))
-        moved = _seconds(move)
-        return computed / count, moved / (2 * len(pages) * page_bytes)
 
     def _step(self, works: Sequence[Work]) -> PagedStep:
         slices = Slices(
@@ -157,13 +288,24 @@ class Runner:
         return build_layout(slices, table, group.page_tokens, group.lookback, self._memory, group.first_tokens)
 
     def _move(self, plan: StepPlan) -> None:
-        """Whole pages, in the order that plans promise: out to the host, in from it, copies on the device."""
+        """Move whole pages in the order that plans promise: out to the host, in from it, copies on the device."""
         for group, source, target in _by_group(plan.swap_out):
             self.arena.swap_out(group, source, target)
         for group, source, target in _by_group(plan.swap_in):
             self.arena.swap_in(group, source, target)
         for group, source, target in _by_group(plan.copies):
             self.arena.copy(group, source, target)
+
+
+def _target(work: Work, row: SampleRow, at: int) -> Target:
+    return Target(row, at, work.tokens[len(work.tokens) - work.num_draft :])
+
+
+def _prompt_logprobs(forward: Forward, prompt: PromptTokens) -> tuple[TokenLogprobs, ...]:
+    def logits(first: int, count: int) -> Floats:
+        return forward.logits(np.arange(first, first + count))
+
+    return tuple(prompt_entries(logits, prompt.first, prompt.following, prompt.count))
 
 
 def _by_group(copies: Sequence[PageCopy]) -> list[tuple[int, list[int], list[int]]]:
@@ -176,7 +318,7 @@ def _by_group(copies: Sequence[PageCopy]) -> list[tuple[int, list[int], list[int
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """The least of a few runs, because all that disturbs a run makes it longer; the first one loads kernels."""
+    """Return the least time of a few runs: disturbances only make a run longer. The first run loads kernels."""
     times: list[float] = []
     while len(times) < 2 or (len(times) < 5 and sum(times) < 1):
         start = time.perf_counter()

@@ -34,6 +34,7 @@ from ridgeline.sched.page_times import Clock
 from ridgeline.sched.policy import Policy, fcfs, last_behind
 from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import Stats
+from ridgeline.sched.watcher import Watcher
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
@@ -69,11 +70,12 @@ class Scheduler:
         policy: Policy = fcfs,
         swap_cost: SwapCost | None = None,
         clock: Clock | None = None,
-        regimes: Regimes = NO_REGIMES,
+        watcher: Watcher | None = None,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
         self._cache = self._cache_type(groups, num_pages, num_host_pages or [0] * len(groups))
+        self._watcher = watcher
         self._page_times = None if clock is None else self._cache.watch(clock)
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
         self._regimes = regimes
@@ -125,11 +127,19 @@ class Scheduler:
         else:
             self._queue(child, [])
 
-    def propose(self, sequence_id: int, drafts: Iterable[int], parents: Iterable[int] = ()) -> None:
-        """Tokens to verify with the sequence's next step; fewer, or none, where there is no room or the next token
-        is not known yet. parents: see Work."""
-        seq = self._live[sequence_id]
-        seq.drafts, seq.parents = tuple(drafts), tuple(parents)
+    def propose(self, sequence_id: int, drafts: Iterable[int]) -> None:
+        """Set the tokens that the sequence's next step verifies. Fewer are run, or none, where there is no room or the
+        next token is not known yet.
+        """
+        self._live[sequence_id].drafts = tuple(drafts)
+
+    def can_verify(self) -> list[Sequence]:
+        """Return the sequences that may run drafts in the next step: those that run and have no token in flight, and
+        as many waiting ones as there are free rows.
+        """
+        running = [seq for seq in self._running if not seq.pending and not seq.held]
+        waiting = [seq for _, seq in self._waiting[: len(self._rows)] if self._live.get(seq.id) is seq]
+        return running + [seq for seq in waiting if not seq.pending]
 
     def hold(self, sequence_id: int) -> None:
         """Run nothing of a sequence before `give`: the token of its last step, which has just run, comes late."""
@@ -146,6 +156,8 @@ class Scheduler:
             raise ValueError(f"sequence {sequence_id} cannot take {len(result.tokens)} tokens now")
         seq.held = False
         seq.tokens.extend(result.tokens)
+        if self._watcher is not None:
+            self._watcher.commit(seq.id, result.tokens)
         finished = result.ended or len(seq.tokens) >= seq.max_length
         if finished:
             self._end(seq)
@@ -243,14 +255,13 @@ class Scheduler:
         start, known = seq.planned, len(seq.tokens)
         tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
         sample = limit == known + seq.pending
-        parents = seq.parents[: len(drafts)]
-        self._works.append(Work(
-            seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), parents, deltas, seq.floor
-        ))  # fmt: skip
+        self._works.append(
+            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), deltas)
+        )
         if sample:
             seq.pending += 1
             if seq.drafts:
-                seq.drafts = seq.parents = ()
+                seq.drafts = ()
         self._cache.newest_step = seq.last_step = self._step
         seq.replay_from = limit
         seq.planned = limit + len(drafts)  # with drafts this is past every known token: nothing more until commit
@@ -347,6 +358,8 @@ class Scheduler:
         position = child.num_cached = parent.computed
         self._cache.share(child, position, self._cache.pages_at(parent, position))
         parent.covered = 0  # the page that both would write next is now shared
+        if self._watcher is not None:
+            self._watcher.fork(parent.id, child.id)
         self._run(child)
 
     def _preempt(self, seq: Sequence) -> None:
@@ -356,6 +369,8 @@ class Scheduler:
             self._park(seq)
             return
         self._leave_row(seq)
+        if self._watcher is not None:
+            self._watcher.preempt(seq.id)
         seq.num_preempted += 1
         swap = self._swap_cost is not None and cache.can_swap(seq)
         if swap and self._swap_cost and self._swap_cost(seq.replay_from, cache.swap_bytes(seq)) == "swap":
@@ -383,6 +398,8 @@ class Scheduler:
         """Take row and pages from one that pauses: it has nothing more to run, and its forks begin from the prefix."""
         self._num_recompute += 1
         self._leave_row(seq)
+        if self._watcher is not None:
+            self._watcher.preempt(seq.id)
         self._cache.release(seq)
         seq.restart(next(self._epochs))
 
@@ -415,6 +432,8 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         del self._live[seq.id]
+        if self._watcher is not None:
+            self._watcher.end(seq.id)
         if seq.row >= 0:
             self._leave_row(seq)
         self._cache.release(seq)
@@ -467,6 +486,8 @@ class Scheduler:
             self._num_drafts += work.num_draft
             self._num_accepted += max(len(result.tokens) - 1, 0)
         seq.tokens.extend(tokens)
+        if self._watcher is not None and tokens:
+            self._watcher.commit(seq.id, tokens)
         return Update(seq.id, tokens, result.ended or len(seq.tokens) >= seq.max_length)
 
     # ---- reports ----------------------------------------------------------------------------------------

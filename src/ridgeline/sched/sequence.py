@@ -51,7 +51,6 @@ class Sequence:
     floor: int = 0  # its tokens turn at least as in a context of so many tokens (spec/regimes.py)
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step
-    parents: tuple[int, ...] = ()
     # progress
     row: int = -1  # -1: not running
     epoch: int = 0

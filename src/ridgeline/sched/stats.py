@@ -36,7 +36,8 @@ class Stats:
     queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index. Of recurrent layers:
     snapshots: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
     an earlier prompt began with too, but past the nearest snapshot. draft_tokens, accepted_tokens: that were run, and
-    of those. unrecorded: why decode steps are not run from a recording, None where they are.
+    of those. unrecorded: why decode steps are not run from a recording, None where they are. unproposed: why the
+    proposer of drafts is not used any more, None where it is, or there is none.
     last_step: what the last step that computed was made of. page_times: still counting; None where nobody counts them.
     """
 
@@ -53,6 +54,7 @@ class Stats:
     draft_tokens: int
     accepted_tokens: int
     unrecorded: str | None = None
+    unproposed: str | None = None
     last_step: StepShape = ()
     page_times: PageTimes | None = None
 

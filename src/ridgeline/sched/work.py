@@ -27,6 +27,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ridgeline.errors import RequestError
+from ridgeline.spec.request import TokenLogprobs
+
 LAST = -1
 
 
@@ -52,9 +55,7 @@ class Work(NamedTuple):
 
     row: the sequence's line in the device's tables, its own while it runs; it may pass to another sequence while an
     older step is in flight. epoch: raised by preemption, unique to a placement, so that old results are inert.
-    sample: the logits of the last known token (and of the drafts) are needed. parents: of a tree of drafts, for each
-    the index of its parent among the drafts, -1 the last known token; empty for a chain. Where a branch of a tree is
-    accepted, the device moves its rows together, from `limit` on. floor: of the sequence (spec/regimes.py).
+    sample: the logits of the last known token (and of the drafts) are needed.
     """
 
     sequence: int
@@ -65,7 +66,6 @@ class Work(NamedTuple):
     sample: bool
     replay_from: int
     num_draft: int = 0
-    parents: tuple[int, ...] = ()
     deltas: tuple[PageDelta, ...] = ()
     floor: int = 0
 
@@ -81,15 +81,21 @@ class StepPlan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a Work gave: the accepted drafts and one token after them; nothing where it was not to sample.
+    """What a runner returns for a Work: the accepted drafts and one token after them; none if it did not sample.
 
-    ended: the last token is an end of sequence or a stop. A sampling work may give no token: the sequence then pauses.
-    Either it is forked or ended later, as beams are (at depth one, and not with drafts), or it was held before the next
-    step was scheduled and its token comes later (`Scheduler.hold`).
+    ended: the last token is an end of sequence or a stop token. A sampling work may give no token: the sequence then
+    pauses. Either it is forked or ended later, as beams are (with one step in flight, and without drafts), or it was
+    held before the next step was scheduled and its token comes later (`Scheduler.hold`).
+    The scheduler does not look at the other fields. logprobs: an entry for each token, if the request wants them.
+    error: why no token could be sampled. prompt_logprobs: entries of the prompt's tokens that this step computed, if
+    the request wants them.
     """
 
     tokens: tuple[int, ...] = ()
     ended: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: RequestError | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Update(NamedTuple):

@@ -12,61 +12,24 @@ same (tests/pure/test_sim_jump.py). A request that arrives while steps are jumpe
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ridgeline.sched.loop import StepLoop
 from ridgeline.sched.scheduler import Scheduler
-from ridgeline.sched.work import Result, StepPlan
 from ridgeline.sim.book import Book, Open
-from ridgeline.sim.cost import StepCost
 from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.metrics import Ints
+from ridgeline.sim.runner import Beside, ClockRunner, CostTable, TimedStep, nobody
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import SECOND, Request
 
-TOKEN, NOTHING = Result((0,)), Result()
 LONGEST_JUMP = 64  # steps: what a jump that is cut short has cost in vain
-TABLE_BLOCK = 4096  # contexts
 NOBODY = 1 << 62  # no request has this number, so none has its pages
-PROMPTS_KEPT = 1 << 16  # chunks of prompts, each by its tokens and its context
 
 S = TypeVar("S", bound=Scheduler)
-
-
-class CostTable:
-    """A cost, with what it says of one token kept for every context up to the longest that was asked for."""
-
-    def __init__(self, cost: StepCost) -> None:
-        self.cost = cost
-        self._of_prompt = lru_cache(PROMPTS_KEPT)(cost.of)
-        self._rows = [(0,) * len(cost.of(1, 1))]  # by context
-        self._table = np.array(self._rows, np.int64).T  # [numbers, contexts]
-
-    def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        """cost.of."""
-        if tokens > 1:
-            return self._of_prompt(tokens, context)
-        if context >= len(self._rows):
-            self._extend(context)
-        return self._rows[context]
-
-    def sums(self, contexts: Ints) -> Ints:
-        """[numbers, steps] for contexts [sequences, steps]."""
-        while True:
-            try:
-                found: Ints = np.add.reduce(self._table.take(contexts, axis=1), axis=1)
-            except IndexError:
-                self._extend(int(contexts.max()))
-            else:
-                return found
-
-    def _extend(self, longest: int) -> None:
-        until = (longest // TABLE_BLOCK + 1) * TABLE_BLOCK
-        self._rows += [self.cost.of(1, context) for context in range(len(self._rows), until)]
-        self._table = np.array(self._rows, np.int64).T.copy()
 
 
 class Replica(Generic[S]):
@@ -74,14 +37,15 @@ class Replica(Generic[S]):
 
     def __init__(self, index: int, scheduler: S, costs: CostTable, book: Book) -> None:
         self.index, self._scheduler, self._costs, self._book = index, scheduler, costs, book
+        self._runner = ClockRunner(costs, self._decode_beside)
+        self._loop = StepLoop(scheduler, self._runner)
         self._log = book.logs[index]
         self.open: dict[int, Open] = {}
         self.pending_tokens = 0  # of prompts whose requests have no token yet
         self.end_ns: int | None = None
         self._start = 0
-        self._plan: StepPlan | None = None
-        # Of the step that is under way: sequences without a work of their own, those that wait, bytes in use.
-        self._beside = self._waiting = self._size = 0
+        # Of the step that is in flight: sequences that run, sequences that wait, bytes in use.
+        self._batch = self._waiting = self._size = 0
 
     @property
     def live(self) -> int:
@@ -110,12 +74,13 @@ class Replica(Generic[S]):
 
     def complete(self) -> list[Open]:
         """Commit what is under way; the requests that are over with it."""
-        assert self._plan is not None and self.end_ns is not None
-        plan, step = self._plan, len(self._log.ends)
-        self._log.step(self._start, self.end_ns, self._beside + len(plan.works), self._waiting, self._size)
-        self._plan = self.end_ns = None
+        assert self.end_ns is not None
+        step = len(self._log.ends)
+        self._log.step(self._start, self.end_ns, self._batch, self._waiting, self._size)
+        self.end_ns = None
         over = []
-        for update in self._scheduler.commit(plan, [TOKEN if w.sample else NOTHING for w in plan.works]):
+        plan, results = self._loop.collect()
+        for update in self._loop.commit(plan, results):
             opened = self.open[update.sequence]
             opened.take(step)
             if opened.pending:
@@ -138,30 +103,19 @@ class Replica(Generic[S]):
         return self._scheduler.stats()
 
     def _begin_step(self) -> None:
-        plan = self._scheduler.schedule()
+        plan = self._loop.schedule()
         if plan is None:
             assert not self.open, "nothing can run although requests are waiting: the scheduler is at fault"
             return
-        self._beside = tokens = rows = self._num_beside()
-        sums = self._sums_beside(plan.step)
-        for work in plan.works:
-            new = len(work.tokens)
-            tokens += new
-            rows += work.sample
-            numbers = self._costs.of(new, work.start + new)
-            sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else list(numbers)
-        seconds = self._costs.cost.seconds(tokens, rows, sums)
-        self._plan, self._size = plan, self._scheduler.used_bytes
-        self._waiting = len(self._scheduler) - self._beside - len(plan.works)
-        self.end_ns = self._start + max(1, round(seconds * SECOND))
+        self._runner.now_ns = self._start
+        step: TimedStep = self._loop.submit(plan, None)
+        self._batch, self._size = step.beside.num_seqs + len(plan.works), self._scheduler.used_bytes
+        self._waiting = len(self._scheduler) - self._batch
+        self.end_ns = step.end_ns
 
-    def _num_beside(self) -> int:
-        """Sequences that decode in this step without a work of their own."""
-        return 0
-
-    def _sums_beside(self, step: int) -> list[int]:
-        """What they add to its sums; empty where there are none."""
-        return []
+    def _decode_beside(self, step: int) -> Beside:
+        """Return the sequences that decode in a step without a Work of their own."""
+        return nobody(step)
 
 
 class SteppingReplica(Replica[Scheduler]):
@@ -187,7 +141,7 @@ class JumpingReplica(Replica[FastForwardScheduler]):
             self.end_ns = self._ends[-1] if self._ends else self._start
 
     def complete(self) -> list[Open]:
-        if self._plan is not None:
+        if len(self._loop):
             return super().complete()
         if self._ends:
             self._take(len(self._ends))
@@ -200,7 +154,7 @@ class JumpingReplica(Replica[FastForwardScheduler]):
         if not steps:
             super()._begin_step()
             return
-        batch = self._beside = scheduler.num_fast_forwarded
+        batch = self._batch = scheduler.num_fast_forwarded
         seconds = self._costs.cost.seconds(batch, batch, self._sums(scheduler.next_step, steps))
         times = np.maximum(1, np.rint(seconds * SECOND)).astype(np.int64)
         self._ends = (np.cumsum(times) + self._start).tolist()
@@ -213,19 +167,16 @@ class JumpingReplica(Replica[FastForwardScheduler]):
         sizes = [(0, self._scheduler.used_bytes), *self._scheduler.skip(len(ends))]
         if len(sizes) > 1 and sizes[1][0] == 0:
             del sizes[0]
-        self._log.calm(self._start, ends, self._beside, self._waiting, sizes)
+        self._log.calm(self._start, ends, self._batch, self._waiting, sizes)
         self._start = ends[-1]
 
-    def _num_beside(self) -> int:
-        return self._scheduler.num_fast_forwarded
-
-    def _sums_beside(self, step: int) -> list[int]:
-        found: list[int] = self._sums(step, 1)[:, 0].tolist() if self._beside else []
-        return found
+    def _decode_beside(self, step: int) -> Beside:
+        count = self._scheduler.num_fast_forwarded
+        return Beside(count, self._sums(step, 1)[:, 0].tolist()) if count else nobody(step)
 
     def _sums(self, step: int, count: int) -> Ints:
         """[numbers, steps] of those that cruise, in `count` steps from one on."""
-        offsets = np.frombuffer(self._scheduler.offsets, np.int64, self._beside)
+        offsets = np.frombuffer(self._scheduler.offsets, np.int64, self._scheduler.num_fast_forwarded)
         return self._costs.sums(offsets[:, None] + np.arange(step, step + count))
 
 

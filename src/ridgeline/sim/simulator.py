@@ -19,8 +19,9 @@ from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
 from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.metrics import Report, Usage, report
-from ridgeline.sim.replica import CostTable, JumpingReplica, Replica, SteppingReplica, make_scheduler
+from ridgeline.sim.replica import JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
+from ridgeline.sim.runner import CostTable
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import Request, Workload
 

@@ -1,0 +1,132 @@
+"""The answers that an engine computes: their sequences, their sampling state, and the events that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from ridgeline.errors import RequestError
+from ridgeline.runtime.generator import Event
+from ridgeline.runtime.sampling import PromptTokens
+from ridgeline.sample.masks import Grammar
+from ridgeline.sample.sampler import NoiseKey, SampleRow
+from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.work import Result, Work
+from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that is not complete.
+
+    choices: the sequence id of each answer. open: those that are not over. num_logprobs: number of likeliest tokens to
+    report at each position of the prompt; None if they are not wanted, or were reported. entries: log probabilities of
+    the prompt's tokens after the first. num_asked: entries that steps were asked for.
+    """
+
+    prompt: list[int]
+    choices: list[int]
+    open: set[int]
+    num_logprobs: int | None = None
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    num_asked: int = 0
+
+    def prompt_tokens(self, work: Work, first: int) -> PromptTokens | None:
+        """Return the prompt tokens that a work can score and none has scored before; first: the index of its first row.
+
+        After a preemption some tokens of the prompt are computed again.
+        """
+        if self.num_logprobs is None:
+            return None
+        skip = self.num_asked - work.start
+        following = self.prompt[work.start + 1 : work.start + len(work.tokens) + 1][skip:]
+        self.num_asked += len(following)
+        return PromptTokens(first + skip, following, self.num_logprobs) if following else None
+
+    def take_entries(self) -> tuple[TokenLogprobs, ...] | None:
+        """Return all entries at the first call; None after it, or if they are not wanted."""
+        if self.num_logprobs is None:
+            return None
+        self.num_logprobs = None
+        return tuple(self.entries)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer to a request.
+
+    known: of a row with edits, the prompt and every token that was sampled, tokens in flight included. scheduled: when
+    its first step began (time.perf_counter). waited: seconds that it waited for late masks.
+    """
+
+    request: int
+    index: int
+    noise: NoiseKey
+    row: SampleRow
+    sequence: Sequence
+    grammar: Grammar | None
+    known: list[int]
+    scheduled: float | None = None
+    waited: float = 0.0
+
+    @classmethod
+    def start(
+        cls, request: int, index: int, noise: NoiseKey, sequence: Sequence, params: SamplingParams,
+        eos: frozenset[int], grammar: Grammar | None,
+    ) -> Answer:  # fmt: skip
+        """Return an answer without tokens. eos: the model's end-of-sequence tokens."""
+        row = SampleRow.start(params, sequence.tokens, noise, eos, grammar=grammar)
+        return cls(request, index, noise, row, sequence, grammar, list(sequence.tokens) if row.edits else [])
+
+    @property
+    def needs_host(self) -> bool:
+        """Return whether its logits are edited, so that the host must sample it."""
+        return self.row.edits is not None
+
+    def device_row(self, work: Work) -> SampleRow:
+        """Return a row without edits at the first position that a work samples."""
+        row = self.row
+        return SampleRow(row.params, row.noise, _position(work), row.eos, row.ends, None)
+
+    def host_row(self, work: Work, eos: frozenset[int]) -> SampleRow:
+        """Return the row with its edits as they are at the first position that a work samples.
+
+        After a preemption the tokens in flight are sampled again, so the edits may be those of a later position.
+        """
+        position, known, row = _position(work), self.known, self.row
+        if len(known) > position:
+            del known[position:]
+            n = self.sequence.num_prompt
+            self.row = SampleRow.start(row.params, known[:n], self.noise, eos, known[n:], self.grammar)
+        return self.row
+
+    def record(self, tokens: Seq[int]) -> None:
+        """Record tokens that the row was told of, and begin to make the next mask."""
+        self.known += tokens
+        if not self.row.is_end(tokens[-1]) and len(self.known) < self.sequence.max_length:
+            self.row.prepare()
+
+    def event(self, result: Result, finished: bool, entries: tuple[TokenLogprobs, ...] | None) -> Event:
+        """Return the event for tokens that were committed. entries: of the prompt, if they are due."""
+        reason: FinishReason | None = None
+        stop: int | None = None
+        if finished:
+            last = result.tokens[-1]
+            reason, stop = ("stop", self.row.stop_reason(last)) if self.row.is_end(last) else ("length", None)
+        return Event(
+            self.request, self.index, result.tokens, result.logprobs, reason, stop,
+            num_cached_tokens=self.sequence.num_cached, num_preempted=self.sequence.num_preempted,
+            prompt_logprobs=entries, scheduled=self.scheduled,
+        )  # fmt: skip
+
+    def failure(self, error: RequestError, entries: tuple[TokenLogprobs, ...] | None) -> Event:
+        """Return the event of an answer that ends with an error."""
+        return Event(
+            self.request, self.index, finish_reason="error", error=error, prompt_logprobs=entries,
+            num_preempted=self.sequence.num_preempted,
+        )  # fmt: skip
+
+
+def _position(work: Work) -> int:
+    """Return the position of the first token that a work samples."""
+    return work.start + len(work.tokens) - work.num_draft

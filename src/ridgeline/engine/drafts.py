@@ -1,0 +1,61 @@
+"""Drafts in the engine: who proposes them, and for which sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from collections.abc import Sequence as Seq
+
+from ridgeline.errors import RequestError
+from ridgeline.propose import GivenDrafts, Guard, Proposer, Wanted
+from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sched.watcher import Watcher
+
+
+class Drafting:
+    """Calls the proposer of an engine once a step. most: draft tokens of a sequence in a step; 0: nobody proposes.
+
+    Without a proposer of its own the engine uses the drafts that are given by `give`.
+    """
+
+    def __init__(self, most: int, vocab_size: int, proposer: Proposer | None) -> None:
+        self._most, self._vocab_size, self._proposer = most, vocab_size, proposer
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was given, and the failure of a proposer."""
+        self._given = GivenDrafts() if self._proposer is None else None
+        chosen = self._proposer or self._given
+        self._guard = Guard(chosen, self._vocab_size) if self._most and chosen is not None else None
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether drafts may be proposed in the next step."""
+        return self._guard is not None and self._guard.refusal is None
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why the proposer is not used any more; None while it is, or if there is none."""
+        return None if self._guard is None else self._guard.refusal
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Return what is told of commits, forks, preemptions and ends."""
+        return self._guard
+
+    def give(self, sequence: int, drafts: Seq[int]) -> None:
+        """Set a sequence's drafts for its next step. Raises RequestError if a proposer has this task."""
+        if self._given is None:
+            raise RequestError("this engine has a proposer; drafts cannot be given as well")
+        self._given.give(sequence, drafts)
+
+    def propose(self, scheduler: Scheduler, sequences: Container[int]) -> None:
+        """Let the proposer propose for the next step. sequences: ids that may have drafts; beams have none."""
+        if self._guard is None or self._guard.refusal is not None:
+            return
+        wanted = []
+        for seq in scheduler.can_verify():
+            most = min(self._most, seq.max_length - len(seq.tokens) - 1)
+            if most > 0 and seq.id in sequences:
+                wanted.append(Wanted(seq.id, seq.tokens, most))
+        for sequence, drafts in self._guard.propose(wanted).items() if wanted else ():
+            scheduler.propose(sequence, drafts)

@@ -1,0 +1,61 @@
+"""Keeps a proposer from harming requests: after its first error it is not called again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from ridgeline.propose.proposer import Proposer, Wanted
+
+
+class Guard:
+    """Calls a proposer for an engine, checks its drafts, and gives up on it after an error.
+
+    vocab_size: drafts must be ids below it. refusal: why the proposer is not used any more; None while it is.
+    """
+
+    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
+        self._proposer, self._vocab_size = proposer, vocab_size
+        self.refusal: str | None = None
+
+    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
+        """Return drafts by sequence id, at most as many as each sequence can take; none after an error."""
+        most = {w.sequence: w.most for w in wanted}
+        drafts: dict[int, Sequence[int]] = {}
+
+        def ask() -> None:
+            for sequence, tokens in self._proposer.propose(wanted).items():
+                if sequence not in most:
+                    raise ValueError(f"it proposed drafts for sequence {sequence}, which can take none")
+                drafts[sequence] = self._checked(tokens[: most[sequence]])
+
+        self._call(ask)
+        return {} if self.refusal else drafts
+
+    def commit(self, sequence: int, tokens: Sequence[int]) -> None:
+        self._call(lambda: self._proposer.commit(sequence, tokens))
+
+    def fork(self, parent: int, child: int) -> None:
+        self._call(lambda: self._proposer.fork(parent, child))
+
+    def preempt(self, sequence: int) -> None:
+        self._call(lambda: self._proposer.preempt(sequence))
+
+    def end(self, sequence: int) -> None:
+        self._call(lambda: self._proposer.end(sequence))
+
+    def _checked(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return drafts as plain integers. Raises ValueError for what is no token of the model."""
+        found = tuple(int(token) for token in tokens)
+        if wrong := [token for token in found if not 0 <= token < self._vocab_size]:
+            raise ValueError(f"it proposed token {wrong[0]}; the vocabulary has {self._vocab_size}")
+        return found
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if self.refusal is not None:
+            return
+        try:
+            call()
+        except Exception as e:
+            self.refusal = f"the proposer {type(self._proposer).__name__} failed with {type(e).__name__}: {e}"
+            logging.getLogger(__name__).exception("%s; answers continue without drafts", self.refusal)

@@ -1,0 +1,33 @@
+"""The interface of everything that proposes draft tokens: an n-gram table, a draft model, extra heads, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ridgeline.sched.watcher import Watcher
+
+
+class Wanted(NamedTuple):
+    """A sequence that can verify drafts in the next step.
+
+    tokens: its prompt and answer so far; they must not be changed, and change with the next commit. most: the number
+    of drafts that the step can take.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    most: int
+
+
+class Proposer(Watcher, Protocol):
+    """Proposes tokens that may follow those of sequences; the model verifies them, so answers stay as they are.
+
+    It is told of every commit, fork, preemption and end of the scheduler's sequences (sched/watcher.py), and is called
+    once before each step for all sequences. Calls come from one thread. If it raises, or proposes what is no token,
+    the engine stops using it and continues without drafts.
+    """
+
+    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
+        """Return drafts by sequence id. Sequences may be left out; drafts beyond `most` are cut off."""
+        ...

@@ -1,0 +1,95 @@
+"""The loop of an engine, and the Runner that it drives: a device (runtime/runner.py) or a clock (sim/runner.py).
+
+    plan = loop.schedule()                  the tokens that run next; None if nothing can run now
+    handle = loop.submit(plan, sampling)    the runner begins to compute them
+    loop.sample(handle, rows)               the runner samples the rows that need the state of the host
+    plan, results = loop.collect()          the results of the oldest step in flight; waits for them
+    updates = loop.commit(plan, results)    the scheduler records them
+
+With two steps in flight, step n + 1 is scheduled and submitted before step n is collected. Its tokens refer to those of
+step n as LAST (sched/work.py), so the host needs not to know them. What the host does between `submit` and `collect`
+overlaps with the work of the runner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Generic, Protocol, TypeVar
+
+from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sched.work import Result, StepPlan, Update
+
+Sampling = TypeVar("Sampling", contravariant=True)
+Row = TypeVar("Row", contravariant=True)
+Sampled = TypeVar("Sampled", covariant=True)
+Handle = TypeVar("Handle")
+S = TypeVar("S", bound=Scheduler)
+
+
+class Runner(Protocol[Sampling, Row, Sampled, Handle]):
+    """Computes StepPlans, in the order in which they are submitted."""
+
+    def submit(self, plan: StepPlan, sampling: Sampling) -> Handle:
+        """Begin a step. The runner samples the works for which `sampling` says how; the others are left to `sample`."""
+        ...
+
+    def sample(self, handle: Handle, rows: Mapping[int, Row]) -> Mapping[int, Sampled]:
+        """Sample the works, by their index in the plan, whose rows need the state of the host: masks, edits, beams.
+
+        To be called before the next `submit`. Waits for the step. Does nothing for no rows.
+        """
+        ...
+
+    def collect(self, handle: Handle) -> Seq[Result]:
+        """Wait for a step and return a result for each work of its plan. Raises what the step raised."""
+        ...
+
+    def reset(self) -> None:
+        """Wait for the steps that were submitted and forget them."""
+        ...
+
+    @property
+    def unrecorded(self) -> str | None:
+        """Why decode steps are not run from a recording; None where they are."""
+        ...
+
+
+AnyRunner = Runner[Any, Any, Any, Any]
+R = TypeVar("R", bound=AnyRunner)
+
+
+class StepLoop(Generic[S, R]):
+    """The steps between a scheduler and a runner; see the top of the file."""
+
+    def __init__(self, scheduler: S, runner: R) -> None:
+        self.scheduler, self.runner = scheduler, runner
+        self._flights: deque[tuple[StepPlan, Any]] = deque()
+
+    def __len__(self) -> int:
+        """Steps that were submitted and not collected yet."""
+        return len(self._flights)
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if nothing can run before the next commit or the next request."""
+        return self.scheduler.schedule()
+
+    def submit(self, plan: StepPlan, sampling: Any) -> Any:
+        """Let the runner begin a step; its handle."""
+        handle = self.runner.submit(plan, sampling)
+        self._flights.append((plan, handle))
+        return handle
+
+    def sample(self, handle: Any, rows: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Let the runner sample rows that need the host, before the next `submit`."""
+        return self.runner.sample(handle, rows) if rows else {}
+
+    def collect(self) -> tuple[StepPlan, Seq[Result]]:
+        """Wait for the oldest step; its plan, and a result for each of its works."""
+        plan, handle = self._flights.popleft()
+        return plan, self.runner.collect(handle)
+
+    def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
+        """Let the scheduler record the results of a step; the new tokens, and which sequences are over."""
+        return self.scheduler.commit(plan, results)

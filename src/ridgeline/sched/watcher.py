@@ -1,0 +1,30 @@
+"""What a scheduler tells of sequences while it decides about them: to a proposer of drafts, or to a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """Is told of every commit, fork, preemption and end, in the order in which they happen.
+
+    Sequences are named by their ids. Methods are called in the middle of scheduling: they must not raise, and must not
+    call the scheduler.
+    """
+
+    def commit(self, sequence: int, tokens: Seq[int]) -> None:
+        """`tokens` were added to the sequence; never empty."""
+        ...
+
+    def fork(self, parent: int, child: int) -> None:
+        """`child` begins to run on the tokens that `parent` has computed: a choice of n > 1, or a beam."""
+        ...
+
+    def preempt(self, sequence: int) -> None:
+        """The sequence lost its row and its pages; it continues later with the same tokens."""
+        ...
+
+    def end(self, sequence: int) -> None:
+        """The sequence is over: finished, stopped or aborted. Nothing more is told of it."""
+        ...

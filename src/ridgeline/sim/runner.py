@@ -1,0 +1,114 @@
+"""A Runner without a device: a step takes the time that its cost says, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.sched.work import Result, StepPlan
+from ridgeline.sim.cost import StepCost
+from ridgeline.sim.metrics import Ints
+from ridgeline.sim.workload import SECOND
+
+TOKEN, NOTHING = Result((0,)), Result()
+TABLE_BLOCK = 4096  # contexts
+PROMPTS_KEPT = 1 << 16  # chunks of prompts in the cache, keyed by tokens and context
+
+
+class CostTable:
+    """A cost whose values for one token are kept for every context up to the longest one so far."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+        self._of_prompt = lru_cache(PROMPTS_KEPT)(cost.of)
+        self._rows = [(0,) * len(cost.of(1, 1))]  # by context
+        self._table = np.array(self._rows, np.int64).T  # [numbers, contexts]
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        """Return cost.of(tokens, context)."""
+        if tokens > 1:
+            return self._of_prompt(tokens, context)
+        if context >= len(self._rows):
+            self._extend(context)
+        return self._rows[context]
+
+    def sums(self, contexts: Ints) -> Ints:
+        """Return the sums over sequences [numbers, steps] for contexts [sequences, steps]."""
+        while True:
+            try:
+                found: Ints = np.add.reduce(self._table.take(contexts, axis=1), axis=1)
+            except IndexError:
+                self._extend(int(contexts.max()))
+            else:
+                return found
+
+    def _extend(self, longest: int) -> None:
+        until = (longest // TABLE_BLOCK + 1) * TABLE_BLOCK
+        self._rows += [self.cost.of(1, context) for context in range(len(self._rows), until)]
+        self._table = np.array(self._rows, np.int64).T.copy()
+
+
+class Beside(NamedTuple):
+    """Sequences that decode in a step without a Work of their own: their number, and the sums of their costs."""
+
+    num_seqs: int = 0
+    sums: Sequence[int] = ()
+
+
+def nobody(step: int) -> Beside:
+    """Return that every sequence of a step has a Work."""
+    return Beside()
+
+
+class TimedStep(NamedTuple):
+    """A step on the virtual clock. end_ns: when it is over. beside: sequences without a Work."""
+
+    plan: StepPlan
+    end_ns: int
+    beside: Beside
+
+
+class ClockRunner:
+    """A sched.loop.Runner on a virtual clock. Each work that samples gives one token, whose id is 0.
+
+    now_ns: the time of the next `submit`; `collect` moves it to the end of the step. beside: called with a step's
+    number.
+    """
+
+    unrecorded = "the simulator records no steps"
+
+    def __init__(self, costs: CostTable, beside: Callable[[int], Beside] = nobody) -> None:
+        self._costs, self._beside = costs, beside
+        self.now_ns = 0
+        self._free_ns = 0  # when the last step that was submitted is over
+
+    def submit(self, plan: StepPlan, sampling: object) -> TimedStep:
+        """Begin a step now, or when the one before is over. How tokens are sampled takes no time."""
+        beside = self._beside(plan.step)
+        tokens = rows = beside.num_seqs
+        sums = list(beside.sums)
+        for work in plan.works:
+            new = len(work.tokens)
+            tokens += new
+            rows += work.sample
+            numbers = self._costs.of(new, work.start + new)
+            sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else list(numbers)
+        seconds = self._costs.cost.seconds(tokens, rows, sums)
+        self._free_ns = max(self.now_ns, self._free_ns) + max(1, round(seconds * SECOND))
+        return TimedStep(plan, self._free_ns, beside)
+
+    def sample(self, handle: TimedStep, rows: Mapping[int, object]) -> Mapping[int, Result]:
+        """Return a token for each row."""
+        return dict.fromkeys(rows, TOKEN)
+
+    def collect(self, handle: TimedStep) -> Sequence[Result]:
+        """Let the step end; a token for each work that samples."""
+        self.now_ns = max(self.now_ns, handle.end_ns)
+        return [TOKEN if work.sample else NOTHING for work in handle.plan.works]
+
+    def reset(self) -> None:
+        """Let the steps that were submitted end."""
+        self.now_ns = max(self.now_ns, self._free_ns)
