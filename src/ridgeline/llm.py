@@ -14,6 +14,7 @@ from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.propose import Proposer
 from ridgeline.runtime import generator
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
@@ -47,7 +48,9 @@ class LLM:
     longest context reserved. "off" and "static" are baselines to measure against. kv_cache_dtype: in which type the
     keys, values and latents of attention are kept, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off"
     they are rounded in the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`; what
-    is left open is chosen, and explained by `config.reasons`. What rounded weights or a rounded state cost is in
+    is left open is chosen, and explained by `config.reasons`. proposer: proposes draft tokens (ridgeline.propose), at
+    most engine.num_speculative_tokens for a sequence in a step; answers stay as they are. What rounded weights or a
+    rounded state cost is in
     `loaded.notes`; it is measured once, and on_wait is told when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
@@ -71,11 +74,13 @@ class LLM:
         weights: str = "auto",
         threads: int | None = None,
         engine: EngineOptions | None = None,
+        proposer: Proposer | None = None,
         progress_bar: ProgressBar = no_progress,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
+        _check_proposer(proposer, engine or EngineOptions(), cache)
         self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights, threads)
         self._kv_cache_dtype = kv_cache_dtype
         storage, _ = choose_storage(kv_cache_dtype)
@@ -89,7 +94,7 @@ class LLM:
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             self.config = self._resolve(engine or EngineOptions())
-            source = Engine(self.loaded, self.config)
+            source = Engine(self.loaded, self.config, proposer=proposer)
             if batching == "static":
                 source = StaticGenerator(source)
         self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
@@ -345,6 +350,21 @@ class LLM:
         if (eos := self.tokenizer.eos_token_id) is not None:  # many configs leave it to the tokenizer
             self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
         return ""
+
+
+def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:
+    """Raise RequestError for drafts that nobody proposes, and for a proposer whose drafts nobody verifies."""
+    drafts = options.num_speculative_tokens or 0
+    if drafts > 0 and proposer is None:
+        raise RequestError(
+            f"num_speculative_tokens (--num-speculative-tokens) is {drafts}, but nothing proposes draft tokens; "
+            "pass LLM(proposer=...) in Python, or leave it at 0"
+        )
+    if proposer is not None and (drafts == 0 or cache == "off"):
+        raise RequestError(
+            "a proposer needs cache='on' and EngineOptions(num_speculative_tokens=...) of at least 1, the most draft "
+            "tokens that a sequence verifies in a step"
+        )
 
 
 def _one_of(name: str, value: object, choices: Sequence[str]) -> None:

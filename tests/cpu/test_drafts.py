@@ -82,11 +82,8 @@ def plain(name: str, **params: Any) -> Answers:
 
 
 def settings(name: str, drafts: int = DRAFTS, **options: int) -> EngineConfig:
-    chosen = EngineOptions(**{"max_num_seqs": 8, "block_size": 4, "state_snapshot_tokens": 16, **options})
-    return resolve(
-        loaded(name).spec, 256, chosen, free_bytes=1 << 30, fixed_len=True, num_speculative_tokens=drafts,
-        float_bytes=loaded(name).table.memory.float_bytes,
-    )  # fmt: skip
+    usual = {"max_num_seqs": 8, "block_size": 4, "state_snapshot_tokens": 16, "num_speculative_tokens": drafts}
+    return resolve(loaded(name).spec, 256, EngineOptions(**usual | options), free_bytes=1 << 30, fixed_len=True)
 
 
 def serve(engine: Engine, propose: Proposer, **params: Any) -> tuple[Answers, int]:

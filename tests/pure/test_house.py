@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "sample": frozenset({"spec", "load"}),
     # The runtime may know only the plain data of the scheduler.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
-    "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime"}),
+    "propose": frozenset({"spec", "sched"}),
+    "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),

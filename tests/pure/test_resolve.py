@@ -41,6 +41,7 @@ OPTIONS = st.builds(
     kv_cache_memory_bytes=st.none() | logarithmic(42),
     steps_in_flight=st.none() | st.integers(1, 2),
     swap_space_bytes=st.none() | st.just(0) | logarithmic(36),
+    num_speculative_tokens=st.sampled_from([None, 0, 1, 4]),
 )
 
 
@@ -58,7 +59,6 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
         "fraction": draw(st.sampled_from([0.5, 0.9])),
         "device_is_host": on_host,
         "host_free_bytes": None if on_host else draw(st.none() | logarithmic(40)),
-        "num_speculative_tokens": draw(st.sampled_from([0, 0, 1, 4])),
     }
 
 
@@ -76,7 +76,7 @@ def anything_fits(q: dict[str, Any]) -> bool:
     for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
         snapshot = options.state_snapshot_tokens or snapshot_grid(size, 0)
         groups = state_groups(spec, page_tokens=size, state_snapshot_tokens=snapshot)
-        count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
+        count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=options.num_speculative_tokens or 0)
         for tokens, seqs, length in product(
             [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
             [options.max_num_seqs] if options.max_num_seqs else (1, 2, 16, 256),
@@ -95,12 +95,11 @@ def anything_fits(q: dict[str, Any]) -> bool:
 @given(questions())
 @example({
     "spec": LLAMA, "max_model_len": 131072, "options": EngineOptions(), "free_bytes": 64 << 20, "fixed_len": False,
-    "fraction": 0.9, "device_is_host": True, "host_free_bytes": None, "num_speculative_tokens": 0,
+    "fraction": 0.9, "device_is_host": True, "host_free_bytes": None,
 })  # fmt: skip
 @example({
     "spec": replace(LLAMA, vocab_size=600_000), "max_model_len": 1, "options": EngineOptions(),
     "free_bytes": 50_000_000, "fixed_len": False, "fraction": 0.9, "device_is_host": False, "host_free_bytes": 10**9,
-    "num_speculative_tokens": 0,
 })  # fmt: skip
 def test_what_can_fit_does_and_is_counted(q: dict[str, Any]) -> None:
     try:
@@ -117,7 +116,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     options, given_swap = q["options"], q["options"].swap_space_bytes
     on_host = config.swap_bytes if q["device_is_host"] else 0
     assert config.state_bytes + config.workspace_bytes + on_host <= limit_of(q)
-    count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=q["num_speculative_tokens"])
+    count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=options.num_speculative_tokens or 0)
     least = count.bytes(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0)
     assert config.workspace_bytes >= least + PAGE_BOOK_BYTES * sum(config.num_pages)
     full = [g.most_pages(config.max_model_len) for g in config.groups]

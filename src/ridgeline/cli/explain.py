@@ -19,6 +19,7 @@ def explain(
     max_num_batched_tokens: o.MaxNumBatchedTokens = None, block_size: o.BlockSize = None,
     state_snapshot_tokens: o.CheckpointTokens = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
     """Show every engine setting for a model on this machine's CPU, with its reason and the flag that overrides it.

@@ -46,6 +46,7 @@ def generate(
     block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
     swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
     max_tokens: o.MaxTokens = None, min_tokens: o.MinTokens = 0,
     temperature: o.Temperature = None, top_p: o.TopP = None, top_k: o.TopK = None, min_p: o.MinP = None,
     typical_p: o.TypicalP = None, repetition_penalty: o.RepetitionPenalty = None,

@@ -63,7 +63,7 @@ class Beams:
             self._end(beam)
 
     def taker(self, sequence: int) -> Callable[[Floats], None]:
-        """Return a function that takes a beam's logits [1, vocabulary] and keeps its best next tokens until `commit`."""
+        """Return a function that takes a beam's logits [1, vocabulary] and keeps its best tokens until `commit`."""
         count = self._owners[sequence].search.count
 
         def take(logits: Floats) -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler asks of the sequences that it is given, and what must hold of its rows."""
+"""Check the sequences that a scheduler is given, and its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ridgeline.sched.sequence import Sequence
 
 
 def check_family(sequence: Sequence, family: Seq[Sequence], live: Mapping[int, Sequence]) -> None:
-    """Raises ValueError unless all of a request's choices have the prompt of `sequence`, and ids of their own."""
+    """Raise ValueError unless all choices of a request have the prompt of `sequence`, and ids that are not in use."""
     for member in family:
         if member.tokens != sequence.tokens or member.root != sequence.root:
             raise ValueError(f"sequence {member.id} has another prompt than its parent {sequence.id}")
@@ -18,7 +18,7 @@ def check_family(sequence: Sequence, family: Seq[Sequence], live: Mapping[int, S
 
 
 def check_fork(parent: Sequence, child: Sequence) -> None:
-    """Raises ValueError unless a child goes on from what its parent, which is running, has computed."""
+    """Raise ValueError unless a child continues what its parent, which is running, has computed."""
     shared = parent.computed
     if parent.replay_from != shared:
         raise ValueError(f"sequence {parent.id} has a step in flight")
@@ -27,12 +27,12 @@ def check_fork(parent: Sequence, child: Sequence) -> None:
         raise ValueError(f"sequence {child.id} does not begin with the {shared} tokens of {parent.id}")
 
 
-def check_places(live: Mapping[int, Sequence], running: Seq[Sequence], free_rows: Seq[int]) -> None:
-    """Raises AssertionError unless each row is free or of one running sequence, and every length is in bounds."""
+def check_rows(live: Mapping[int, Sequence], running: Seq[Sequence], free_rows: Seq[int]) -> None:
+    """Raise AssertionError unless each row is free or belongs to one running sequence, and every length is valid."""
     rows = [seq.row for seq in running] + list(free_rows)
     assert sorted(rows) == list(range(len(rows))), "rows are lost or used twice"
     assert [seq.order for seq in running] == sorted(seq.order for seq in running), "running sequences are out of order"
     assert all(live.get(seq.id) is seq for seq in running), "an ended sequence is running"
     assert sum(seq.row >= 0 for seq in live.values()) == len(running), "a row without a sequence"
     for seq in live.values():
-        assert seq.num_prompt <= len(seq.tokens) < seq.bound, f"sequence {seq.id} has too many tokens"
+        assert seq.num_prompt <= len(seq.tokens) < seq.max_length, f"sequence {seq.id} has too many tokens"

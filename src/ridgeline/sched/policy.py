@@ -35,7 +35,7 @@ class Priority:
 
 
 def last_behind(seq: Sequence, running: Seq[Sequence], step: int) -> Sequence | None:
-    """The last running sequence that is behind `seq` and has no work in `step`; None if there is none."""
+    """Return the last running sequence that is behind `seq` and has no work in `step`; None if there is none."""
     for other in reversed(running):
         if other is seq:
             return None

@@ -29,7 +29,7 @@ from operator import attrgetter
 from typing import Literal
 
 from ridgeline.sched.cache import StateCache
-from ridgeline.sched.checks import check_family, check_fork, check_places
+from ridgeline.sched.checks import check_family, check_fork, check_rows
 from ridgeline.sched.page_times import Clock
 from ridgeline.sched.policy import Policy, fcfs, last_behind
 from ridgeline.sched.sequence import Order, Sequence
@@ -517,4 +517,4 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if the books do not agree. Costs a look at every page: for tests and idle moments."""
         self._cache.check(list(self._live.values()))
-        check_places(self._live, self._running, self._rows)
+        check_rows(self._live, self._running, self._rows)

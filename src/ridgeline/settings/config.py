@@ -19,7 +19,8 @@ class EngineOptions:
     kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
     for the pages of sequences that had to make room, instead of computing them again. state_snapshot_tokens: between
     snapshots of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
-    there is attention too.
+    there is attention too. num_speculative_tokens: draft tokens that a sequence may verify in a step; it needs a
+    proposer (`LLM(proposer=...)`).
     """
 
     max_num_seqs: int | None = None
@@ -29,6 +30,7 @@ class EngineOptions:
     kv_cache_memory_bytes: int | None = None
     steps_in_flight: int | None = None
     swap_space_bytes: int | None = None
+    num_speculative_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,11 @@ class EngineConfig:
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),
+            "num_speculative_tokens": f"{self.num_speculative_tokens}",
         }
         if self.threads is not None:
             values["threads"] = f"{self.threads}"
         found = [Setting(n, v, self.reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
-        if why := self.reasons.get("num_speculative_tokens"):
-            found.append(Setting("num_speculative_tokens", f"{self.num_speculative_tokens}", why, "engine.propose"))
         if self.preempt and any(self.num_host_pages):
             size = sum(g.most_pages(self.max_model_len) * g.page_bytes for g in self.groups)
             how: str = self.preempt(self.max_model_len, size)

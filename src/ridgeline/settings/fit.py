@@ -37,7 +37,7 @@ LEAST_SNAPSHOT = 64  # tokens: fewer are computed again in no time
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space. drafts: of a sequence in a step.
+    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space.
     float_bytes: of a number in the type in which the device computes. most_seqs, most_tokens: of a step, where memory
     allows it.
     """
@@ -51,7 +51,6 @@ class Problem:
     fraction: float
     swap: int
     on_host: bool
-    drafts: int
     float_bytes: int
     most_seqs: int = SEQS
     most_tokens: int = TOKENS
@@ -85,7 +84,8 @@ class Problem:
             snapshots=SNAPSHOTS[self.float_bytes],
             state_snapshot_tokens=self.options.state_snapshot_tokens or snapshot_grid(page_tokens, 0),
         )
-        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=self.drafts, float_bytes=self.float_bytes)
+        drafts = self.options.num_speculative_tokens or 0
+        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 

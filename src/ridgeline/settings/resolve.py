@@ -26,6 +26,7 @@ RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
     "state_snapshot_tokens": (1, None),
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
+    "num_speculative_tokens": (0, None),
 }  # fmt: skip
 
 
@@ -39,7 +40,6 @@ def resolve(
     fraction: float = 0.9,
     device_is_host: bool = True,
     host_free_bytes: int | None = None,
-    num_speculative_tokens: int = 0,
     kv_cache_dtype: str = "auto",
     float_bytes: int = 4,
     advice: Advice | None = None,
@@ -49,8 +49,8 @@ def resolve(
     free_bytes: memory of the device once the weights are there. fraction: of it that may be used; the rest is for the
     allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
     asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
-    free_bytes. host_free_bytes: memory of another host, None where that is not known. num_speculative_tokens: drafts
-    that a sequence may have in a step. kv_cache_dtype: see `choose_storage`. float_bytes: `Memory.float_bytes`. advice:
+    free_bytes. host_free_bytes: memory of another host, None where that is not known.
+    kv_cache_dtype: see `choose_storage`. float_bytes: `Memory.float_bytes`. advice:
     of the cost model. Raises RequestError, with the numbers, where even the smallest open settings do not fit.
     """
     given = _given(options)
@@ -59,7 +59,7 @@ def resolve(
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
         spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
-        num_speculative_tokens, float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
+        float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
     )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
@@ -86,7 +86,7 @@ def resolve(
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
-        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens=options.num_speculative_tokens or 0,
         preempt=advice.preempt if advice else None,
     )
 
@@ -156,7 +156,9 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
     if found.length < problem.max_model_len:
         length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
     seqs_why, tokens_why = UNCALIBRATED
+    drafts_why = "none: nothing proposes draft tokens, unless LLM(proposer=...) is given"
     if advice:
+        drafts_why += f"; {advice.reasons['num_speculative_tokens']}"
         seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
     return {
         **({"preemption": advice.reasons["preemption"]} if advice else {}),
@@ -172,6 +174,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
         f"workspace; at most {found.seqs} sequences of {found.length} tokens",
         "steps_in_flight": "the host's part of a step is small on this device",
+        "num_speculative_tokens": drafts_why,
     }  # fmt: skip
 
 

@@ -58,9 +58,12 @@ class Beside(NamedTuple):
     sums: Sequence[int] = ()
 
 
+NOBODY = Beside()
+
+
 def nobody(step: int) -> Beside:
     """Return that every sequence of a step has a Work."""
-    return Beside()
+    return NOBODY
 
 
 class TimedStep(NamedTuple):
@@ -87,17 +90,17 @@ class ClockRunner:
 
     def submit(self, plan: StepPlan, sampling: object) -> TimedStep:
         """Begin a step now, or when the one before is over. How tokens are sampled takes no time."""
-        beside = self._beside(plan.step)
+        beside, costs = self._beside(plan.step), self._costs
         tokens = rows = beside.num_seqs
-        sums = list(beside.sums)
+        sums = beside.sums
         for work in plan.works:
             new = len(work.tokens)
             tokens += new
             rows += work.sample
-            numbers = self._costs.of(new, work.start + new)
-            sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else list(numbers)
-        seconds = self._costs.cost.seconds(tokens, rows, sums)
-        self._free_ns = max(self.now_ns, self._free_ns) + max(1, round(seconds * SECOND))
+            numbers = costs.of(new, work.start + new)
+            sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else numbers
+        start = self.now_ns if self.now_ns > self._free_ns else self._free_ns
+        self._free_ns = start + (round(costs.cost.seconds(tokens, rows, sums) * SECOND) or 1)
         return TimedStep(plan, self._free_ns, beside)
 
     def sample(self, handle: TimedStep, rows: Mapping[int, object]) -> Mapping[int, Result]:
@@ -106,7 +109,8 @@ class ClockRunner:
 
     def collect(self, handle: TimedStep) -> Sequence[Result]:
         """Let the step end; a token for each work that samples."""
-        self.now_ns = max(self.now_ns, handle.end_ns)
+        if handle.end_ns > self.now_ns:
+            self.now_ns = handle.end_ns
         return [TOKEN if work.sample else NOTHING for work in handle.plan.works]
 
     def reset(self) -> None:

@@ -102,10 +102,10 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             block_size=case.page,
             state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
+            num_speculative_tokens=case.drafts,
         ),
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
-        num_speculative_tokens=case.drafts,
         kv_cache_dtype=loaded.storage.dtype,
         float_bytes=loaded.table.memory.float_bytes,
     )

@@ -89,6 +89,14 @@ SwapSpaceBytes = Annotated[
     int | None, _engine("--swap-space-bytes", help="On the host, for pages that must make room; default: chosen.")
 ]
 StepsInFlight = Annotated[int | None, _engine("--steps-in-flight", help="1 or 2; default: chosen.")]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    _engine(
+        "--num-speculative-tokens",
+        help="Most draft tokens that a sequence verifies in a step. Default: 0. Needs a proposer, which only "
+        "LLM(proposer=...) in Python can set; without one, a number above 0 is refused.",
+    ),
+]
 CacheMode = Annotated[
     Cache, _engine("--cache", help="on: paged state. off: naive sampling, the whole history at every token.")
 ]
@@ -147,7 +155,7 @@ def llm_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of LLM among a command's parameters; those of its engine are all there."""
     from ridgeline.settings import EngineOptions
 
-    engine = EngineOptions(**{f.name: given[f.name] for f in fields(EngineOptions)})
+    engine = EngineOptions(**{f.name: given.get(f.name) for f in fields(EngineOptions)})
     return {name: given[name] for name in _OF_LLM if name in given} | {"ops": parse_ops(given["ops"]), "engine": engine}
 
 
