@@ -19,9 +19,9 @@ from oracle.families import CASES
 from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
-from ridgeline.engine import Engine, engine
+from ridgeline.engine import Engine, answers, engine
 from ridgeline.ops.reference import paged
-from ridgeline.runtime import layout, step
+from ridgeline.runtime import layout, sampling, step
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import GenerationRequest
@@ -190,7 +190,7 @@ def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, 
 # Wrong engines: each bug is put in by patching one function that naive sampling does not use ----------
 
 _bucket, _attend_bucket = layout._bucket, paged._attend_bucket
-_sample, _start, _prefix_hash = engine.sample, SampleRow.start, Sequence_.prefix_hash
+_sample, _start, _prefix_hash = sampling.sample, SampleRow.start, Sequence_.prefix_hash
 _swap_in, _swap_out, _copy = Arena.swap_in, Arena.swap_out, Arena.copy
 
 
@@ -243,7 +243,7 @@ def noise_by_place_in_the_batch(patch: Patch) -> None:
     def sample(logits: Any, rows: Sequence[SampleRow]) -> Any:
         return _sample(logits, [replace(r, noise=replace(r.noise, seed=i)) for i, r in enumerate(rows)])
 
-    patch.setattr(engine, "sample", sample)
+    patch.setattr(sampling, "sample", sample)
 
 
 def forks_write_to_one_page(patch: Patch) -> None:
@@ -287,7 +287,7 @@ def penalties_forgotten_when_preempted(patch: Patch) -> None:
             row.position += len(output)
             return row
 
-    patch.setattr(engine, "SampleRow", Row)
+    patch.setattr(answers, "SampleRow", Row)
 
 
 # What is planted, in which model, and on which axes it must show; on the default case if it is among them, else not.

@@ -1,7 +1,7 @@
-"""Memory behind pages, asked of the system before a step needs it.
+"""Touch the memory of pages before a step needs it.
 
-An arena is room that the system gives at its first touch, 2 MiB at a time, cleared. The step that writes a page first
-would wait for that: a prompt of 128 tokens of a 135M for a fifth of its time (docs/log/kernels.md, 2026-11-22).
+The system provides an arena's memory at the first touch, 2 MiB at a time, cleared. A step that is the first to write a
+page would wait for that: a fifth of the time of a prompt of 128 tokens with a 135M model (docs/log.md, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from typing import Any
 
 import numpy as np
 
-AHEAD_TOKENS = 512  # for which pages are there beyond the last one that was ever handed out, at least
-STEP_TOKENS = 128  # what is there ends on a multiple of the pages for so many
-POPULATE_WRITE = 23  # of madvise, Linux 5.14 on: memory is given, and what it holds stays
-PIECE_BYTES = 1 << 21  # at once: between pieces the thread can be put aside
+AHEAD_TOKENS = 512  # the pages of at least so many tokens after the last one ever handed out are touched
+STEP_TOKENS = 128  # touched memory ends at a multiple of the pages of so many tokens
+POPULATE_WRITE = 23  # advice of madvise since Linux 5.14: provide memory and keep its contents
+PIECE_BYTES = 1 << 21  # touched at once: between two pieces the system can suspend the thread
 
 
 class Ahead:
-    """Of one buffer of pages [num_pages, page_bytes], handed out from the first one on: keeps those of AHEAD_TOKENS
-    tokens touched beyond the highest, by threads of the least priority that there is.
+    """Touches the pages of a buffer [num_pages, page_bytes] ahead of their use, in threads of the lowest priority.
+
+    Pages are handed out from the first one on; those of AHEAD_TOKENS tokens after the highest one are kept touched.
     """
 
     def __init__(self, pages: np.ndarray[Any, np.dtype[np.uint8]], page_tokens: int) -> None:
         self._pages = pages
         self._ahead, self._step = -(-AHEAD_TOKENS // page_tokens), -(-STEP_TOKENS // page_tokens)
-        self._end = 0  # pages from the first that are touched, or soon will be
+        self._end = 0  # pages before this one are touched, or soon will be
         self._reached(0)
 
     def handed_out(self, pages: Sequence[int]) -> None:
+        """Touch pages after those that a step is about to use."""
         self._reached(max(pages) + 1)
 
     def _reached(self, end: int) -> None:
@@ -46,10 +48,10 @@ class Ahead:
 
 
 def _touch(pages: np.ndarray[Any, Any]) -> None:
-    with contextlib.suppress(PermissionError):  # of a container that allows no priorities: the threads share, then
+    with contextlib.suppress(PermissionError):  # a container may forbid priorities: then the thread has the usual one
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     madvise, size = ctypes.CDLL(None).madvise, mmap.PAGESIZE
     first, last = (at // size * size for at in (pages.ctypes.data, pages.ctypes.data + pages.nbytes))
-    # Where the system knows no such advice nothing is touched, and steps wait as they would without.
+    # On a system without this advice nothing is touched, and steps wait for their memory.
     for at in range(first, last, PIECE_BYTES):
         madvise(ctypes.c_void_p(at), ctypes.c_size_t(min(PIECE_BYTES, last - at)), POPULATE_WRITE)

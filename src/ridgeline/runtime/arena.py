@@ -1,4 +1,4 @@
-"""The bytes behind the pages: one buffer per state group, page-major, each layer's view of it, and its host twin."""
+"""The memory of pages: a page-major buffer per state group, each layer's view of it, and a buffer on the host."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ridgeline.runtime.ahead import Ahead
 from ridgeline.spec.groups import StateGroup
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-MOVE_BYTES = 2**24  # of pages that are on their way at once, unless one page is larger (plan.memory counts them)
+MOVE_BYTES = 2**24  # pages are moved in blocks of so many bytes, at least one page (cost/memory.py counts them)
 
 
 class Arena:
-    """Pages of all state groups, on the device and, for swapping, on the host.
+    """Holds the pages of all state groups, on the device and, for swapping, on the host.
 
-    A page holds page_tokens tokens of every layer of its group: per layer the parts of its state, one after the other,
-    each [page_tokens, *shape]; of a snapshot group one state of every layer. Whole pages are bytes. Contents are
-    undefined until a step writes them; page 0 of each group holds nothing.
+    A page holds page_tokens tokens of every layer of its group: for each layer the parts of its state, one after the
+    other, each [page_tokens, *shape]. A page of a snapshot group holds one state of every layer. Contents are undefined
+    until a step writes them; page 0 of each group holds nothing.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Arena:
 
     @property
     def pages(self) -> Sequence[Array]:
-        """The buffers of all groups."""
+        """The buffer of each group, [num_pages, page_bytes]."""
         return self._pages
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
-        """A layer's group, and its state's parts: views [pages, page_tokens, *shape], of a snapshot [pages, *shape]."""
+        """Return a layer's group and its state's views, [pages, page_tokens, *shape]; of snapshots [pages, *shape]."""
         return self._views[index]
 
     def handed_out(self, group: int, pages: Sequence[int]) -> None:
-        """A step is about to use these pages; some were never used before."""
+        """Prepare for a step that uses these pages; some may never have been used before."""
         if self._ahead:
             self._ahead[group].handed_out(pages)
 
@@ -84,7 +84,7 @@ class Arena:
     def _blocks(
         self, group: int, source: Sequence[int], target: Sequence[int]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """As many pages at a time as MOVE_BYTES hold, at least one: a whole sequence may be on its way."""
+        """Yield source and target pages in blocks of MOVE_BYTES, at least one page each."""
         size = max(1, MOVE_BYTES // self._pages[group].shape[1])
         for i in range(0, len(source), size):
             yield list(source[i : i + size]), list(target[i : i + size])

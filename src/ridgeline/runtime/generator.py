@@ -1,4 +1,4 @@
-"""What a generator takes and gives, whichever way it computes: the engine, static batches, naive sampling."""
+"""The interface of a generator, and its requests and events: the engine, static batches, naive sampling."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ridgeline.spec.request import BeamSearchParams, FinishReason, Params, Sampl
 if TYPE_CHECKING:
     from ridgeline.sample.grammar import Grammars
 
-PROMPT_CHUNK = 256  # positions whose logits are held at once, for prompt_logprobs
+PROMPT_CHUNK = 256  # positions whose logits are in memory at once, for prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt, as ids, and how to continue it.
+    """A prompt as token ids, and how to continue it.
 
-    noise: a key for each answer that is sampled. prompt: the text, if there was one. priority: lower is more urgent.
-    cache_salt: requests share computed prefixes only under the same one. grammar: the structured_outputs of params,
-    compiled.
+    noise: a random key for each answer that is sampled. prompt: its text, if there was one. priority: lower is more
+    urgent. cache_salt: only requests with the same salt share computed prefixes. grammar: the compiled
+    structured_outputs of params.
     """
 
     prompt_token_ids: Sequence[int]
@@ -38,11 +38,11 @@ class GenerationRequest:
 
     @property
     def num_answers(self) -> int:
-        """How many answers are asked for."""
+        """Number of answers that the request wants."""
         return self.params.answers if isinstance(self.params, BeamSearchParams) else self.params.n
 
     def with_grammar(self, grammars: Grammars) -> GenerationRequest:
-        """Return the request with its structured outputs compiled, if it asks for them and has no grammar yet.
+        """Return the request with its structured outputs compiled, if it has some and no grammar yet.
 
         Raises RequestError as `Grammars.compile` does.
         """
@@ -54,12 +54,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What became of one answer to a request: new tokens, or the error that ended it.
+    """New tokens of one answer to a request, or the error that ended it.
 
-    finish_reason: set on the answer's last event. num_cached_tokens: of the prompt, found in the prefix cache.
-    prompt_logprobs: once per request that asks for them, an entry for each prompt token but the first. score: of an
-    answer that was searched for, which comes whole. scheduled: when its first step began (time.perf_counter).
-    num_preempted: how often it had to make room so far; 0 of one that was searched for.
+    finish_reason: set on the answer's last event. num_cached_tokens: prompt tokens found in the prefix cache.
+    prompt_logprobs: an entry for each prompt token after the first, on one event of a request that wants them. score:
+    set for an answer of a beam search, which comes whole. scheduled: when its first step began (time.perf_counter).
+    num_preempted: how often it was preempted so far; 0 for an answer of a beam search.
     """
 
     request: int
@@ -77,18 +77,18 @@ class Event:
 
 
 class Generator(Protocol):
-    """Continues prompts, any number at once. Not for several threads at once."""
+    """Answers any number of requests at once. Not for several threads at once."""
 
     def __len__(self) -> int:
-        """Requests that are not complete."""
+        """Return the number of requests that are not complete."""
         ...
 
     def add(self, request_id: int, request: GenerationRequest) -> None:
-        """Queue a request under an id of the caller's. Raises RequestError, and queues nothing, if it can never fit."""
+        """Queue a request under an id that the caller chooses. Raises RequestError if it can never fit."""
         ...
 
     def step(self) -> list[Event]:
-        """Compute for a while; what became of the answers, in order."""
+        """Run one step; the events of answers, in order."""
         ...
 
     def finish(self, request_id: int, choice: int) -> None:
@@ -100,28 +100,29 @@ class Generator(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget all requests; the way out of an exception in the middle of a step."""
+        """Forget all requests. Needed after an exception in the middle of a step."""
         ...
 
     def stats(self) -> Stats | None:
-        """Pages, prefix hits and preemptions; None for one that keeps nothing."""
+        """Return pages, prefix hits and preemptions; None for a generator without a cache."""
         ...
 
     def last_step(self) -> StepShape:
-        """What the last step computed; () for nothing, or where that is not told. Cheap: asked after every step."""
+        """Return what the last step computed; () for nothing, or if it is not known. Called after every step."""
         ...
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not agree."""
+        """Raise AssertionError if the bookkeeping is inconsistent."""
         ...
 
 
 def prompt_entries(
     logits: Callable[[int, int], Floats], first: int, following: Sequence[int], count: int
 ) -> Iterator[TokenLogprobs]:
-    """Log probabilities of the tokens `following` a run of rows that begins at `first`, and of the `count` likeliest.
+    """Yield log probabilities of prompt tokens, and of the `count` likeliest tokens at each position.
 
-    logits(first, n): those of n rows [n, vocabulary]. Chunk by chunk: nobody holds [tokens, vocabulary].
+    following: the tokens that rows first, first + 1, ... of a step predict. logits(first, n): returns the logits of n
+    rows [n, vocabulary]. It is called for PROMPT_CHUNK rows at a time, to bound the memory.
     """
     for start in range(0, len(following), PROMPT_CHUNK):
         tokens = following[start : start + PROMPT_CHUNK]

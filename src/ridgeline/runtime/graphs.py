@@ -1,7 +1,7 @@
-"""Decode steps that are recorded once and run again: on a GPU CUDA graphs, on a CPU a list of kernels' calls.
+"""Record decode steps once and run them again: on a GPU as CUDA graphs, on a CPU as a list of kernel calls.
 
-A step of n sequences, one token each, differs from the next such step only in its tokens, their positions, and what
-stands in the page tables. So it is recorded over arrays that stay, which are filled before each run.
+A step of n sequences, one token each, differs from the next one only in its tokens, their positions, and the contents
+of the page tables. So it is recorded over arrays at fixed addresses, which are filled before each run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
-MOST_SEQUENCES = 32  # of a step that is recorded: beyond, what is saved is little beside the kernels
+MOST_SEQUENCES = 32  # of a recorded step: with more, the kernels take much longer than what a recording saves
 
 
 class Decoded(NamedTuple):
-    """What a step of n sequences leaves until the next one: logits [n, vocabulary], of each row the best token and its
-    logit [n], and what the layers made.
+    """Results of a recorded step of n sequences, valid until the next one: logits [n, vocabulary], the best token of
+    each row and its logit [n], and the residual stream.
     """
 
     logits: Array
@@ -36,7 +36,7 @@ class Decoded(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A recorded step, and the arrays [n] that it begins with."""
+    """A recorded step, and its input arrays [n]."""
 
     rows: Array
     tokens: Array
@@ -47,7 +47,7 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The decode steps of one engine, recorded once for each number of sequences. refusal: why none is, or None."""
+    """Holds the recorded decode steps of one engine, one for each number of sequences. refusal: why there are none."""
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Arena, drafts: DraftInputs,
@@ -65,14 +65,8 @@ class DecodeGraphs:
             self._recorder.assign(self._inputs[3], [1] * most)
             self._known = [*arena.pages, *page_tables, *model.constants()]
 
-    def run(
-        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int],
-        frequency_rows: Sequence[int] | None = None,
-    ) -> Decoded | None:  # fmt: skip
-        """One token of each sequence, known for certain; None if the step must run unrecorded.
-
-        frequency_rows: of the tokens, for a model whose rotations follow the lengths of sequences.
-        """
+    def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
+        """Run one token of each sequence, none of them a draft; None if the step must run unrecorded."""
         n = len(rows)
         if self.refusal is not None or n > MOST_SEQUENCES:
             return None
@@ -96,7 +90,7 @@ class DecodeGraphs:
         slices = Slices.plain(np.array(rows), np.array(positions), np.ones(len(rows), np.int64))
         try:
             found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
-        except _AsksForBucketsError:  # what was written to pages is written again, the same
+        except _AsksForBucketsError:  # the step runs again unrecorded and writes the same values to pages
             found = "attention gathers what the pages of a step hold"
         if isinstance(found, str):
             left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
@@ -130,7 +124,7 @@ def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:
 
 
 class _AsksForBucketsError(Exception):
-    """A recorded step has page tables only: the buckets of the next step are others."""
+    """A kernel needs the buckets of a step, which a recorded step does not have: they change from step to step."""
 
 
 def _no_buckets() -> Buckets:

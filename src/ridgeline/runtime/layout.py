@@ -1,4 +1,4 @@
-"""Where the tokens of one step read and write: from page tables on the host to a PagedLayout on the device."""
+"""Build the layout of a step: from page tables on the host to the pages that its tokens read and write."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """What a step runs: of each sequence the tokens [start, start + length), one sequence after the other.
+    """The tokens of a step: [start, start + length) of each sequence, one sequence after the other.
 
-    rows: each sequence's row in the page tables. drafts: how many of its tokens, the last ones, are drafts. replays:
-    how many tokens before `start` are accepted drafts, which the state in pages does not hold yet. floors: of the
-    context for which each sequence turns at least (spec/regimes.py).
+    rows: each sequence's row in the page tables. drafts: number of drafts among its tokens, which come last. replays:
+    number of accepted drafts before `start`, which the state in pages does not include yet.
     """
 
     rows: Ints
@@ -32,35 +31,35 @@ class Slices:
 
     @classmethod
     def plain(cls, rows: Ints, starts: Ints, lengths: Ints) -> Slices:
-        """Without drafts and floors."""
+        """Return slices without drafts."""
         none = np.zeros_like(rows)
         return cls(rows, starts, lengths, none, none, none)
 
     @property
     def known(self) -> Ints:
-        """Tokens of each sequence that are no drafts."""
+        """Number of tokens of each sequence that are no drafts."""
         return self.lengths - self.drafts
 
     @property
     def offsets(self) -> Ints:
-        """The first of the step's T tokens that belongs to each sequence."""
+        """Index of each sequence's first token among the step's T tokens."""
         return np.cumsum(self.lengths) - self.lengths
 
     def positions(self) -> Ints:
-        """[T], each token's place in its own sequence."""
+        """Return the position of each token in its sequence, [T]."""
         return np.repeat(self.starts, self.lengths) + ranges(self.lengths)
 
 
 def build_layout(
     slices: Slices, page_table: Ints, page_tokens: int, lookback: int, memory: Memory, first_tokens: int = 0
 ) -> PagedLayout:
-    """The layout of one state group.
+    """Build the layout of one state group.
 
-    page_table: [rows, pages], page ids by page index, 0 where there is none. lookback: how many tokens before its own
-    a query reads. first_tokens: of each sequence, which every query reads besides.
+    page_table: page ids by page index [rows, pages], 0 for no page. lookback: number of tokens before its own that a
+    query reads. first_tokens: number of tokens at the start of each sequence that every query reads as well.
     """
     positions, owner = slices.positions(), np.repeat(slices.rows, slices.lengths)
-    # A copy: the buckets may be made when the page table has moved on.
+    # A copy: the buckets may be built after the page table has changed.
     tables = page_table[slices.rows, : -(-int((slices.starts + slices.lengths).max()) // page_tokens)]
     reads = _pages_read(slices, page_tokens, lookback, first_tokens)
     return PagedLayout(
@@ -79,8 +78,8 @@ def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memo
     buckets, base = [], 0
     for members in _like_shapes(slices, reads):
         lengths, longest = slices.lengths[members], int(slices.lengths[members].max())
-        index, place = np.repeat(np.arange(members.size), lengths), ranges(lengths)
-        order[slices.offsets[members][index] + place] = base + index * longest + place
+        index, offset = np.repeat(np.arange(members.size), lengths), ranges(lengths)
+        order[slices.offsets[members][index] + offset] = base + index * longest + offset
         base += members.size * longest
         arrays = _bucket(slices, members, longest, tables, page_tokens, reads)
         buckets.append(Bucket(*(memory.integers(x) for x in arrays)))
@@ -88,10 +87,10 @@ def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memo
 
 
 def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, memory: Memory) -> SnapshotLayout:
-    """The layout of a snapshot group: each sequence goes on from the state of its last commit, and leaves the one
-    before its drafts.
+    """Build the layout of a snapshot group: a sequence reads its state at the last commit, and writes the one before
+    its drafts.
 
-    page_table: as in build_layout; page i holds the newest state that was left inside or at the end of its tokens.
+    page_table: as in build_layout; page i holds the newest state at a position inside or at the end of its tokens.
     """
     begins = slices.starts - slices.replays
     fresh = begins == 0
@@ -105,44 +104,45 @@ def build_snapshot_layout(slices: Slices, page_table: Ints, page_tokens: int, me
 
 
 def build_segments(slices: Slices, memory: Memory) -> Segments:
-    """The tokens that run along each sequence, padded together where sequences are alike in length.
+    """Build the runs of tokens along each sequence; sequences of similar lengths are padded together.
 
-    Tokens to replay, of all sequences, stand before the step's own.
+    The tokens that are replayed, of all sequences, come before the step's own.
     """
     replays, known, drafts = slices.replays, slices.known, slices.drafts
     num_replays, own = int(replays.sum()), replays + known
-    place = ranges(own) - np.repeat(replays, own)  # below 0: a token to replay
+    offset = ranges(own) - np.repeat(replays, own)  # below 0: a token that is replayed
     first = np.repeat(num_replays + slices.offsets, own)
-    rows = np.where(place < 0, np.repeat(np.cumsum(replays), own), first) + place
+    rows = np.where(offset < 0, np.repeat(np.cumsum(replays), own), first) + offset
     run = _run(rows, own, np.arange(own.size), memory)
     some = np.flatnonzero(drafts)
     keep = np.repeat(slices.offsets + known, drafts) + ranges(drafts)
     tail = _run(num_replays + keep, drafts[some], some, memory)
     order = np.empty(int(slices.lengths.sum()), np.int64)
-    order[rows[place >= 0] - num_replays] = run.places[place >= 0]
-    order[keep] = run.size + tail.places
+    order[rows[offset >= 0] - num_replays] = run.indices[offset >= 0]
+    order[keep] = run.size + tail.indices
     return Segments(
-        run.buckets, memory.integers(order), memory.integers(run.sequence_places), tail.buckets,
+        run.buckets, memory.integers(order), memory.integers(run.sequence_indices), tail.buckets,
         memory.integers(keep) if keep.size else None,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Sequences in buckets. places, sequence_places: where the result of each token and the state of each sequence
-    stand when those of the buckets are laid end to end; size: of the tokens' results.
+    """Sequences in buckets, whose results are concatenated.
+
+    indices: index of each token's result. sequence_indices: index of each sequence's state. size: number of results.
     """
 
     buckets: tuple[SequenceBucket, ...]
-    places: Ints
-    sequence_places: Ints
+    indices: Ints
+    sequence_indices: Ints
     size: int
 
 
 def _run(rows: Ints, lengths: Ints, sequences: Ints, memory: Memory) -> _Run:
-    """rows: of all tokens, one sequence after the other; sequences: whose they are, one number for each length."""
+    """Put sequences into buckets. rows: of all tokens, one sequence after the other. sequences: one id per length."""
     offsets = np.cumsum(lengths) - lengths
-    places, sequence_places = np.empty(rows.size, np.int64), np.empty(lengths.size, np.int64)
+    indices, sequence_indices = np.empty(rows.size, np.int64), np.empty(lengths.size, np.int64)
     kind = np.ceil(np.log2(lengths)).astype(np.int64)
     buckets, tokens, num = [], 0, 0
     for value in np.unique(kind):
@@ -150,22 +150,22 @@ def _run(rows: Ints, lengths: Ints, sequences: Ints, memory: Memory) -> _Run:
         own, longest = lengths[members], int(lengths[members].max())
         at = offsets[members][:, None] + np.minimum(np.arange(longest), own[:, None] - 1)
         buckets.append(SequenceBucket(*(memory.integers(x) for x in (sequences[members], rows[at], own))))
-        index, place = np.repeat(np.arange(members.size), own), ranges(own)
-        places[offsets[members][index] + place] = tokens + index * longest + place
-        sequence_places[members] = num + np.arange(members.size)
+        index, offset = np.repeat(np.arange(members.size), own), ranges(own)
+        indices[offsets[members][index] + offset] = tokens + index * longest + offset
+        sequence_indices[members] = num + np.arange(members.size)
         tokens, num = tokens + members.size * longest, num + members.size
-    return _Run(tuple(buckets), places, sequence_places, tokens)
+    return _Run(tuple(buckets), indices, sequence_indices, tokens)
 
 
 def ranges(lengths: Ints) -> Ints:
-    """0..length-1 for each length, one after the other."""
+    """Return 0, ..., length - 1 for each length, concatenated."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The pages that each sequence's queries read: `head` from its beginning, then those from index `first` on; `count`
-    in all.
+    """The pages that each sequence's queries read: `head` pages from its beginning, then pages from index `first` on;
+    `count` pages in all.
     """
 
     head: Ints
@@ -180,7 +180,7 @@ def _pages_read(slices: Slices, page_tokens: int, lookback: int, first_tokens: i
 
 
 def _like_shapes(slices: Slices, reads: _Reads) -> Iterator[Ints]:
-    """Sequences grouped by the powers of two above their query and page counts: padding at most doubles either."""
+    """Group sequences by the powers of two above their query and page counts: padding at most doubles either."""
     pages = reads.count
     kind = np.ceil(np.log2(slices.lengths)).astype(np.int64) * 64 + np.ceil(np.log2(pages)).astype(np.int64)
     for value in np.unique(kind):
@@ -190,7 +190,7 @@ def _like_shapes(slices: Slices, reads: _Reads) -> Iterator[Ints]:
 def _bucket(
     slices: Slices, members: Ints, longest: int, tables: Ints, page_tokens: int, reads: _Reads
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """rows [n, m], positions [n, m], pages [n, P] and first [n, P] of a Bucket."""
+    """Return rows [n, m], positions [n, m], pages [n, P] and first [n, P] of a Bucket."""
     query = np.minimum(np.arange(longest), slices.lengths[members][:, None] - 1)
     head, first, count = (x[members][:, None] for x in (reads.head, reads.first, reads.count))
     page = np.arange(int(count.max()))

@@ -1,4 +1,4 @@
-"""From a model's name to a Model on a device: configs, weights, kernels, in that order."""
+"""Load a model by its name: read its config, choose kernels, read its weights."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ProgressBar = Callable[[int], Callable[[int], None]]  # total bytes -> called wi
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load a model; names as in vLLM.
+    """Options for loading a model; names as in vLLM.
 
-    dtype: the type of weight matrices, `auto` keeps the checkpoint's. max_model_len: the longest context to serve,
-    in tokens; None is the model's own. load_format: `dummy` draws random weights from `seed`. weights: the format of
-    the matrices that are multiplied with: `auto` as they are stored, `int8`, `int4` or `int4-128` rounded to nearest.
-    threads: of the kernels of device cpu; None for one on each physical core.
+    dtype: type of weight matrices; `auto` keeps the checkpoint's. max_model_len: longest context to serve, in tokens;
+    None: the model's own. load_format: `dummy` draws random weights from `seed`. weights: format of the weight
+    matrices: `auto` as they are stored; `int8`, `int4` or `int4-128` rounded to nearest. threads: number of threads of
+    the kernels of device cpu; None: the number of physical cores.
     """
 
     device: str = "auto"
@@ -51,10 +51,10 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. notes: what a user should know of how it was loaded.
+    """A model that is ready to run. notes: what a user should know about how it was loaded.
 
-    mapped_bytes: of weights that are views of files, and become resident as they are used. weight_bytes: of all.
-    storage: of the rows that attention keeps. dtype: that its matrices come in.
+    mapped_bytes: bytes of weights that are views of files, which become resident when they are used. weight_bytes:
+    bytes of all weights. storage: how keys and values are stored. dtype: type of the matrices.
     """
 
     model: Model
@@ -72,11 +72,8 @@ class LoadedModel:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
-    def dense_step(self, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> DenseStep:
-        """A pass over whole sequences without pages, which sees what pages would hold.
-
-        sequences: none empty. prompts: of each, how many tokens are its prompt; None: all of them.
-        """
+    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
+        """Return a step over whole sequences without pages, whose keys and values are rounded as pages round them."""
         memory = self.table.memory
         is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes
         store = None if is_kept else self.table.primitive(api.STORE_ROWS, self.storage)
@@ -84,7 +81,7 @@ class LoadedModel:
 
 
 def no_progress(total: int) -> Callable[[int], None]:
-    """No bar."""
+    """Show no progress."""
     return lambda done: None
 
 
@@ -97,7 +94,7 @@ def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
 
 def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
-    """The same for a pass or two, in little memory: a layer is there while a pass goes through it."""
+    """Load a model that keeps one layer in memory at a time, for a few forward passes. Raises as `load_model`."""
     return _load(name, options, progress_bar, PassingModel)
 
 
@@ -128,7 +125,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
 
 
 class _Sizes(NamedTuple):
-    """Bytes of weights as they are stored, as they will be kept, and of those that stay views of files."""
+    """Bytes of weights: as they are stored, as they are kept in memory, and of those that stay views of files."""
 
     dtype: DType
     stored: int
@@ -139,7 +136,7 @@ class _Sizes(NamedTuple):
 def _weights(
     checkpoint: Checkpoint, files: Files | None, table: OpsTable, format: Format, dtype: DType | None
 ) -> _Sizes:
-    """dtype: that was asked for. files: None for random weights."""
+    """Return the sizes of the weights. files: None for random weights. dtype: the user's; None: the checkpoint's."""
     spec = checkpoint.spec
     own = dtype or ("float32" if checkpoint.weight_blocks else config_dtype(checkpoint.config))
     packs = table.choose(api.PRODUCT, format).backend != COMPOSED
@@ -154,8 +151,10 @@ def _weights(
 
 
 def _check(options: LoadOptions) -> tuple[DType | None, Format]:
-    """The type that matrices are read in, None for the checkpoint's, and their format. Raises RequestError for an
-    option out of range."""
+    """Return the type that matrices are read in (None: the checkpoint's) and their format.
+
+    Raises RequestError for an option out of range.
+    """
     if options.dtype != "auto" and options.dtype not in DTYPE_NAMES:
         raise RequestError(f"dtype (--dtype) {options.dtype!r} is not known; known are auto, {', '.join(DTYPE_NAMES)}")
     if options.load_format not in get_args(LoadFormat):

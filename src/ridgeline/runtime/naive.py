@@ -1,7 +1,6 @@
-"""Naive sampling (`--cache off`): the whole history is computed again at every token.
+"""Naive sampling (`--cache off`): compute the whole history again for every token.
 
-The honest baseline: no state is kept between steps, so there is nothing to get wrong, and nothing to be fast with.
-Sequences still join and leave at every step.
+It is the baseline for correctness and speed: no state is kept between steps. Sequences join and leave at every step.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from ridgeline.sample.sampler import SampledToken, SampleRow, sample
 from ridgeline.sched.stats import StepShape
 from ridgeline.spec.request import BeamSearchParams, FinishReason, TokenLogprobs
 
-# Tokens of one forward pass, counted with the answers at their longest, unless a single sequence is longer; and
-# logits of one: they bound the memory of a step.
+# Limits of the memory of a step: tokens of a forward pass, counted as if all answers had their full length (a single
+# longer sequence runs alone), and logits.
 MAX_STEP_TOKENS = 4096
 MAX_STEP_LOGITS = 2**25
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One answer on its way."""
+    """An answer that is not complete."""
 
     request: int
     choice: int
@@ -39,12 +38,12 @@ class _Sequence:
     over: bool = False
 
     def wants_prompt(self) -> bool:
-        """Are the prompt's log probabilities due in this step? The first answer's first step gives them."""
+        """Return whether this step scores the prompt: the first step of a request's first answer does."""
         return self.choice == 0 and len(self.tokens) == self.num_prompt and self.row.params.prompt_logprobs is not None
 
 
 class NaiveGenerator:
-    """A runtime.generator.Generator that keeps nothing between tokens."""
+    """A runtime.generator.Generator that keeps no state between tokens."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -67,7 +66,7 @@ class NaiveGenerator:
             self._waiting.append(_Sequence(request_id, choice, len(prompt), list(prompt), row, limit))
 
     def step(self) -> list[Event]:
-        """One forward pass over every running history, and one token for each."""
+        """Run one forward pass over all running sequences, and sample one token for each."""
         self._admit()
         if not self._running:
             return []
@@ -98,10 +97,10 @@ class NaiveGenerator:
         return ()
 
     def check(self) -> None:
-        """There are no books."""
+        """Do nothing: there are no pages."""
 
     def _admit(self) -> None:
-        """Take on sequences while the step stays within its budgets; always at least one."""
+        """Admit sequences while the step stays within its limits; at least one."""
         used = sum(s.limit for s in self._running)
         while self._waiting and (
             not self._running
@@ -111,7 +110,7 @@ class NaiveGenerator:
             used += self._running[-1].limit
 
     def _prompt_logprobs(self, stream: Stream) -> dict[_Sequence, tuple[TokenLogprobs, ...]]:
-        """Of the sequences whose prompts' log probabilities are due."""
+        """Return the log probabilities of the prompts that this step scores."""
 
         def logits(first: int, count: int) -> Floats:
             rows = self._memory.integers(np.arange(first, first + count))

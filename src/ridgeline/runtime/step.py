@@ -1,5 +1,7 @@
-"""The two Steps. Dense: whole sequences, no cache; state is returned, not written, so the pass stays differentiable.
-Paged: tokens of any sequences, whose state lies in pages that the step writes in place.
+"""The two Steps: how layers read and write state.
+
+A DenseStep runs whole sequences without a cache. It returns state instead of writing it, so the pass stays
+differentiable. A PagedStep runs tokens of any sequences and writes their state into pages in place.
 """
 
 from __future__ import annotations
@@ -25,8 +27,7 @@ StoreRows = Callable[[Array], Array]  # ops.api.STORE_ROWS
 class DenseStep:
     """One forward pass over whole sequences of any lengths, laid end to end.
 
-    store: rounds what attention sees of its tokens as pages would; None where pages hold it as it was computed.
-    prompts: of each sequence, how many of its tokens are its prompt; None: all of them.
+    store: rounds keys and values as pages would; None if pages hold them as they are computed.
     """
 
     token_ids: Array
@@ -37,11 +38,8 @@ class DenseStep:
     prompts: tuple[int, ...] | None = None
 
     @classmethod
-    def build(
-        cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None,
-        prompts: Sequence[int] | None = None,
-    ) -> DenseStep:  # fmt: skip
-        """`sequences`: token ids of each, none empty."""
+    def build(cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None) -> DenseStep:
+        """Return the step for sequences of token ids; none may be empty."""
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
         positions = np.concatenate([np.arange(n) for n in lengths])
@@ -64,10 +62,10 @@ class DenseStep:
         return [self.memory.zeros((len(self.lengths), *shape)) for shape in parts], ()
 
     def write_state(self, layer: int, states: States, keep: Kept) -> None:
-        """Nothing goes on from here."""
+        """Keep nothing: no later step continues these sequences."""
 
     def last_rows(self, memory: Memory) -> Array:
-        """The row of each sequence's last token."""
+        """Return the index of each sequence's last token among the step's tokens."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
     def append_kv(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
@@ -78,8 +76,7 @@ class DenseStep:
 class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
-    layouts: one per state group of the arena. inputs: those of drafts, of this step and of earlier ones. recorded_rows:
-    the frequency rows of a step that is recorded; None: they follow from the slices.
+    layouts: one per state group of the arena. inputs: of the drafts of this step and of earlier ones.
     """
 
     token_ids: Array
@@ -121,11 +118,11 @@ class PagedStep:
 
     @cached_property
     def _replayed(self) -> Array | None:
-        return self.inputs.places(self.slices.rows, self.slices.replays)
+        return self.inputs.indices(self.slices.rows, self.slices.replays)
 
     @cached_property
     def _drafted(self) -> Array | None:
-        return self.inputs.places(self.slices.rows, self.slices.drafts)
+        return self.inputs.indices(self.slices.rows, self.slices.drafts)
 
     def append_kv(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)

@@ -1,4 +1,4 @@
-"""Who runs next, with which pages. Plain Python: no tensors, no device, no clock."""
+"""Decides which tokens run next and on which pages. Plain Python: no tensors, no devices, no clock."""
 
 from ridgeline.sched.policy import Policy, Priority, fcfs
 from ridgeline.sched.scheduler import Scheduler, SwapCost

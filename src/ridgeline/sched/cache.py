@@ -1,10 +1,10 @@
-"""The pages of all sequences in all groups: what to take, share, copy, seal and let go.
+"""Manage the pages of all sequences in all state groups: take, share, copy, seal and release them.
 
 Invariants (checked by `Scheduler.check` and by the fuzz):
-    a page with two holders, or in the prefix index, is never written: whoever must write it writes a copy;
+    a page with two holders, or in the prefix index, is never written: a sequence that must write it writes a copy;
     a page enters the index at the commit of the step that filled it, under the hash of exactly what it holds;
     a snapshot enters the index only if a step ended exactly on its position;
-    a page that was let go is handed out again only when no step in flight may touch it.
+    a released page is handed out again only when no step in flight may touch it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ridgeline.sched.stats import GroupStats
 from ridgeline.sched.work import PageCopy, PageDelta
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
-FINE_TOKENS = 16  # the grid of prefix hashes, and of snapshots where prompts part
-MAX_SEEN = 1 << 16  # prefixes remembered to find where prompts part; 16 bytes of key each
+FINE_TOKENS = 16  # the grid of prefix hashes, and of snapshots where prompts diverge
+MAX_SEEN = 1 << 16  # prefixes that are kept to find where prompts diverge; 16 bytes of key each
 
 
 class StateCache:
-    """One page pool per group and, for swapping, one on the host. Positions are in tokens."""
+    """Holds one page pool per group and, for swapping, one per group on the host. Positions are in tokens."""
 
     pools: Seq[PagePool]
 
@@ -36,18 +36,18 @@ class StateCache:
         self.pools = [PagePool(g.name, n) for g, n in zip(groups, num_pages, strict=True)]
         self.host = [PagePool(f"{g.name} on the host", n) for g, n in zip(groups, num_host_pages, strict=True)]
         self.grid = gcd(FINE_TOKENS, *(g.page_tokens for g in groups))
-        # Where a sequence can begin: on pages' borders in every row group.
+        # A sequence can begin at multiples of this: they are page boundaries in every row group.
         self._align = lcm(self.grid, *(g.page_tokens for g in groups if not g.snapshot))
         self._snapshot_tokens = lcm(*(g.page_tokens for g in groups if g.snapshot))
         self.has_snapshots = any(g.snapshot for g in groups)
         self._seen: OrderedDict[PageKey, None] = OrderedDict()
-        self.newest_step = 0  # the newest one that may touch pages which are let go now
-        self.copies: list[PageCopy] = []  # of the step being planned, as are the swaps
+        self.newest_step = 0  # the newest step that may touch pages which are released now
+        self.copies: list[PageCopy] = []  # of the step that is being planned, like the swaps
         self.swap_out: list[PageCopy] = []
         self.swap_in: list[PageCopy] = []
 
     def watch(self, clock: Clock) -> PageTimes:
-        """Count the times of the device's pages from now on."""
+        """Measure the lifetimes of the device's pages from now on; the histograms that are filled."""
         times = PageTimes()
         for pool in self.pools:
             pool.residency = PageLifetimes(pool.num_pages, clock, times)
@@ -56,9 +56,9 @@ class StateCache:
     # ---- before a step: room and pages ---------------------------------------------------------------
 
     def room(self, seq: Sequence, limit: int, end: int, *, after_commit: bool = False) -> tuple[int, int]:
-        """As much of a step to `limit`, and with drafts to `end`, as there are pages for; (0, 0) for nothing.
+        """Return how far a step to `limit`, and with drafts to `end`, can go with the free pages; (0, 0) if nowhere.
 
-        after_commit: with the pages that are free once the steps in flight are committed.
+        after_commit: count the pages that are free once the steps in flight are committed.
         """
         start = seq.planned
         for group, pool, table in zip(self.groups, self.pools, seq.tables, strict=True):
@@ -79,7 +79,7 @@ class StateCache:
         return (limit, max(limit, end)) if limit > start else (0, 0)
 
     def take(self, seq: Sequence, limit: int, end: int) -> tuple[PageDelta, ...]:
-        """Take the pages for a step that `room` found place for, and say what changed in the tables."""
+        """Take the pages for a step that `room` allows; the changes of the page tables."""
         deltas: list[PageDelta] = []
         covered = []
         for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
@@ -109,11 +109,11 @@ class StateCache:
         pool.drop(copy.src, self.newest_step)
 
     def num_snapshots(self) -> int:
-        """States that another sequence can find."""
+        """Return the number of recurrent states in the prefix index."""
         return sum(pool.num_keys for group, pool in zip(self.groups, self.pools, strict=True) if group.snapshot)
 
     def step_end(self, seq: Sequence, end: int) -> int:
-        """Where a chunk that could go to `end` should stop, so that snapshots can be published."""
+        """Return where a chunk that could go to `end` should stop, so that snapshots can be published."""
         if not self.has_snapshots:
             return end
         if seq.planned < seq.snapshot_at < end:
@@ -124,14 +124,14 @@ class StateCache:
     # ---- after a step: the prefix index and the window -----------------------------------------------
 
     def advance(self, seq: Sequence) -> None:
-        """Publish what is complete at `computed` and let go what no later step reads."""
+        """Publish the pages that are complete at `computed`, and release those that no later step reads."""
         position, event = seq.computed, 1 << 62
         for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
             size = group.page_tokens
             if group.snapshot:
                 if position == seq.snapshot_at or position % size == 0:
                     pool.seal(table[group.page_of(position - 1)], seq.prefix_hash(position, self.grid))
-                    seq.covered = 0  # if there is more to write to it, to a copy
+                    seq.covered = 0  # later writes go to a copy
             else:
                 full = position // size
                 if full > seq.sealed[g]:
@@ -145,10 +145,10 @@ class StateCache:
             event = min(event, (position // size + 1) * size, (kept + 1) * size + group.lookback)
         seq.next_event = min(event, seq.snapshot_at) if seq.snapshot_at > position else event
 
-    # ---- a place to begin: prefixes, forks, swaps -----------------------------------------------------
+    # ---- where a sequence begins: prefixes, forks, swaps -------------------------------------------------
 
     def find_prefix(self, seq: Sequence) -> tuple[int, list[list[int]]]:
-        """The largest position that every group can resume from, one token short of the end at most; its pages."""
+        """Return the largest position that every group can resume from, and its pages; at most the last token's."""
         last = (len(seq.tokens) - 1) // self._align * self._align
         runs: dict[int, list[int]] = {}  # per row group: cached pages in a row that end at each page
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
@@ -158,7 +158,7 @@ class StateCache:
             for index in range(last // group.page_tokens):
                 run = run + 1 if pool.find(seq.prefix_hash((index + 1) * group.page_tokens, self.grid)) else 0
                 needed = index < group.first_pages or group.first_live_page(last) == 0
-                if not run and needed:  # by everything that comes after: no use to look on
+                if not run and needed:  # by every later position, so there is no longer prefix
                     break
                 runs[g].append(run)
             last = min(last, len(runs[g]) * group.page_tokens // self._align * self._align)
@@ -183,9 +183,9 @@ class StateCache:
         return [pool.find(seq.prefix_hash(end, self.grid)) for end in ends]
 
     def divergence(self, seq: Sequence) -> int:
-        """The longest prefix, on the fine grid, that an earlier prompt had too; remembers this prompt.
+        """Return the length of the longest prefix, on the fine grid, that an earlier prompt had too; keep this prompt.
 
-        A prefix seen twice is likely to come again, so a snapshot there is worth a step's end and a page.
+        A prefix that came twice is likely to come again, so a snapshot there is worth a shorter chunk and a page.
         """
         found = 0
         if not self.has_snapshots:
@@ -201,14 +201,14 @@ class StateCache:
         return found
 
     def share(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
-        """Let `seq` begin at `position` on pages that others hold too: for each group, those that it reads there."""
+        """Let `seq` begin at `position` on shared pages: for each group, the pages that it reads there."""
         for pool, held in zip(self.pools, pages, strict=True):
             for page in held:
                 pool.share(page)
         self._begin(seq, position, pages)
 
     def pages_at(self, seq: Sequence, position: int) -> list[list[int]]:
-        """For each group, the pages of `seq` that one who begins at `position` reads."""
+        """Return, for each group, the pages of `seq` that a sequence which begins at `position` reads."""
         return [[t[i] for i in group.reads(position)] for group, t in zip(self.groups, seq.tables, strict=True)]
 
     def _begin(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
@@ -224,17 +224,18 @@ class StateCache:
         seq.covered = seq.next_event = 0
 
     def release(self, seq: Sequence) -> None:
-        """Let go of all pages, on the device and on the host."""
+        """Release all pages of a sequence, on the device and on the host."""
         for pool, table in zip(self.pools, seq.tables, strict=False):
-            pool.drop_all(reversed(table), self.newest_step)  # the prefix, which others may want, is evicted last
+            pool.drop_all(reversed(table), self.newest_step)  # the prefix, which others may share, is evicted last
         for pool, table in zip(self.host, seq.host, strict=False):
             pool.drop_all(table, self.newest_step)
         seq.tables, seq.host = [], []
 
     def can_swap(self, seq: Sequence) -> bool:
-        """Is there something to keep, and place for it on the host?
+        """Return whether a sequence has computed tokens, and the host has free pages for them.
 
-        Not in a step that swaps in: what goes out goes first, and would miss pages that a fork shares with what comes.
+        False in a step that swaps in: pages are copied out first, so pages that a fork shares with a sequence that
+        comes in would not be there yet.
         """
         position = seq.replay_from
         return (
@@ -244,11 +245,11 @@ class StateCache:
         )
 
     def swap_bytes(self, seq: Sequence) -> int:
-        """Bytes to move for a swap, one way."""
+        """Return the bytes that a swap moves one way."""
         return sum(len(group.reads(seq.replay_from)) * group.page_bytes for group in self.groups)
 
     def swap_to_host(self, seq: Sequence) -> None:
-        """Pages to the host, as the steps in flight leave them; the step being planned carries the copies."""
+        """Move pages to the host as the steps in flight leave them; the step that is being planned copies them."""
         for g, pages in enumerate(self.pages_at(seq, seq.replay_from)):
             seq.host.append([self.host[g].take() for _ in pages])
             self.swap_out.extend(PageCopy(g, src, dst) for src, dst in zip(pages, seq.host[g], strict=True))
@@ -257,7 +258,7 @@ class StateCache:
         seq.host = host
 
     def swap_to_device(self, seq: Sequence) -> None:
-        """Pages back from the host; the sequence goes on from `computed`, where it was swapped."""
+        """Move pages back from the host; the sequence continues from `computed`, where it was swapped."""
         pages = [[pool.take() for _ in held] for pool, held in zip(self.pools, seq.host, strict=True)]
         for g, (held, back) in enumerate(zip(seq.host, pages, strict=True)):
             self.swap_in.extend(PageCopy(g, src, dst) for src, dst in zip(held, back, strict=True))
@@ -265,14 +266,14 @@ class StateCache:
         self._begin(seq, seq.computed, pages)
 
     def lacks(self, seq: Sequence, pages: Seq[Seq[int]]) -> list[int]:
-        """Free pages that each group lacks for all known tokens of `seq`, if it is given `pages`; at most 0: enough."""
+        """Return how many free pages each group lacks if `seq` begins with `pages`; 0 or less: it lacks none."""
         return [
             group.most_pages(len(seq.tokens) + 1) - len(held) - pool.num_free + sum(map(pool.is_free, held))
             for group, pool, held in zip(self.groups, self.pools, pages, strict=True)
         ]
 
     def check_fits(self, seq: Sequence) -> None:
-        """Raise RequestError for a sequence that could not even run alone."""
+        """Raise RequestError for a sequence that does not fit even if it runs alone."""
         if not seq.tokens or len(seq.tokens) >= seq.max_length:
             raise RequestError(f"request {seq.id}: needs a prompt and max_tokens of at least 1")
         for group, pool in zip(self.groups, self.pools, strict=True):
@@ -286,14 +287,14 @@ class StateCache:
     # ---- all sequences ----------------------------------------------------------------------------------
 
     def used_bytes(self) -> int:
-        """Bytes of the pages that sequences hold on the device, each counted once."""
+        """Return the bytes of the pages that sequences hold on the device; a shared page counts once."""
         size = 0
         for group, pool in zip(self.groups, self.pools, strict=True):
             size += group.page_bytes * pool.num_used
         return size
 
     def group_stats(self, running: Seq[Sequence]) -> tuple[GroupStats, ...]:
-        """Of each group; `running` are the sequences that hold pages on the device."""
+        """Return the statistics of each group. running: the sequences that hold pages on the device."""
         found = []
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
             held = sum(seq.num_pages(g, group) for seq in running)
@@ -305,12 +306,12 @@ class StateCache:
         return tuple(found)
 
     def settle(self, step: int) -> None:
-        """Step `step` was committed."""
+        """Record that a step was committed."""
         for pool in chain(self.pools, self.host):
             pool.settle(step)
 
     def check(self, sequences: Seq[Sequence]) -> None:
-        """Raises AssertionError unless the pools' books are what the sequences hold."""
+        """Raise AssertionError unless the pools' bookkeeping agrees with the pages that sequences hold."""
         for g, group in enumerate(self.groups):
             on_device: Counter[int] = Counter()
             on_host: Counter[int] = Counter()
@@ -325,5 +326,5 @@ class StateCache:
             self.pools[g].check(on_device)
             self.host[g].check(on_host)
         for seq in sequences:
-            assert seq.computed <= seq.replay_from <= seq.planned, f"sequence {seq.id} is ahead of itself"
+            assert seq.computed <= seq.replay_from <= seq.planned, f"sequence {seq.id}: progress out of order"
             assert seq.row >= 0 or not seq.tables, f"sequence {seq.id} holds pages without a row"

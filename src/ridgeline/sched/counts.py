@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """Counts of values up to each bound. Observing costs a search among the bounds."""
+    """Counts values by upper bound. `observe` takes a binary search over the bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)

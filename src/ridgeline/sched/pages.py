@@ -1,6 +1,6 @@
-"""One pool of page ids: reference counts, the free list in eviction order, and the prefix index.
+"""A pool of page ids: reference counts, the free list in eviction order, and the prefix index.
 
-A page is always in exactly one place:
+A page is always in exactly one state:
 
     take()           held by sequences,             drop(), last one         waiting for a step that may touch it
     free ----------> num references >= 1 ----------------------------------> limbo (until step n)
@@ -8,8 +8,8 @@ A page is always in exactly one place:
       |                      +--------------------------------------------------+
       +-------------------------------------------------------------------------+  settle(n): step n was committed
 
-A free page keeps its contents and its key until it is handed out again, so `find` may revive it. Pages with a key are
-handed out last, the least recently used of them first.
+A free page keeps its contents and its key until it is handed out again, so `find` may return it. Pages with a key are
+handed out last, the least recently used first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ridgeline.spec.groups import NULL_PAGE
 
 
 class PagePool:
-    """Pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
+    """Manages pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
 
-    num_free: pages that can be taken now. num_limbo: that nobody holds and that a step in flight may still touch. peak:
-    of num_used, since the start. residency: where its pages' times are counted; None: nowhere.
+    num_free: pages that can be taken now. num_limbo: pages that nobody holds and that a step in flight may still touch.
+    peak: the highest num_used so far. residency: measures the lifetimes of pages; None: they are not measured.
     """
 
     __slots__ = (
@@ -42,8 +42,8 @@ class PagePool:
         self._keys: list[PageKey | None] = [None] * num_pages
         self._by_key: dict[PageKey, int] = {}
         self._bare = list(range(num_pages - 1, NULL_PAGE, -1))  # free, without a key; the last is handed out first
-        # Free, with a key; the first is handed out first. A page that was shared meanwhile stays where it was, to be
-        # passed over: so many times as `_passed` says.
+        # Free, with a key; the first is handed out first. A page that was shared meanwhile keeps its entries, which are
+        # then skipped: `_passed` counts them.
         self._keyed: deque[int] = deque()
         self._passed: Counter[int] = Counter()
         self._limbo: dict[int, int] = {}  # page -> the step that must be committed first, ascending
@@ -52,24 +52,24 @@ class PagePool:
 
     @property
     def num_used(self) -> int:
-        """Pages that sequences hold, each once."""
+        """Number of pages that sequences hold; a shared page counts once."""
         return max(self.num_pages - 1, 0) - self.num_free - self.num_limbo
 
     @property
     def num_keys(self) -> int:
-        """Pages in the prefix index, held or free."""
+        """Number of pages in the prefix index, held or free."""
         return len(self._by_key)
 
     def is_free(self, page: int) -> bool:
-        """Would sharing this page leave one less to take?"""
+        """Return whether the page is on the free list."""
         return page != NULL_PAGE and not self._refs[page] and page not in self._limbo
 
     def take(self) -> int:
-        """A page with one reference and without a key. Raises KeyError if none is free."""
+        """Take a free page: it has one reference and no key. Raises KeyError if none is free."""
         return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
-        """The same for several pages, in the order in which they would be taken one by one."""
+        """Take several free pages, in the order in which `take` would return them."""
         if count > self.num_free:
             raise KeyError(f"{self.name}: {count} pages, and {self.num_free} are free")
         refs, keys, by_key, bare = self._refs, self._keys, self._by_key, self._bare
@@ -96,7 +96,7 @@ class PagePool:
         return taken
 
     def share(self, page: int) -> None:
-        """One more holder; revives a page that nobody held."""
+        """Add a holder to a page that is held, or that `find` returned."""
         if not self._refs[page]:
             if page in self._limbo:
                 del self._limbo[page]
@@ -112,11 +112,11 @@ class PagePool:
         self._refs[page] += 1
 
     def drop(self, page: int, until: int) -> None:
-        """One holder less. The last one's page is handed out again once step `until` was committed."""
+        """Remove a holder. A page without holders is handed out again once step `until` was committed."""
         self.drop_all((page,), until)
 
     def drop_all(self, pages: Iterable[int], until: int) -> None:
-        """The same for several pages, one after the other."""
+        """Remove a holder from each page, in order."""
         refs, gone = self._refs, []
         for page in pages:
             if page == NULL_PAGE:
@@ -130,7 +130,7 @@ class PagePool:
         self._wait(gone, until)
 
     def settle(self, step: int) -> None:
-        """Step `step` was committed, and so was every one before it."""
+        """Record that a step, and every step before it, was committed."""
         self._settled = step
         limbo = self._limbo
         if not limbo:
@@ -145,15 +145,15 @@ class PagePool:
         self.num_limbo -= self._release(due)
 
     def writable(self, page: int) -> bool:
-        """May the holder change the page? Not if another one holds it, or may find it."""
+        """Return whether the page may be written: it has one holder and is not in the prefix index."""
         return self._refs[page] == 1 and self._keys[page] is None
 
     def seal(self, page: int, key: PageKey) -> None:
-        """The page will not change any more: later sequences may find it. The first page of equal ones is kept."""
+        """Add a full page to the prefix index. If the key is there already, the earlier page keeps it."""
         self.seal_all((page,), (key,))
 
     def seal_all(self, pages: Iterable[int], keys: Iterable[PageKey]) -> None:
-        """The same for several pages, one after the other."""
+        """Add full pages to the prefix index, in order."""
         of_page, by_key = self._keys, self._by_key
         for page, key in zip(pages, keys, strict=True):
             if page != NULL_PAGE and of_page[page] is None and key not in by_key:
@@ -161,18 +161,18 @@ class PagePool:
                 by_key[key] = page
 
     def find(self, key: PageKey) -> int:
-        """The page that was sealed with `key`, NULL_PAGE if there is none."""
+        """Return the page that was sealed with `key`; NULL_PAGE if there is none."""
         return self._by_key.get(key, NULL_PAGE)
 
     def check(self, held: dict[int, int]) -> None:
-        """Raises AssertionError unless references are what is `held` (page -> count) and every page is in one place."""
+        """Raise AssertionError unless references equal `held` (page -> count) and every page is in one state."""
         runs = self._in_runs()
         counted = {page: refs for page, refs in enumerate(self._refs) if refs and page not in runs}
         assert counted == held, f"{self.name}: references are {counted}, holders {held}"
         free, limbo = self._in_full([*self._bare, *self._live_keyed()]), self._in_full(self._limbo)
-        places = [*held, *free, *limbo]
-        once = len(places) == len(set(places)) == max(self.num_pages - 1, 0) and NULL_PAGE not in places
-        assert once, f"{self.name}: a page is lost, or in two places"
+        pages = [*held, *free, *limbo]
+        once = len(pages) == len(set(pages)) == max(self.num_pages - 1, 0) and NULL_PAGE not in pages
+        assert once, f"{self.name}: a page is lost, or in two states"
         counts = (self.num_free, self.num_limbo)
         assert counts == (len(free), len(limbo)), (
             f"{self.name}: free and in limbo {len(free), len(limbo)}, not {counts}"
@@ -185,7 +185,7 @@ class PagePool:
         assert limits == sorted(limits), f"{self.name}: limbo out of order"
 
     def _wait(self, pages: Sequence[int], until: int) -> None:
-        """Nobody holds these any more."""
+        """Release pages that nobody holds, once step `until` was committed."""
         if until > self._settled:
             self._limbo.update(dict.fromkeys(pages, until))
             self.num_limbo += len(pages)
@@ -193,17 +193,17 @@ class PagePool:
             self._release(pages)
 
     def _release(self, pages: Sequence[int]) -> int:
-        """The number of pages that are free now."""
+        """Put pages on the free list; the number of pages."""
         keys = self._keys
         keyed = [page for page in pages if keys[page] is not None]
         self._keyed += keyed
-        if len(keyed) < len(pages):  # nothing worth keeping: the first to be reused
+        if len(keyed) < len(pages):  # they hold nothing that a request can find, so they are reused first
             self._bare += [page for page in pages if keys[page] is None]
         self.num_free += len(pages)
         return len(pages)
 
     def _oldest(self, count: int) -> list[int]:
-        """Take so many pages off the front of those with a key."""
+        """Remove the `count` least recently used pages with a key from the free list."""
         pop = self._keyed.popleft
         return [pop() for _ in range(count)] if not self._passed else list(islice(self._pop_live(), count))
 
@@ -219,7 +219,7 @@ class PagePool:
                 passed[page] -= 1
 
     def _live_keyed(self) -> list[int]:
-        """Free pages with a key, in order: where a page stands more than once, the last place counts."""
+        """Return the free pages with a key, in order; of several entries for a page the last one counts."""
         passed = self._passed.copy()
         found = []
         for page in self._keyed:
@@ -233,11 +233,11 @@ class PagePool:
         return self._keys[page] is not None
 
     def _in_full(self, pages: Iterable[int]) -> list[int]:
-        """For a pool where a page may stand for others too."""
+        """Return the pages that entries represent; in this class each entry is one page."""
         return list(pages)
 
     def _in_runs(self) -> Set[int]:
-        """Those for which others stand."""
+        """Return the pages that are members of a run; in this class there are none."""
         return frozenset()
 
     def _tidy(self) -> None:

@@ -1,7 +1,7 @@
-"""Who goes first, as a key function over requests: the least key is admitted first and preempted last.
+"""Scheduling policies: a key function over requests. The least key is admitted first and preempted last.
 
-A key is computed once, when a request arrives, so the order of two requests never changes: the head of the queue is
-never passed by, the best running sequence may take pages from all others, and so every request gets its turn.
+A key is computed once, when a request arrives, so the order of two requests never changes: no request overtakes the
+head of the queue, and the first running sequence may take pages from all others. So no request waits forever.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Policy = Callable[[Sequence], float]  # ties go to the earlier arrival
 
 
 def fcfs(sequence: Sequence) -> float:
-    """First come, first served."""
+    """Return a key for first come, first served."""
     return sequence.arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """By priority, with age: a point of priority is worth `patience` later arrivals.
+    """Orders requests by priority and age: one point of priority equals `patience` later arrivals.
 
-    A request of priority p stands where one of priority 0 would that arrived p * patience requests later. So an
-    urgent one overtakes, and no stream of urgent ones holds up another for ever.
+    A request of priority p is ordered like one of priority 0 that arrived p * patience requests later. So an urgent
+    request overtakes others, but a stream of urgent requests cannot delay another one forever.
     """
 
     patience: float = 1000.0

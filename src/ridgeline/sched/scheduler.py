@@ -1,10 +1,10 @@
-"""Who runs next, with which pages. Knows nothing of tensors, devices or clocks, so that a simulator can drive it.
+"""Decide which tokens run next, and on which pages. There are no tensors here, so a simulator can drive it too.
 
-    add, fork, propose, abort            at any time between the two; hold, give: a token that comes late
-    plan = schedule()                    tokens [planned, ..) of some sequences; None: nothing to run now
-    updates = commit(plan, results)      what the step gave; plans are committed in order, at most two are open
+    add, fork, propose, abort            at any time between the two; hold, give: for a token that comes late
+    plan = schedule()                    tokens [planned, ..) of some sequences; None: nothing can run now
+    updates = commit(plan, results)      record the results; plans are committed in order, at most two are in flight
 
-How requests go round:
+The states of a request:
 
                      admit: a row, pages (prefix or swapped)
         waiting  -------------------------------------------> running ----> over (ended, max_tokens, abort)
@@ -12,10 +12,10 @@ How requests go round:
                      preempt: pages dropped or swapped out
                      restart: its length changed how its tokens turn; pages dropped
 
-Why every request gets its turn: `order` never changes, and passes to forks; the head of the queue is never passed by;
-one that is short of pages may take those of any running one behind it; nobody is admitted while a running one is short;
-a request that could not finish alone is refused when it is added; and where nothing else can run, those that pause
-(beams that wait for others) give their rows and pages up.
+Why no request waits forever: `order` never changes, and forks inherit it; no request overtakes the head of the queue;
+a sequence that is short of pages may take those of any running one behind it; no request is admitted while a running
+one is short; a request that could not finish alone is refused when it is added; and where nothing else can run,
+sequences that pause (beams that wait for others) give up their rows and pages.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 MAX_IN_FLIGHT = 2
-# Of all pages, to be left free when a request joins others: without it, half of those that join are preempted within a
-# few steps, because the others grow (bench/paging.py: a tenth of the preemptions for 0.6 % more steps).
+# Share of all pages that stays free when a request joins others. Without it, half of the requests that join are
+# preempted within a few steps, because the others grow (bench/paging.py: a tenth of the preemptions, 0.6 % more steps).
 HEADROOM = 0.01
-# Given the tokens to compute again and the bytes to move each way: how to preempt.
+# Called with the tokens to compute again and the bytes to move each way; how to preempt.
 SwapCost = Callable[[int, int], Literal["recompute", "swap"]]
 
 _BY_ORDER = attrgetter("order")
 
 
 class Scheduler:
-    """Continuous batching over any mix of state groups; see the top of the file.
+    """Schedules continuous batches over any mix of state groups; see the top of the file.
 
-    num_pages: per group, page 0 (never handed out) included; num_host_pages likewise, for swapping. max_batch_tokens,
-    max_seqs: tokens and sequences of one step. swap_cost: None is always to recompute. clock: by which pages'
-    times are counted; None: they are not. regimes: how rotations follow the lengths of sequences.
+    num_pages: per group, with page 0, which is never handed out; num_host_pages likewise, for swapping.
+    max_batch_tokens, max_seqs: most tokens and sequences of a step. swap_cost: decides how to preempt; None: always
+    recompute. clock: measures the lifetimes of pages; None: they are not measured. watcher: is told of commits, forks,
+    preemptions and ends.
     """
 
     _cache_type: type[StateCache] = StateCache
@@ -81,23 +82,24 @@ class Scheduler:
         self._regimes = regimes
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
-        self._waiting: list[tuple[Order, Sequence]] = []  # a heap; may hold some that are over
+        self._waiting: list[tuple[Order, Sequence]] = []  # a heap; some may be over
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._arrivals, self._epochs = count(), count()
-        self._step, self._committed = 1, 0  # of the next plan, and of the last one that was committed
+        self._step, self._committed = 1, 0  # the next plan's number, and the last committed one's
         self._works: list[Work] = []
-        self._short: Order | None = None  # who is short of pages: none behind may take any in this step
+        self._short: Order | None = None  # this sequence is short of pages: none behind it may take any in this step
         self._preempted = False  # in this step
-        self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, free pages that it waits for
+        self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, and the free pages it needs
         self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
         self._num_restored = self._recomputed_tokens = self._num_drafts = self._num_accepted = 0
 
     # ---- requests ---------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence, children: Seq[Sequence] = ()) -> None:
-        """Queue a request. `children` are further choices for the same prompt, which they compute only once.
+        """Queue a request. children: further choices for the same prompt, which is computed only once.
 
-        Raises RequestError, and queues nothing, where it can never fit; ValueError for an id in use or another prompt.
+        Raises RequestError, and queues nothing, if it can never fit. Raises ValueError for an id that is in use, and
+        for a child with another prompt.
         """
         family = (sequence, *children)
         for member in family:
@@ -108,11 +110,11 @@ class Scheduler:
         self._queue(sequence, list(children))
 
     def fork(self, parent_id: int, child: Sequence) -> None:
-        """Add a request that shares what `parent_id` has computed (beams): depth one, between commit and schedule.
+        """Add a sequence that shares what `parent_id` has computed (beams). No step of the parent may be in flight.
 
-        It stands where its parent does in the order. The child's tokens begin with those that the parent computed and
-        have at least one more. Where the parent is not running, or no row is free, the child is queued like any other.
-        Raises as `add` does.
+        The child inherits the parent's position in the order. Its tokens begin with those that the parent computed and
+        have at least one more. If the parent is not running, or no row is free, the child is queued like any other.
+        Raises the errors of `add`.
         """
         parent = self._live[parent_id]
         self._cache.check_fits(child)
@@ -142,15 +144,15 @@ class Scheduler:
         return running + [seq for seq in waiting if not seq.pending]
 
     def hold(self, sequence_id: int) -> None:
-        """Run nothing of a sequence before `give`: the token of its last step, which has just run, comes late."""
+        """Do not run a sequence until `give`: the token of its last step, which has just run, comes late."""
         self._live[sequence_id].held = True
 
     def is_held(self, sequence_id: int) -> bool:
-        """Does it still wait for `give`? Not if it is over, or was preempted and samples its last token again."""
+        """Return whether it still waits for `give`; False if it is over, or was preempted and samples again."""
         return sequence_id in self._live and self._live[sequence_id].held
 
     def give(self, sequence_id: int, result: Result) -> Update:
-        """The token of a sequence that is held, after the commit of its step. Raises ValueError for any other."""
+        """Add the token of a sequence that is held, after the commit of its step. Raises ValueError for any other."""
         seq = self._live[sequence_id]
         if not seq.held or seq.pending or len(result.tokens) != 1:
             raise ValueError(f"sequence {sequence_id} cannot take {len(result.tokens)} tokens now")
@@ -166,26 +168,26 @@ class Scheduler:
         return Update(seq.id, result.tokens, finished)
 
     def abort(self, sequence_id: int) -> bool:
-        """End a request at any moment, also with its steps in flight. False: it was over already."""
+        """End a request at any moment, also while its steps are in flight; False if it was over already."""
         seq = self._live.get(sequence_id)
         if seq is not None:
             self._end(seq)
         return seq is not None
 
     def finish(self, sequence_id: int) -> bool:
-        """The same for a complete request: a stop string was found. What it computed stays in the index either way."""
+        """End a request because a stop string was found. As with `abort`, its pages stay in the prefix index."""
         return self.abort(sequence_id)
 
     def __len__(self) -> int:
-        """Requests that are not over."""
+        """Return the number of requests that are not over."""
         return len(self._live)
 
     # ---- schedule ---------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """The next step: decodes first, then prefill chunks, then new requests, as far as tokens and pages go.
+        """Plan the next step: decodes first, then prefill chunks, then new requests, within the tokens and pages.
 
-        None: nothing can run before the next commit, or before another request arrives.
+        None if nothing can run before the next commit or the next request.
         """
         if self._step - self._committed > MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight: commit one first")
@@ -204,7 +206,7 @@ class Scheduler:
             budget -= self._plan(admitted, budget)
 
     def _plan_running(self, sequences: Iterable[Sequence], budget: int) -> int:
-        """Append work for running sequences; what is left of the budget."""
+        """Append work for running sequences; the tokens that are left of the budget."""
         prefill = []
         for seq in sequences:
             if budget == 0:
@@ -230,7 +232,7 @@ class Scheduler:
         return plan
 
     def _plan(self, seq: Sequence, budget: int) -> int:
-        """Append work for a running sequence; the number of its tokens, 0 if it cannot run now."""
+        """Append work for a running sequence; its number of tokens, 0 if it cannot run now."""
         start, total = seq.planned, len(seq.tokens) + seq.pending
         if seq.row < 0 or seq.held or start >= total or total >= seq.bound:
             return 0
@@ -264,15 +266,15 @@ class Scheduler:
                 seq.drafts = ()
         self._cache.newest_step = seq.last_step = self._step
         seq.replay_from = limit
-        seq.planned = limit + len(drafts)  # with drafts this is past every known token: nothing more until commit
+        seq.planned = limit + len(drafts)  # after drafts, it cannot run again before the commit
         return len(tokens)
 
     def _chunk_end(self, seq: Sequence, limit: int) -> int:
-        """Where a chunk stops short of `limit`; at `planned` it has to wait."""
+        """Return where a chunk that could go to `limit` ends; `planned` if it has to wait."""
         start, fork_at = seq.planned, len(seq.tokens) - 1
-        if seq.children:  # they begin at the prompt's last token, once all before it is computed
+        if seq.children:  # they begin at the prompt's last token, once the tokens before it are computed
             limit = min(limit, fork_at)
-        if start == seq.snapshot_at and seq.computed < start:  # its snapshot is published at commit, then copied
+        if start == seq.snapshot_at and seq.computed < start:  # its snapshot is published at the commit, then copied
             return start
         return self._cache.step_end(seq, limit) if limit - start > 1 else limit
 
@@ -282,7 +284,7 @@ class Scheduler:
         return seq.drafts[: max(0, min(budget, seq.bound - limit - 1))]
 
     def _make_room(self, seq: Sequence, limit: int, end: int) -> tuple[int, int]:
-        """How far there are pages, (0, 0) for nowhere. Preempts sequences behind it for its first token only."""
+        """Return how far there are pages; (0, 0) if nowhere. Preempts sequences behind it for its first token only."""
         while self._short is None or seq.order < self._short:
             room = self._cache.room(seq, limit, end)
             if room[0]:
@@ -296,10 +298,10 @@ class Scheduler:
                 self._preempt(victim)
         return 0, 0
 
-    # ---- rows and places --------------------------------------------------------------------------------
+    # ---- rows, preemption -------------------------------------------------------------------------------
 
     def _admit(self) -> Sequence | None:
-        """Give the head of the queue a row and pages to begin with; None if it must wait, and all behind it too."""
+        """Give the head of the queue a row and pages to begin with; None if it, and all behind it, must wait."""
         while self._waiting and self._live.get(self._waiting[0][1].id) is not self._waiting[0][1]:
             heapq.heappop(self._waiting)
         if not self._waiting:
@@ -313,7 +315,7 @@ class Scheduler:
         return seq
 
     def _is_blocked(self, seq: Sequence) -> bool:
-        """Was it refused before, and are there still fewer free pages than then needed? Saves looking it up again."""
+        """Return whether it was refused before for want of pages, and too few became free since. Saves a look-up."""
         if self._blocked is None or self._blocked[0] is not seq or not self._running:
             return False
         return any(pool.num_free < n for pool, n in zip(self._cache.pools, self._blocked[1], strict=True))
@@ -344,7 +346,7 @@ class Scheduler:
         insort(self._running, seq, key=_BY_ORDER)
 
     def _branch_children(self, seq: Sequence) -> None:
-        """If the prompt is computed up to its last token, let the children go on from there on the same pages."""
+        """Once the prompt is computed up to its last token, let the children continue from there on the same pages."""
         if not seq.children or seq.computed != len(seq.tokens) - 1:
             return
         children, seq.children = seq.children, []
@@ -395,7 +397,7 @@ class Scheduler:
         seq.num_restarts += 1
 
     def _park(self, seq: Sequence) -> None:
-        """Take row and pages from one that pauses: it has nothing more to run, and its forks begin from the prefix."""
+        """Take row and pages from an idle sequence: it runs no more, and its forks begin from the prefix cache."""
         self._num_recompute += 1
         self._leave_row(seq)
         if self._watcher is not None:
@@ -404,7 +406,7 @@ class Scheduler:
         seq.restart(next(self._epochs))
 
     def _park_idle(self) -> bool:
-        """All that pause, if others wait: nothing can run, because they hold what is needed. False: it cannot help."""
+        """Park all idle sequences if others wait for their rows or pages; False if that cannot help."""
         idle = [seq for seq in self._running if seq.is_idle]
         waits = len(idle) < len(self._running) or any(self._live.get(seq.id) is seq for _, seq in self._waiting)
         for seq in idle if waits else ():
@@ -444,9 +446,9 @@ class Scheduler:
     # ---- commit -----------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
-        """The step ran; one result per work. What was preempted or ended meanwhile is passed over in silence.
+        """Record a step that ran: one result per work. Sequences that were preempted or ended meanwhile are skipped.
 
-        Raises ValueError for a plan out of order or a result that cannot be.
+        Raises ValueError for a plan out of order, and for a number of tokens that the work cannot give.
         """
         if plan.step != self._committed + 1:
             raise ValueError(f"step {plan.step} was committed after step {self._committed}")
@@ -458,7 +460,7 @@ class Scheduler:
             seq.computed = limit = work.start + len(work.tokens) - work.num_draft
             if work.sample:
                 updates.append(self._accept(seq, work, result))
-            if seq.row < 0:  # swapped out meanwhile; published when it is back
+            if seq.row < 0:  # swapped out meanwhile; its pages are published when it runs again
                 seq.planned = seq.replay_from
             else:
                 if limit >= seq.next_event:
@@ -494,16 +496,15 @@ class Scheduler:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages that sequences hold on the device, each counted once."""
+        """Bytes of the pages that sequences hold on the device; a shared page counts once."""
         return self._cache.used_bytes()
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens with which `sequence` could begin from the prefix index if it were admitted now."""
-        sequence.enter(self._regimes)
+        """Return how many tokens of `sequence` the prefix index holds now."""
         return self._cache.find_prefix(sequence)[0]
 
     def stats(self) -> Stats:
-        """Where things stand. Costs a look at every running sequence."""
+        """Return statistics. Takes time proportional to the number of running sequences."""
         return Stats(
             running=len(self._running), waiting=len(self._live) - len(self._running),
             groups=self._cache.group_stats(self._running),
@@ -515,6 +516,6 @@ class Scheduler:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises AssertionError if the books do not agree. Costs a look at every page: for tests and idle moments."""
+        """Raise AssertionError if the bookkeeping is inconsistent. Looks at every page: for tests and idle moments."""
         self._cache.check(list(self._live.values()))
         check_rows(self._live, self._running, self._rows)

@@ -1,12 +1,13 @@
-"""A request as the scheduler sees it: tokens, progress, page tables, hash chain.
+"""A request in the scheduler: its tokens, progress, page tables and hash chain.
 
     0          computed        replay_from        planned         len(tokens) + pending
     |-------------|-----------------|----------------|-------------------|
      pages hold it  steps in flight   accepted drafts   to be run
 
-computed == replay_from: nothing is in flight. Pages of every group hold what is needed to go on from `computed`; of
-the accepted drafts after it, rows are in pages and the inputs of snapshot groups are with the row on the device. A
-sequence that leaves its row (swap), or another one that shares its pages (fork), goes on from `computed`.
+computed == replay_from: no step is in flight. Pages of every group hold the state that is needed to continue from
+`computed`. For the accepted drafts after it, the pages of row groups hold their rows, and the device keeps the inputs
+of snapshot groups with the row of the tables. A sequence that leaves its row (swap), or one that shares its pages
+(fork), continues from `computed`.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from dataclasses import dataclass, field
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import Regimes
 
-# What the policy made of it, and its arrival (a fork's: its first ancestor's), and its own arrival.
+# The policy's key, the arrival of its first ancestor (its own, if it is no fork), and its own arrival.
 Order = tuple[float, int, int]
-# By what a full page is found again: a hash of all tokens up to its end, or a number of the workload's own (sim/).
+# The key of a full page in the prefix index: a hash of all tokens up to its end, or a number (sim/).
 PageKey = bytes | int
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request, or one of its choices. The first five fields are the caller's; the scheduler owns the rest.
+    """One request, or one of its choices. The caller sets the first five fields; the scheduler owns the rest.
 
-    tokens: the prompt, then what was generated. max_tokens: to generate. priority: lower is more urgent (policy.py).
-    root: the first link of the hash chain; sequences share pages only under the same one (`hash_root`).
-    num_prompt: given only if `tokens` begin with generated ones too (beams). num_cached: tokens found at admission.
-    num_restarts: how often it was computed again, because its length changed how its tokens turn.
+    tokens: the prompt, then the generated tokens. max_tokens: most tokens to generate. priority: lower is more urgent
+    (policy.py). root: the first link of the hash chain; only sequences with the same root share pages (`hash_root`).
+    num_prompt: length of the prompt; to be set if `tokens` hold generated ones from the start (beams). num_cached:
+    tokens found in the prefix index when it was admitted.
     """
 
     id: int
@@ -59,37 +60,40 @@ class Sequence:
     replay_from: int = 0
     planned: int = 0
     pending: int = 0  # sampled tokens that only the device knows yet
-    held: bool = False  # its next token comes late, by `give`: nothing to run before
-    snapshot_at: int = 0  # a position where a step shall end, so that its snapshot can be published
+    held: bool = False  # its next token comes late, by `give`; it does not run before
+    snapshot_at: int = 0  # a step must end at this position, so that its snapshot can be published
     # pages, per group
     tables: list[list[int]] = field(default_factory=list)
     sealed: list[int] = field(default_factory=list)  # pages [0, sealed) are in the prefix index, or were
-    dropped: list[int] = field(default_factory=list)  # pages [0, dropped) were let go, but for the first tokens'
+    dropped: list[int] = field(default_factory=list)  # pages [0, dropped) were released, except for the first tokens'
     sent: list[int] = field(default_factory=list)  # entries [0, sent) are known to the device
-    host: list[list[int]] = field(default_factory=list)  # where it was swapped to: for each of reads(computed)
-    covered: int = 0  # a step up to here needs no page, copy or delta
-    next_event: int = 0  # computed below this: nothing to seal or let go
+    host: list[list[int]] = field(
+        default_factory=list
+    )  # host pages it was swapped to, one for each page of reads(computed)
+    covered: int = 0  # a step that ends by here needs no page, copy or delta
+    next_event: int = 0  # while `computed` is below this, there is no page to seal or to release
     _chain: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.tokens)  # choices of one prompt are often given the same list
+        self.tokens = list(self.tokens)  # the choices of a request are often given the same list
         self.num_prompt = self.num_prompt or len(self.tokens)
         self.bound = self.max_length = self.num_prompt + self.max_tokens
 
     @property
     def is_shared(self) -> bool:
-        """May another sequence look for its pages?"""
+        """Return whether another sequence can share its pages."""
         return True
 
     @property
     def is_idle(self) -> bool:
-        """Does it pause, because a step gave it no token? Then it has nothing to run until it is forked or ended. Not
-        one that is held, which goes on by itself.
+        """Return whether it pauses because a step gave it no token: it does not run until it is forked or ended.
+
+        A sequence that is held is not idle: it continues by itself.
         """
         return not self.pending and not self.held and self.computed == self.planned == len(self.tokens)
 
     def prefix_hash(self, position: int, grid: int) -> PageKey:
-        """Hash of tokens [0, position) under the root, for a multiple of `grid`: one link per `grid` tokens."""
+        """Return the hash of tokens [0, position) under the root. position: a multiple of `grid`, tokens per link."""
         chain, links = self._chain, position // grid
         while len(chain) < links:
             begin = len(chain) * grid
@@ -99,11 +103,11 @@ class Sequence:
         return chain[links - 1]
 
     def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
-        """Keys of pages [first, stop)."""
+        """Return the keys of pages [first, stop)."""
         return [self.prefix_hash((index + 1) * page_tokens, grid) for index in range(first, stop)]
 
     def num_pages(self, g: int, group: StateGroup) -> int:
-        """Pages that it holds of group `g`; of a snapshot, those between two are none."""
+        """Return the number of pages that it holds in group `g`."""
         table, dropped = self.tables[g], self.dropped[g]
         if group.snapshot:
             return sum(map(bool, table[dropped:]))
@@ -117,7 +121,7 @@ class Sequence:
         self._chain.clear()
 
     def restart(self, epoch: int) -> None:
-        """Forget all progress; results of steps in flight are of an older epoch."""
+        """Forget all progress. Results of steps in flight have an older epoch and are ignored."""
         self.epoch = epoch
         self.computed = self.replay_from = self.planned = self.pending = 0
         self.held = False  # its last token is computed again, and sampled again
@@ -129,9 +133,9 @@ def root_of(root: bytes, floor: int) -> bytes:
 
 
 def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "", alone: str = "") -> bytes:
-    """The root of a hash chain: sequences that differ in any of these never share state.
+    """Return the root of a hash chain: sequences that differ in any argument never share state.
 
-    alone: a name for requests that share with nobody; it is no cache_salt that somebody could guess.
+    alone: a unique name for a request that shares with no other; unlike a cache_salt, a client cannot choose it.
     """
     parts = (part.encode() for part in (cache_salt, adapter, state_precision, alone))
     body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from ridgeline.sched.page_times import PageTimes
 
-# Of each sequence in a step: its new tokens, its context with them, and its rows of logits.
+# For each sequence in a step: its new tokens, its context including them, and its rows of logits.
 StepShape = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Pages of one group.
+    """Statistics of the pages of one state group.
 
-    used_pages: held by sequences, each counted once; peak_pages: the most so far. slots: token places in pages that
-    running sequences hold. wasted_slots: those without a token that is still read. A shared page's slots count once
-    per holder; a snapshot has none. shared_pages: references of sequences to pages, beyond one to each.
+    used_pages: pages that sequences hold; a shared page counts once. peak_pages: the highest used_pages so far. slots:
+    tokens that fit into the pages of running sequences. wasted_slots: slots without a token that is still read. The
+    slots of a shared page count once per holder; a snapshot has none. shared_pages: references of sequences to pages
+    beyond the first to each.
     """
 
     name: str
@@ -31,14 +32,15 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The scheduler at one moment, and its counters since the start.
+    """The state of the scheduler now, and its counters since the start.
 
-    queried_tokens, hit_tokens: known at first admission, and of those found in the prefix index. Of recurrent layers:
-    snapshots: states in the prefix index now; restored: requests that went on from one; recomputed_tokens: those that
-    an earlier prompt began with too, but past the nearest snapshot. draft_tokens, accepted_tokens: that were run, and
-    of those. unrecorded: why decode steps are not run from a recording, None where they are. unproposed: why the
-    proposer of drafts is not used any more, None where it is, or there is none.
-    last_step: what the last step that computed was made of. page_times: still counting; None where nobody counts them.
+    queried_tokens: tokens of sequences when they were first admitted. hit_tokens: those found in the prefix index.
+    snapshots: recurrent states in the prefix index now. restored: requests that began from one. recomputed_tokens:
+    tokens that an earlier prompt shared, but after the nearest snapshot. draft_tokens: drafts that were run.
+    accepted_tokens: drafts that were accepted. unrecorded: why decode steps are not run from a recording; None if they
+    are. unproposed: why the proposer of drafts is not used any more; None if it is used, or if there is none.
+    last_step: the sequences of the last step that computed. page_times: histograms that are still filled; None if they
+    are not measured.
     """
 
     running: int
@@ -60,5 +62,5 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of known tokens that were not computed again, 0 to 1."""
+        """Share of queried tokens that were found in the prefix index, 0 to 1."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0

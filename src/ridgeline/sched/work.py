@@ -1,21 +1,21 @@
-"""What one step does, as plain data: it can be planned ahead, pickled, sent to other processes, recorded, replayed.
+"""A step as plain data, which can be planned ahead, pickled, sent to other processes, recorded and replayed.
 
-How a device must run a StepPlan, in this order, steps in the order of their numbers:
+A runner runs plans in the order of their numbers, and each plan in this order:
 
     1. swap_out (device -> host), swap_in (host -> device), copies (device -> device): whole pages
     2. the deltas of every Work into the page tables [group][row][index]
     3. the forward pass over all works
 
-Work runs the tokens at positions [start, start + len(tokens)). A token of LAST is the one that this row sampled in
-the step before. limit = start + len(tokens) - num_draft is where the drafts begin.
+A Work runs the tokens at positions [start, start + len(tokens)). A token LAST is the one that its row sampled in the
+step before. The drafts begin at limit = start + len(tokens) - num_draft.
 
-    row groups       every token reads rows [token - lookback, token), and of [0, first_tokens) those before it, and
-                     writes its own row, drafts included. Rows past what is accepted are garbage that a later step
-                     overwrites.
+    row groups       every token, drafts included, reads rows [token - lookback, token) and the rows of
+                     [0, first_tokens) before it, and writes its own row. Rows after the accepted tokens are garbage
+                     that a later step overwrites.
     snapshot groups  replay_from <= start: the page table[(replay_from - 1) // T] holds the state after replay_from
                      tokens (0: the empty state). Tokens [replay_from, start) are drafts that the last step of this row
                      had accepted: the device kept their inputs and replays them. The state after `limit` tokens goes
-                     to page table[(limit - 1) // T]; the drafts' inputs are kept with the row, their states nowhere.
+                     to page table[(limit - 1) // T]. The device keeps the drafts' inputs with the row, but no states.
 
              replay_from       start         limit          start + len(tokens)
         ----------|--------------|-------------|---------------|
@@ -34,7 +34,7 @@ LAST = -1
 
 
 class PageDelta(NamedTuple):
-    """Entries [first, first + len(pages)) of row `row` of a group's page table; NULL_PAGE is an entry not kept."""
+    """Entries [first, first + len(pages)) of row `row` of a group's page table; NULL_PAGE: no page."""
 
     group: int
     row: int
@@ -43,7 +43,7 @@ class PageDelta(NamedTuple):
 
 
 class PageCopy(NamedTuple):
-    """Page `src` of a group to page `dst`. Swaps: device to host page, or host to device page."""
+    """A copy of page `src` of a group to page `dst`; for a swap one of them is on the host."""
 
     group: int
     src: int
@@ -51,11 +51,11 @@ class PageCopy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Some tokens of one sequence: a prefill chunk, a decode step, a draft verification; see the top of the file.
+    """Some tokens of one sequence: a prefill chunk, a decode, or the verification of drafts; see the top of the file.
 
-    row: the sequence's line in the device's tables, its own while it runs; it may pass to another sequence while an
-    older step is in flight. epoch: raised by preemption, unique to a placement, so that old results are inert.
-    sample: the logits of the last known token (and of the drafts) are needed.
+    row: the sequence's row in the device's tables while it runs; it may pass to another sequence while an older step is
+    in flight. epoch: a number that changes with each preemption, so that old results are ignored. sample: the logits of
+    the last known token, and of the drafts, are sampled.
     """
 
     sequence: int
@@ -71,7 +71,7 @@ class Work(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step. `works` may be empty where only swaps are due."""
+    """One step. `works` is empty if the step only swaps pages."""
 
     step: int
     works: tuple[Work, ...]
@@ -99,7 +99,7 @@ class Result(NamedTuple):
 
 
 class Update(NamedTuple):
-    """New tokens of a sequence, after commit. finished: it is over, and its pages are let go."""
+    """New tokens of a sequence after a commit. finished: it is over, and its pages are released."""
 
     sequence: int
     tokens: tuple[int, ...]
