@@ -1,4 +1,4 @@
-"""The loop over scheduler and runner, and the sessions of requests on top of it."""
+"""The loop of scheduler and runner, and the sessions of requests on top of it."""
 
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.session import Session, Sink

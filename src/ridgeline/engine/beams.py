@@ -1,8 +1,8 @@
-"""Beam searches in the engine: every beam is a sequence, and beams that part share pages until they write.
+"""Beam searches in the engine: every beam is a sequence, and beams that diverge share pages until they write.
 
 A beam's step gives candidates instead of a token, so its sequence pauses. When all beams of a search have paused, the
-search says which live on (sample/beams.py); those are forked from their parents, and the parents are over. That is
-why an engine with a search in it has one step in flight.
+search selects the next beams (sample/beams.py); they are forked from their parents, and the parents end. So an engine
+with a beam search has one step in flight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.spec.request import BeamSearchParams
 
 @dataclass(slots=True)
 class _Search:
-    """One request's search. live: its beams, best first; found: what their steps gave, by sequence."""
+    """One request's search. live: its beams, best first. found: the candidates of each beam, by sequence."""
 
     request: int
     params: BeamSearchParams
@@ -34,7 +34,7 @@ class _Search:
 
 
 class Beams:
-    """All searches of one engine. ids: of sequences. eos: the model's end-of-sequence tokens."""
+    """Runs the searches of one engine. ids: sequence ids. eos: the model's end-of-sequence tokens."""
 
     def __init__(self, scheduler: Scheduler, ids: Iterator[int], eos: Collection[int]) -> None:
         self._scheduler, self._ids, self._eos = scheduler, ids, eos
@@ -43,11 +43,11 @@ class Beams:
         self._in_flight: dict[int, Candidates | RequestError] = {}  # by sequence, until its step is committed
 
     def __len__(self) -> int:
-        """Searches that are not done."""
+        """Return the number of searches that are not done."""
         return len(self._searches)
 
     def add(self, request_id: int, request: GenerationRequest, max_tokens: int, root: bytes) -> None:
-        """Queue a search. Raises RequestError, and queues nothing, if not even one beam can ever fit."""
+        """Queue a search. Raises RequestError, and queues nothing, if a single beam can never fit."""
         assert isinstance(request.params, BeamSearchParams)
         prompt = list(request.prompt_token_ids)
         first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root)
@@ -57,7 +57,7 @@ class Beams:
         self._searches[request_id] = self._owners[first.id] = owner
 
     def abort(self, request_id: int) -> None:
-        """End a search, at any moment; nothing happens if there is none."""
+        """End a search at any moment. Nothing happens if there is none."""
         search = self._searches.pop(request_id, None)
         for beam in search.live if search else ():
             self._end(beam)
@@ -76,7 +76,10 @@ class Beams:
         self._owners[sequence].found[sequence] = self._in_flight.pop(sequence)
 
     def advance(self) -> list[Event]:
-        """Between commit and schedule: let every search go on whose beams all have candidates. Answers, when done."""
+        """Advance every search whose beams all have candidates; the events of those that are done.
+
+        To be called between commit and schedule.
+        """
         events = []
         for search in list(self._searches.values()):
             if len(search.found) == len(search.live):
@@ -101,7 +104,7 @@ class Beams:
         return events + [_failed(search, i, none_left) for i in range(len(answers), search.params.answers)]
 
     def _branch(self, search: _Search, branches: list[Branch]) -> None:
-        """Fork the next live beams. Parents of few go first: the rows that they leave are there for those of many."""
+        """Fork the next live beams. Parents with few children go first: the others can use the rows that they leave."""
         counts = Counter(branch.parent for branch in branches)
         beams: list[Sequence | None] = [None] * len(branches)
         for parent, old in sorted(enumerate(search.live), key=lambda item: counts[item[0]]):

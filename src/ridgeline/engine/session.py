@@ -1,4 +1,4 @@
-"""Requests on their way through a generator: their text, their stop strings, their timing, their results."""
+"""Requests between their arrival and their result: text, stop strings, timing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sink = Callable[[OutputChunk], None]
 
 
 class Session:
-    """Feeds a generator, and tells each request's sink what became of it. Not for several threads at once."""
+    """Feeds requests to a generator and passes their results to their sinks. Not for several threads at once."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer | None, grammars: Grammars | None = None) -> None:
         self._generator, self._tokenizer, self._grammars = generator, tokenizer, grammars
@@ -26,13 +26,13 @@ class Session:
         self._ids = count()
 
     def __len__(self) -> int:
-        """Requests that are not complete."""
+        """Return the number of requests that are not complete."""
         return len(self._open)
 
     def add(self, request: GenerationRequest, sink: Sink, arrived: float | None = None) -> int:
-        """Queue a request; its id. arrived: when its time began (time.perf_counter), now by default.
+        """Queue a request; its id. arrived: when the request arrived (time.perf_counter). Default: now.
 
-        Raises RequestError, and queues nothing, if it can never fit, or asks for a structure that is none.
+        Raises RequestError, and queues nothing, if it can never fit, or if its structured output is not valid.
         """
         if self._grammars is not None:
             request = request.with_grammar(self._grammars)
@@ -43,19 +43,19 @@ class Session:
         return request_id
 
     def abort(self, request_id: int) -> None:
-        """End a request at any moment: its sink hears nothing more. Nothing happens if it was complete."""
+        """End a request at any moment: its sink is not called again. Nothing happens if it was complete."""
         if self._open.pop(request_id, None) is not None:
             self._generator.abort(request_id)
 
     def __contains__(self, request_id: int) -> bool:
-        """Is the request still open? Not once it is complete, aborted, or lost with a step that raised."""
+        """Return whether the request is open: not complete, aborted, or lost with a step that raised."""
         return request_id in self._open
 
     def step(self) -> None:
-        """Let the generator compute for a while, and hand out what came of it.
+        """Run one step of the generator and call the sinks of the requests that have new tokens.
 
-        Whatever is raised in here (an interrupt, an error of a sink or of a device) leaves the generator with a step
-        that can never be committed: all requests are lost then, without a word to their sinks, and new ones welcome.
+        After an exception in here (an interrupt, an error of a sink or of the device) the generator's step can never be
+        committed. So all requests are dropped, and their sinks are not called; new requests can be added.
         """
         try:
             for event in self._generator.step():
@@ -66,15 +66,15 @@ class Session:
             raise
 
     def stats(self) -> Stats | None:
-        """Pages, prefix hits and preemptions; None for a generator that keeps nothing."""
+        """Return pages, prefix hits and preemptions; None for a generator without a cache."""
         return self._generator.stats()
 
     def last_step(self) -> StepShape:
-        """What the last step computed; () where it only took in what was due."""
+        """Return what the last step computed; () if it only collected."""
         return self._generator.last_step()
 
     def check(self) -> None:
-        """For idle moments: do the books of pages agree? If not, all is forgotten, and AssertionError is raised."""
+        """Check the bookkeeping of pages while idle. If it is wrong, drop all requests and raise AssertionError."""
         try:
             self._generator.check()
         except AssertionError:
@@ -118,7 +118,7 @@ class _Open:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def take(self, event: Event) -> tuple[OutputChunk | None, bool]:
-        """What to tell of an event, and whether a stop string ended the answer. None: the answer was over before."""
+        """Return the chunk for an event (None: the answer was over), and whether a stop string ended the answer."""
         answer = self._outputs[event.choice]
         if answer.finish_reason is not None:  # a stop string ended it while a step was in flight
             return None, False
@@ -126,7 +126,7 @@ class _Open:
         self._first = self._first or self._last
         self._scheduled = self._scheduled or event.scheduled
         self._num_preempted[event.choice] = event.num_preempted
-        if event.choice == 0:  # the others share the first one's prompt
+        if event.choice == 0:  # the other choices share its prompt
             self._num_cached = event.num_cached_tokens
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = [None, *event.prompt_logprobs]
@@ -141,7 +141,7 @@ class _Open:
         return self._chunk(answer, text, event.tokens[:num_taken], event.logprobs[:num_taken]), stop is not None
 
     def _text(self, event: Event) -> tuple[str, int, str | None]:
-        """The new text, how many of the tokens count, and the stop string that cut them off, if any."""
+        """Return the new text, the number of tokens up to a stop string, and that string, if there is one."""
         if self._texts is None:
             return "", len(event.tokens), None
         text, whole = self._texts[event.choice], ""
@@ -184,7 +184,7 @@ class _Open:
 
 
 def error_output(request: GenerationRequest, error: RequestError) -> RequestOutput:
-    """The result of a request that could not even be queued."""
+    """Return the result of a request that could not be queued."""
     answers = [CompletionOutput(i, finish_reason="error", error=str(error)) for i in range(request.num_answers)]
     ids = list(request.prompt_token_ids)
     return RequestOutput(request.prompt, ids, answers, Timing(0.0, None, 0.0, 0.0))

@@ -1,8 +1,7 @@
 """Static batching (`--batching static`): the baseline of serving before Orca (Yu et al., OSDI 2022).
 
-Requests are taken in whole batches, every sequence's state is reserved at the longest context, and nobody joins before
-the last of a batch is done. Kinder than the systems of its day in one thing: sequences that are over are not computed
-any further.
+Requests are taken in whole batches, the state of each sequence is reserved for the longest context, and no request
+joins before the whole batch is done. Unlike systems of that time, it stops computing a sequence that is over.
 """
 
 from __future__ import annotations
@@ -74,6 +73,6 @@ class StaticGenerator:
 
 
 def _num_sequences(request: GenerationRequest) -> int:
-    """How many sequences a request runs at once, at most."""
+    """Return the most sequences that a request runs at once."""
     params = request.params
     return params.beam_width if isinstance(params, BeamSearchParams) else params.n

@@ -1,4 +1,4 @@
-"""A session in a thread of its own, so that an event loop, or any other thread, may send it requests."""
+"""Run a session in a thread of its own, so that an event loop, or any other thread, may send it requests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import Stats
 from ridgeline.spec.request import OutputChunk
 
-IDLE_SECONDS = 1.0  # without work, after which the books are checked
+IDLE_SECONDS = 1.0  # after so long without work the bookkeeping is checked
 
 # Called in the engine's thread with every chunk of a request, or with the exception that ended it.
 Listener = Callable[[OutputChunk | Exception], None]
 
 
 class EngineClosed(RuntimeError):
-    """The engine was closed while the request was open, or before it came."""
+    """The engine was closed while the request was open, or before it arrived."""
 
 
 class EngineThread:
-    """Drives a session, which belongs to this thread from now on.
+    """Drives a session in a thread; nothing else may use the session from then on.
 
-    Requests may be added and ended from any thread, at any moment. An exception in a step ends the requests that are
-    open, each of which is told; the engine goes on with the next ones.
+    Requests may be added and ended from any thread, at any moment. An exception in a step ends all open requests and is
+    passed to their listeners; the engine continues with new ones.
     """
 
     def __init__(self, session: Session) -> None:
@@ -39,7 +39,7 @@ class EngineThread:
         self._thread.start()
 
     def add(self, request: GenerationRequest, listener: Listener) -> Callable[[], None]:
-        """Queue a request; what is returned ends it, early or late. Raises EngineClosed."""
+        """Queue a request; a function that ends it, which may be called at any time. Raises EngineClosed."""
         opened: list[int] = []
 
         def add() -> None:
@@ -63,7 +63,7 @@ class EngineThread:
         self._send(lambda: listener(self._session.stats()))
 
     def close(self) -> None:
-        """End all requests, each of which is told, and the thread. May be called again."""
+        """End all requests, with EngineClosed for their listeners, and the thread. May be called again."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -89,7 +89,7 @@ class EngineThread:
         self._end_all(EngineClosed("the engine was closed"))
 
     def _read_inbox(self, wait: bool) -> None:
-        """Run the commands that are there; with `wait`, at least one."""
+        """Run the commands in the inbox. wait: run at least one."""
         if wait:
             self._first_command()()
         try:
@@ -108,8 +108,8 @@ class EngineThread:
     def _check(self) -> None:
         try:
             self._session.check()
-        except AssertionError:  # a fault of ours, which has harmed nobody yet: the state is forgotten
-            logging.getLogger(__name__).exception("the books of pages did not agree; the state was forgotten")
+        except AssertionError:  # a bug in the engine; no request is open, so none is harmed
+            logging.getLogger(__name__).exception("the bookkeeping of pages is inconsistent; the cache was reset")
 
     def _tell(self, request_id: int, chunk: OutputChunk) -> None:
         listener = self._listeners.get(request_id)

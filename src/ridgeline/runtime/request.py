@@ -1,4 +1,4 @@
-"""From what a user gives (text, messages, ids) to a request that is known to fit the model."""
+"""Turn a user's prompt (text, messages, token ids) into a request that fits the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
-# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and perhaps some
-# of PromptOptions.
+# Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and optionally
+# some of PromptOptions.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as the text that its chat template made of it.
+    """A conversation as the text that its chat template produced.
 
-    add_special_tokens: see Tokenizer.encode_rendered. options: how it is read.
+    add_special_tokens: see Tokenizer.encode_rendered. options: how the text is tokenized and truncated.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class TextToEncode:
-    """A text and how it is tokenized. is_chat: a chat template gave it. max_tokens: see Tokenizer.encode."""
+    """A text and how it is tokenized. is_chat: a chat template produced it. max_tokens: see Tokenizer.encode."""
 
     text: str
     is_chat: bool = False
@@ -44,7 +44,7 @@ class TextToEncode:
     truncation_side: Side = "left"
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids. Raises RequestError for text that is not valid Unicode."""
+        """Return the token ids. Raises RequestError for text that is not valid Unicode."""
         most, side = self.max_tokens, self.truncation_side
         if self.is_chat:
             return tokenizer.encode_rendered(self.text, self.add_special_tokens, max_tokens=most, truncation_side=side)
@@ -53,9 +53,9 @@ class TextToEncode:
 
 
 class Frontend:
-    """Tokenizes and checks. no_tokenizer: why there is none, where there is none.
+    """Tokenizes prompts and checks requests.
 
-    max_chars: characters that a text may have; None: any number.
+    no_tokenizer: why there is no tokenizer, if there is none. max_chars: most characters of a text; None: no limit.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Frontend:
         self._max_model_len, self._seed, self._max_chars = max_model_len, seed, max_chars
 
     def encode(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> list[int]:
-        """Token ids of a prompt, exactly one BOS where the model uses one, truncated where the prompt asks for it.
+        """Return the token ids of a prompt, with exactly one BOS if the model uses it, truncated if the prompt says so.
 
-        answer_tokens: what a truncated prompt leaves room for. Raises RequestError or TokenizerError.
+        answer_tokens: tokens that a truncated prompt leaves for the answer. Raises RequestError or TokenizerError.
         """
         work = self.text_of(prompt, answer_tokens)
         if work is not None:
@@ -83,9 +83,9 @@ class Frontend:
         return self.check_ids([*truncated([*value], kept, options.truncation_side)])
 
     def text_of(self, prompt: Prompt | Rendered, answer_tokens: int = 1) -> TextToEncode | None:
-        """The text of a prompt that is to be tokenized, None of one that consists of ids. Raises as `encode`.
+        """Return the text of a prompt, to be tokenized; None for a prompt of token ids. Raises the errors of `encode`.
 
-        A text that cannot fit is refused by arithmetic, unless it is to be truncated.
+        A text whose length shows that it cannot fit is refused, unless it is to be truncated.
         """
         kind, value, options = _parts(prompt)
         if kind == "prompt_token_ids":
@@ -104,14 +104,14 @@ class Frontend:
         return TextToEncode(text, kind == "rendered", special, kept, options.truncation_side)
 
     def check_size(self, text: str) -> None:
-        """Raise RequestError for a text of more characters than may be tokenized at once."""
+        """Raise RequestError for a text of more than max_chars characters."""
         if self._max_chars is not None and len(text) > self._max_chars:
             raise RequestError(
                 f"the text has {len(text)} characters; the limit is {self._max_chars} (--max-prompt-chars): shorten it"
             )
 
     def check_text(self, text: str) -> None:
-        """Raise RequestError for a prompt that cannot fit the context, by arithmetic, before it is tokenized."""
+        """Raise RequestError for a text whose number of characters shows that it cannot fit the context."""
         self.check_size(text)
         tokenizer, limit = self.tokenizer(), self._max_model_len
         if (least := tokenizer.least_tokens(text)) > limit:
@@ -129,10 +129,10 @@ class Frontend:
         priority: int = 0,
         ids: list[int] | None = None,
     ) -> GenerationRequest:
-        """A prompt and how to continue it, checked. ids: of its text, if `text_of` has been tokenized elsewhere.
+        """Return a checked request. ids: the tokens of its text, if the result of `text_of` was tokenized elsewhere.
 
-        place: the request's number in its call. Under a seed of its own a request's noise depends on nothing else;
-        under the model's, on its place. Raises RequestError or TokenizerError.
+        place: number of the request in its call. A request with a seed draws noise from the seed alone; one without
+        draws from the model's seed and its number. Raises RequestError or TokenizerError.
         """
         ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
         self.check_length(ids, params)
@@ -209,7 +209,7 @@ def answer_tokens(params: Params) -> int:
 
 
 def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt (text, an object, a list of token ids) as a list of one; many as a list."""
+    """Return a list of prompts. A single prompt (text, an object, a list of token ids) becomes a list of one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
@@ -219,7 +219,7 @@ def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 
 
 def _parts(prompt: Prompt | Rendered) -> tuple[str, Any, PromptOptions]:
-    """Which of PROMPT_KEYS a prompt has ("rendered": it is a Rendered), its value, and how it is read."""
+    """Return which of PROMPT_KEYS a prompt has ("rendered" for a Rendered), its value, and its options."""
     if isinstance(prompt, Rendered):
         return "rendered", prompt, prompt.options
     if isinstance(prompt, str):

@@ -1,4 +1,4 @@
-"""The real scheduler on a virtual clock: what a model, a machine and a workload will give, before anything runs."""
+"""Simulate serving with the real scheduler on a virtual clock: predict the latencies of a workload on a machine."""
 
 from ridgeline.plan.limits import Slo
 from ridgeline.sim.calibrated_cost import CalibratedCost, cost_of

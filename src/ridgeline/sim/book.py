@@ -1,7 +1,7 @@
-"""What is written down while a simulation runs, and what it gives at the end.
+"""Record a simulation while it runs, and return its columns at the end.
 
-Times are whole nanoseconds and all sums are of whole numbers: to take many steps at once gives the same to the digit.
-A token's time is the end of its step, so an answer is a few runs of steps, [first, last], in each of which it got one.
+Times are whole nanoseconds, and all sums are of whole numbers, so skipping many steps at once gives equal digits. A
+token's time is the end of its step, so an answer is a few runs of steps, [first, last], with one token in each step.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ridgeline.sched.sequence import Sequence as Sched
 from ridgeline.sim.metrics import SECOND, Answered, Ints, Report
 from ridgeline.sim.workload import Request
 
-BUCKETS = 512  # at most
+BUCKETS = 512  # most buckets of the timeline
 FIRST_WIDTH = 1 << 20  # nanoseconds
 
 
 @dataclass(slots=True)
 class Open:
-    """A request on a replica. index: in the workload. runs: first and last step of each run, one after the other."""
+    """A request on a replica. index: its number in the workload. runs: first and last step of each run, flattened."""
 
     index: int
     request: Request
     sequence: Sched
     replica: int
-    pending: int  # tokens of its prompt that are to be computed, until its first token
+    pending: int  # prompt tokens that are to be computed; 0 after its first token
     runs: list[int] = field(default_factory=list)
     recorded: int = 0  # tokens
 
     def take(self, step: int) -> None:
-        """It got a token in `step`, and in every step between, as far as its sequence has grown by more."""
+        """Record the tokens that its sequence gained: one in `step`, and one in each step before for any more."""
         gained = len(self.sequence.tokens) - self.sequence.num_prompt - self.recorded
         runs = self.runs
         if not runs:
@@ -48,16 +48,19 @@ class Open:
 
 
 class Timeline:
-    """Means over stretches of time, as fine as BUCKETS allow."""
+    """Means over intervals of time, at most BUCKETS of them."""
 
     NAMES = ("at_work", "batch", "waiting", "used_bytes")
 
     def __init__(self) -> None:
         self.width = FIRST_WIDTH
-        self.sums: list[list[int]] = []  # per bucket, as NAMES says: times nanoseconds
+        self.sums: list[list[int]] = []  # per bucket: the values of NAMES, times nanoseconds
 
     def add(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
-        """Between two times, in nanoseconds, a replica is at work, with so many sequences and bytes."""
+        """Record that a replica computes between two times, in nanoseconds.
+
+        batch: sequences of the step. waiting: sequences that wait. size: bytes of pages in use.
+        """
         last = (end - 1) // self.width
         while last >= BUCKETS:
             self._halve()
@@ -65,17 +68,19 @@ class Timeline:
         while len(self.sums) <= last:
             self.sums.append([0, 0, 0, 0])
         width = self.width
-        for place in range(start // width, last + 1):
-            busy = min(end, (place + 1) * width) - max(start, place * width)
-            sums = self.sums[place]
+        for index in range(start // width, last + 1):
+            busy = min(end, (index + 1) * width) - max(start, index * width)
+            sums = self.sums[index]
             sums[0] += busy
             sums[1] += busy * batch
             sums[2] += busy * waiting
             sums[3] += busy * size
 
     def columns(self) -> dict[str, list[float]]:
-        """Of each stretch, sums over replicas: its middle, the share of the time at work times replicas, and means over
-        all of the time of the sequences that run, of those that wait, and of the bytes in use.
+        """Return columns with one value per interval, summed over replicas.
+
+        time_s: the middle of the interval. at_work: share of the time in which steps run. batch, waiting, used_bytes:
+        means over the whole interval.
         """
         sums = np.array(self.sums or [[0] * 4], np.float64) / self.width
         times = (np.arange(len(sums)) + 0.5) * self.width / SECOND
@@ -93,7 +98,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload that was run, simulated or measured: the columns, and what they and a picture are made of."""
+    """A workload that was simulated or measured: its report, and the data for a picture."""
 
     report: Report
     answered: Answered
@@ -101,7 +106,7 @@ class Run:
 
 
 class StepLog:
-    """The steps of one replica: when each ended, and sums over them."""
+    """The steps of one replica: the end of each, and sums over all."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.ends = array("q")
@@ -109,12 +114,12 @@ class StepLog:
         self._timeline = timeline
 
     def step(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
-        """One step, in which pages of `size` bytes are in use."""
+        """Record a step. size: bytes of pages in use."""
         self.ends.append(end)
         self._add(start, end, batch, waiting, size)
 
     def calm(self, start: int, ends: Sequence[int], batch: int, waiting: int, sizes: Sequence[tuple[int, int]]) -> None:
-        """Steps that follow each other; sizes: (place among them, bytes in use from there on), the first at 0."""
+        """Record consecutive steps. sizes: (index of a step, bytes in use from it on); the first index is 0."""
         self.ends.extend(ends)
         for (first, size), (stop, _) in zip(sizes, [*sizes[1:], (len(ends), 0)], strict=True):
             if first < stop:
@@ -132,19 +137,19 @@ class StepLog:
 
 
 class Book:
-    """Of all replicas and all requests."""
+    """Records all replicas and all requests."""
 
     def __init__(self, replicas: int) -> None:
         self.timeline = Timeline()
         self.logs = [StepLog(self.timeline) for _ in range(replicas)]
         names = ("index", "replica", "arrival", "prompt", "output", "cached", "preempted")
         self._columns = {name: array("q") for name in names}
-        self._runs = array("q")  # first and last step of each, one after the other
-        self._run_of = array("q")  # which answer, as it stands in the columns
+        self._runs = array("q")  # first and last step of each run, flattened
+        self._run_of = array("q")  # index in the columns of each run's answer
 
     def close(self, opened: Open) -> None:
-        """An answer is complete."""
-        place = len(self._columns["index"])
+        """Record a complete answer."""
+        number = len(self._columns["index"])
         request, sequence = opened.request, opened.sequence
         values = (
             opened.index, opened.replica, request.arrival_ns, request.prompt_tokens, request.output_tokens,
@@ -153,32 +158,35 @@ class Book:
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
         self._runs.extend(opened.runs)
-        self._run_of.extend([place] * (len(opened.runs) // 2))
+        self._run_of.extend([number] * (len(opened.runs) // 2))
 
     def column(self, name: str) -> Ints:
-        """Of all answers, in order of arrival: index, replica, arrival, prompt, output, cached, preempted."""
+        """Return a column of all answers in order of arrival.
+
+        name: index, replica, arrival, prompt, output, cached or preempted.
+        """
         return _ints(self._columns[name])[self._order()]
 
     def answered(self) -> Answered:
-        """Of all answers, in order of arrival."""
+        """Return all answers in order of arrival."""
         owners, runs = _ints(self._run_of), _ints(self._runs).reshape(-1, 2)
         replicas = _ints(self._columns["replica"])[owners]
         ends = [_ints(log.ends) for log in self.logs]
         begin, end = self._times(runs[:, 0], replicas, ends), self._times(runs[:, 1], replicas, ends)
         count, order = len(self._columns["index"]), self._order()
         first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        first[owners[::-1]], last[owners] = begin[::-1], end  # the first run's, the last one's
+        first[owners[::-1]], last[owners] = begin[::-1], end  # of the first run and of the last one
         gaps, counts = self._gaps(owners, runs, replicas, begin, end, ends)
         sizes = self.column("prompt"), self.column("output")
         return Answered(self.column("arrival"), first[order], last[order], *sizes, gaps, counts)
 
     def token_times(self) -> list[list[int]]:
-        """When each answer's tokens came, in order of arrival; as many numbers as tokens."""
+        """Return the times of each answer's tokens, in order of arrival."""
         times: list[list[int]] = [[] for _ in self._columns["index"]]
         replicas = self._columns["replica"]
         for owner, first, last in zip(self._run_of, self._runs[::2], self._runs[1::2], strict=True):
             times[owner] += self.logs[replicas[owner]].ends[first : last + 1]
-        return [times[place] for place in self._order().tolist()]
+        return [times[number] for number in self._order().tolist()]
 
     def _order(self) -> Ints:
         return np.argsort(_ints(self._columns["index"]), kind="stable")
@@ -190,7 +198,7 @@ class Book:
     def _gaps(
         self, owners: Ints, runs: Ints, replicas: Ints, begin: Ints, end: Ints, ends: Sequence[Ints]
     ) -> tuple[Ints, Ints]:
-        """Between tokens, and how often: within runs, the time of each step that is not the first; between two runs."""
+        """Return the times between tokens and their counts: of steps within runs, and between two runs."""
         gaps, counts = [], []
         for replica, of_steps in enumerate(ends):
             if len(of_steps) > 1:

@@ -1,11 +1,11 @@
-"""What a step costs in a simulation on a machine that was measured: cost/calibrated.py:calibrated_step, taken apart.
+"""The time of a step in a simulation on a calibrated machine: the parts of cost/calibrated.py:calibrated_step.
 
-    of a step's tokens     passes over the weights, their bytes, activations          asked once for each number of them
-    of its rows of logits  the head's
-    of its sequences       how many they are; bytes of state that they go over, activations, passes over keys and values
+    by a step's tokens     passes over the weights, their bytes, activations          computed once for each number
+    by its rows of logits  the head
+    by its sequences       their number, bytes of state, activations, passes over keys and values
 
-The share that comes from memory follows from all bytes of a step, so passes are summed apart for numbers in caches and
-from memory. What is in seconds is summed in femtoseconds, so that it is whole: a step of 9,000 s fits 64 bits.
+The share that is read from memory depends on all bytes of a step, so passes are summed separately for data in caches
+and data in memory. Seconds are summed as whole femtoseconds: a step of 9,000 s fits into 64 bits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ridgeline.sim.cost import RooflineCost, StepCost, Sums
 from ridgeline.spec.rates import Rates
 
 FEMTO = 1e-15
-BITS = 8  # of a byte: activations of 4 bits may be half bytes
+BITS = 8  # bits of a byte: activations of 4 bits may take half bytes
 
 
 def cost_of(deployment: Deployment) -> StepCost:
-    """What the engine is expected to take where the machine was measured, what nothing is faster than elsewhere.
+    """Return the expected cost on a calibrated machine, and the roofline's bound on any other.
 
     Raises RequestError for a scheme that is not simulated.
     """
@@ -38,8 +38,9 @@ def cost_of(deployment: Deployment) -> StepCost:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Operations that do not depend on contexts. near_s: of passes over numbers in caches, slower_s: how much more they
-    take from memory.
+    """Operations that do not depend on contexts.
+
+    near_s: seconds of passes over data in caches. slower_s: additional seconds if the data is in memory.
     """
 
     near_s: float
@@ -63,9 +64,9 @@ class _Fixed:
 
 
 class CalibratedCost:
-    """The seconds of calibrated_step, except for rounding (tests/pure/test_sim_clock.py).
+    """The time of calibrated_step, except for rounding (tests/pure/test_sim_clock.py).
 
-    Raises RequestError for more than one device: what they send to each other was not measured.
+    Raises RequestError for more than one device: communication was not measured.
     """
 
     def __init__(self, deployment: Deployment, rates: Rates) -> None:
@@ -83,8 +84,8 @@ class CalibratedCost:
         self._heads: dict[int, _Fixed] = {}
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        """One sequence, bytes of state that it goes over, bits of activations; for each operation that attends
-        femtoseconds of its passes, over numbers in caches and from memory.
+        """Return 1, the bytes of state and the bits of activations of a sequence and, for each operation of attention,
+        the femtoseconds of its passes over data in caches and over data in memory.
         """
         held = moved = 0.0
         passes: list[int] = []
@@ -106,7 +107,7 @@ class CalibratedCost:
             body.moved_bytes + head.moved_bytes + moved / BITS,
         )  # fmt: skip
         total = body.near_s + head.near_s + far * (body.slower_s + head.slower_s)
-        # Not by sum(), which is more exact for floats than for arrays: one step alone must be what it is among others.
+        # Not sum(): it is more exact for floats than for arrays, and one step must equal the same step in an array.
         for name, amount in terms_of(self._facts, counts, far).items():
             total = total + amount * rates.terms.get(name, 0.0)
         for near, slow in zip(passes[::2], passes[1::2], strict=True):
@@ -114,7 +115,7 @@ class CalibratedCost:
         return total
 
     def _far(self, held: Any) -> Any:
-        """The share that comes from memory; an array by the same arithmetic, since logarithms of arrays may differ."""
+        """Return the share that is read from memory, by the scalar function: logarithms of arrays may differ."""
         if isinstance(held, np.ndarray):
             return np.array([far_at(size, self._rates) for size in held.tolist()])
         return far_at(held, self._rates)
@@ -126,7 +127,7 @@ class CalibratedCost:
 
 
 def _first(count: Any) -> int:
-    """Of the sequences, which are the same in all steps of an array."""
+    """Return the number of sequences, which is equal in all steps of an array."""
     return int(count[0]) if isinstance(count, np.ndarray) else count
 
 

@@ -1,9 +1,9 @@
-"""What a step costs in a simulation, from sums over its sequences: whole numbers, so that no order of adding matters.
+"""The time of a step in a simulation, from sums of whole numbers over its sequences: their order does not matter.
 
     sums = [sum of each number of cost.of(tokens, context), over the sequences of the step]
     seconds = cost.seconds(tokens of the step, rows of logits, sums)
 
-`seconds` takes arrays for sums too, one entry a step: for steps in which the same sequences decode on.
+`seconds` also takes arrays of sums, one entry per step, for consecutive steps of the same sequences.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Sums = Sequence[int] | np.ndarray[Any, Any]  # of ints, or of arrays of them
 
 
 class StepCost(Protocol):
-    """The seconds that a step takes."""
+    """Computes the time that a step takes."""
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        """What one sequence with `tokens` new tokens, `context` in all then, adds to a step's sums."""
+        """Return what a sequence with `tokens` new tokens, `context` tokens including them, adds to a step's sums."""
         ...
 
     def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
-        """Of a step with so many tokens and rows of logits; a float, or an array where sums are arrays."""
+        """Return the seconds of a step with `tokens` tokens and `rows` rows of logits; an array if sums are arrays."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Measured, or made up: a step takes what its tokens take, and more for each token of its contexts.
+    """The time of a step as a function of its tokens and its contexts, measured or assumed.
 
-    tokens, step_s: points (ascending tokens of a step, its seconds), joined by straight lines; the last one goes on.
-    context_token_s: seconds for each token in the contexts of its sequences.
+    tokens, step_s: points (tokens of a step, ascending; its seconds), joined by straight lines; the last line extends
+    beyond them. context_token_s: seconds for each token in the contexts of a step's sequences.
     """
 
     tokens: tuple[int, ...]
@@ -71,7 +71,7 @@ class LinearCost:
 
     @classmethod
     def read(cls, path: str | Path) -> LinearCost:
-        """From JSON {"tokens": [..], "step_s": [..], "context_token_s": ..}. Raises RequestError for anything else."""
+        """Read JSON {"tokens": [..], "step_s": [..], "context_token_s": ..}. Raises RequestError for anything else."""
         try:
             row = json.loads(Path(path).read_text(encoding="utf-8"))
             points = tuple(map(int, row["tokens"])), tuple(map(float, row["step_s"]))
@@ -84,7 +84,7 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The seconds of an operation in all its layers: the longer of computing and moving, and an overhead."""
+    """The time of an operation in all its layers: an overhead, and the longer of compute and memory time."""
 
     flop_s: float
     byte_s: float
@@ -92,7 +92,7 @@ class _Line:
 
     @classmethod
     def of(cls, operation: Operation, hardware: HardwareSpec) -> _Line:
-        """Found by asking the roofline for an operation that only computes, one that only moves, and one without."""
+        """Derive the line from three operations on the roofline: one computes, one moves data, one does neither."""
         still = replace(operation, flops=0.0, weight_bytes=0.0, state_bytes=0.0, activation_bytes=0.0)
 
         def seconds(probe: Operation) -> float:
@@ -109,14 +109,15 @@ class _Line:
 
 
 HEADS = ("head", "all-gather")  # operations over rows of logits
-PROBE = 1e18  # operations or bytes: an overhead is nothing beside them
+PROBE = 1e18  # operations or bytes: overheads are negligible beside them
 
 
 class RooflineCost:
-    """A model on a machine as the planner times it: cost/roofline.py:time_step, taken apart.
+    """The time of a step on a machine's roofline: the parts of cost/roofline.py:time_step.
 
-    What has weights depends on the tokens of a step alone, so it is asked once for each number of them; what reads
-    state adds up over sequences. The whole is time_step's, but for rounding (tests/pure/test_sim_cost.py).
+    Operations with weights depend on the tokens of a step alone, so they are computed once for each number of tokens;
+    operations on state are summed over sequences. The total is time_step's, except for rounding
+    (tests/pure/test_sim_cost.py).
     Raises RequestError for a scheme that is not simulated.
     """
 
@@ -146,7 +147,7 @@ class RooflineCost:
         return total
 
     def _ask(self, tokens: int, rows: int) -> None:
-        """The seconds of what does not depend on contexts; the head depends on the rows of logits only."""
+        """Compute the time of operations without contexts; the head's depends on the rows of logits only."""
         one = [Slice(1, tokens, tokens, rows)]
         timed = time_step(device_operations(self._forward, one, self._scheme), self._hardware)
         others = [t for t in timed.operations if t.operation.kind != "state"]

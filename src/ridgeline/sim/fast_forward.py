@@ -1,15 +1,16 @@
-"""The scheduler for a simulator: sequences that only decode are left alone until something happens to them.
+"""The scheduler of the simulator: it fast-forwards sequences that only decode.
 
-A sequence that has its first token *cruises*: every step gives it one token, and nothing of it changes but counts, so
-it is looked at only when it needs a page, has filled one that others or its window care for, or ends. All decisions are
-those of Scheduler, from its own code; where pages or the budget run short, all wake up and the step is an ordinary one.
+A sequence that has its first token gets one token in every step, and only its counts change. So it is *fast-forwarded*:
+it is updated only when it needs a page, has filled a page that another sequence or its window depends on, or ends.
+All decisions are made by the code of Scheduler. Where pages or the budget run short, all sequences are brought up to
+date and the step is an ordinary one.
 
-    schedule() ... commit()     one step: works of those that compute a prompt, and all that cruise beside them
+    schedule() ... commit()     one step: works for prompts, and the fast-forwarded sequences beside them
     calm_steps(n), skip(k)      many steps at once, in which only pages are taken
 
-What is left out: a plan's works of those that cruise (a device would need them), and more than one step in flight. A
-page that generated tokens fill gets its key when the next one is taken, so nobody else may begin with generated tokens.
-Equal to the ordinary scheduler in every decision (tests/pure/test_sim_jump.py).
+Missing here: works of fast-forwarded sequences (a device would need them), and more than one step in flight. A page
+that generated tokens fill gets its key when the next page is taken, so no prompt may begin with generated tokens.
+Every decision is the ordinary scheduler's (tests/pure/test_sim_jump.py).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ridgeline.spec.state import ALL
 
 
 class FastForwardScheduler(Scheduler):
-    """See the top of the file; arguments as for Scheduler.
+    """A Scheduler that fast-forwards sequences; see the top of the file. Arguments are those of Scheduler.
 
-    Sequences may neither fork nor have drafts, and what they are given as results is not looked at but for its number.
+    Sequences may neither fork nor have drafts. Only the number of tokens in a result matters.
     """
 
     _cache_type = RunCache
@@ -40,33 +41,35 @@ class FastForwardScheduler(Scheduler):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        # Only pages that reach back to the beginning: to fill one concerns nobody else.
+        # True: all layers attend to all tokens, so a page that is filled changes nothing for others.
         self._only_all = all(g.lookback == ALL and not g.snapshot for g in self._cache.groups)
         self._page_tokens = min(g.page_tokens for g in self._cache.groups)
-        self._least_gap = gcd(*(g.page_tokens for g in self._cache.groups))  # tokens between two needs of pages
-        self._since: dict[int, int] = {}  # of each that cruises: the step from which on its counts are not up to date
-        self._to_refill: dict[int, list[Sequence]] = {}  # step -> who needs a page before it
-        self._to_commit: dict[int, list[Sequence]] = {}  # step -> to whom something happens at its end
+        self._least_gap = gcd(
+            *(g.page_tokens for g in self._cache.groups)
+        )  # least tokens between two pages that a sequence takes
+        self._since: dict[int, int] = {}  # fast-forwarded sequence -> the first step that its counts lack
+        self._to_refill: dict[int, list[Sequence]] = {}  # step -> sequences that need a page before it
+        self._to_commit: dict[int, list[Sequence]] = {}  # step -> sequences to update at its end
         self._commit_steps: list[int] = []  # a heap of the keys above
-        # For each of the first `num_fast_forwarded`: the tokens of its context less the number of the step.
+        # For each fast-forwarded sequence: the tokens of its context minus the number of the step.
         self.offsets = array("q", bytes(8 * len(self._rows)))
-        self._places: dict[int, int] = {}  # in `offsets`
-        self._members: list[int] = []  # whose each is
+        self._indices: dict[int, int] = {}  # sequence -> index in `offsets`
+        self._members: list[int] = []  # index in `offsets` -> sequence
 
     @property
     def num_fast_forwarded(self) -> int:
-        """Sequences that are left alone."""
+        """Number of sequences that are fast-forwarded."""
         return len(self._since)
 
     @property
     def next_step(self) -> int:
-        """The number of the next plan."""
+        """Number of the next plan."""
         return self._step
 
     # ---- one step ---------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
-        """As of Scheduler; of those that cruise, only the ends are told, without their tokens."""
+        """Record a step as Scheduler does. Fast-forwarded sequences have updates only when they end, without tokens."""
         updates = self._commit_fast_forwarded(plan.step)
         updates += super().commit(plan, results)
         for work in plan.works:
@@ -76,12 +79,12 @@ class FastForwardScheduler(Scheduler):
         return updates
 
     def check(self) -> None:
-        """As of Scheduler, between two steps."""
+        """Check the bookkeeping, between two steps."""
         self._wake_all()
         super().check()
 
     def stats(self) -> Stats:
-        """As of Scheduler, between two steps."""
+        """Return statistics, between two steps."""
         self._wake_all()
         return super().stats()
 
@@ -131,22 +134,24 @@ class FastForwardScheduler(Scheduler):
         return len(self._since) < len(self._running)
 
     def _is_plenty(self, refills: int, awake: int, budget: int) -> bool:
-        """Is there a page for everybody in this step, whoever comes first? A few more than needed are asked for."""
+        """Return whether there are enough pages for all sequences in this step, in any order, with some to spare."""
         need = 2 * (refills + awake) + (budget // self._page_tokens if awake else 0)
         return all(pool.num_free >= need for pool in self._cache.pools)
 
     # ---- many steps -------------------------------------------------------------------------------------
 
     def calm_steps(self, most: int) -> int:
-        """In how many steps from now, up to `most`, all running sequences cruise, none ends, nobody can join them, and
-        pages suffice. 0: the next step is to be planned."""
+        """Return how many steps from now, at most `most`, can be skipped; 0 if the next step must be planned.
+
+        In these steps all running sequences are fast-forwarded, none ends, none can join, and there are enough pages.
+        """
         if not self._since or self._has_awake() or len(self._since) > self._max_batch_tokens or self._may_admit():
             return 0
         while self._commit_steps and self._commit_steps[0] not in self._to_commit:
             heapq.heappop(self._commit_steps)
         steps = min(most, self._commit_steps[0] - self._step) if self._commit_steps else most
         free = min(pool.num_free for pool in self._cache.pools)
-        refills: list[int] = []  # at most, in each step: who has got a page may need another one `_least_gap` later
+        refills: list[int] = []  # upper bound per step: a sequence may need the next page `_least_gap` steps later
         for ahead in range(steps):
             again = refills[ahead - self._least_gap] if ahead >= self._least_gap else 0
             refills.append(again + len(self._to_refill.get(self._step + ahead, ())))
@@ -156,7 +161,7 @@ class FastForwardScheduler(Scheduler):
         return steps
 
     def skip(self, steps: int) -> list[tuple[int, int]]:
-        """Run so many calm steps: for those that took pages, how many steps from now and `used_bytes` in it."""
+        """Skip steps; for each of them that took pages, its number from now and `used_bytes` in it."""
         found = [(ahead, self.used_bytes) for ahead in range(steps) if self._refill(self._step + ahead)]
         self._step += steps
         self._committed += steps
@@ -165,7 +170,7 @@ class FastForwardScheduler(Scheduler):
         return found
 
     def _may_admit(self) -> bool:
-        """Is the head of the queue worth another look?"""
+        """Return whether the head of the queue might be admitted now."""
         waiting = self._waiting
         while waiting and self._live.get(waiting[0][1].id) is not waiting[0][1]:
             heapq.heappop(waiting)
@@ -173,13 +178,13 @@ class FastForwardScheduler(Scheduler):
             return False
         return not self._is_blocked(waiting[0][1])
 
-    # ---- those that cruise ------------------------------------------------------------------------------
+    # ---- fast-forwarded sequences--------------------------------------------------------------------------
 
     def _fast_forward(self, seq: Sequence, step: int) -> None:
-        """Leave it alone after a step."""
+        """Fast-forward a sequence after a step."""
         self._since[seq.id] = step + 1
-        place = self._places[seq.id] = len(self._members)
-        self.offsets[place] = seq.computed - step
+        index = self._indices[seq.id] = len(self._members)
+        self.offsets[index] = seq.computed - step
         self._members.append(seq.id)
         self._await_page(seq)
         self._await_commit(seq, step)
@@ -189,8 +194,8 @@ class FastForwardScheduler(Scheduler):
         self._to_refill.setdefault(step, []).append(seq)
 
     def _await_commit(self, seq: Sequence, step: int) -> None:
-        """After `step`: until its last token or, where that matters, until it fills a page or leaves one behind."""
-        after = seq.bound - len(seq.tokens)
+        """Note when to update a sequence after `step`: at its last token or, where it matters, when it fills a page."""
+        after = seq.max_length - len(seq.tokens)
         if not self._only_all:
             after = min(after, max(1, seq.next_event - seq.computed))
         found = self._to_commit.get(step + after)
@@ -201,7 +206,7 @@ class FastForwardScheduler(Scheduler):
             found.append(seq)
 
     def _refill(self, step: int) -> bool:
-        """Take the pages that those who cruise need before a step. False: none."""
+        """Take the pages that fast-forwarded sequences need before a step; False if they need none."""
         due = self._to_refill.pop(step, None)
         if due is None:
             return False
@@ -217,13 +222,13 @@ class FastForwardScheduler(Scheduler):
                 self._to_refill.setdefault(step + size, []).append(seq)
             else:
                 self._catch_up(seq, step)
-                if seq.planned >= seq.covered:  # else it has got its page since it was put down here
+                if seq.planned >= seq.covered:  # else it got its page since it was noted here
                     self._cache.take(seq, seq.planned + 1, seq.planned + 1)
                     self._await_page(seq)
         return True
 
     def _catch_up(self, seq: Sequence, step: int) -> None:
-        """Bring it up to the beginning of a step."""
+        """Bring a sequence up to date for the beginning of a step."""
         self._count(seq, step)
         if seq.computed >= seq.next_event:
             self._cache.advance(seq)
@@ -236,7 +241,7 @@ class FastForwardScheduler(Scheduler):
         self._since[seq.id] = step
 
     def _commit_fast_forwarded(self, step: int) -> list[Update]:
-        """What happens at the end of a step to those that cruise."""
+        """Update fast-forwarded sequences at the end of a step; those that end."""
         updates = []
         for seq in sorted(self._to_commit.pop(step, ()), key=_BY_ORDER):
             if seq.id not in self._since:
@@ -256,10 +261,10 @@ class FastForwardScheduler(Scheduler):
 
     def _leave_fast_forward(self, seq: Sequence) -> None:
         del self._since[seq.id]
-        place, member = self._places.pop(seq.id), self._members.pop()
-        if member != seq.id:  # the last one takes its place
-            self.offsets[place] = self.offsets[len(self._members)]
-            self._members[place], self._places[member] = member, place
+        index, member = self._indices.pop(seq.id), self._members.pop()
+        if member != seq.id:  # the last one moves to its index
+            self.offsets[index] = self.offsets[len(self._members)]
+            self._members[index], self._indices[member] = member, index
 
     def _end(self, seq: Sequence) -> None:
         if seq.id in self._since:
@@ -268,7 +273,7 @@ class FastForwardScheduler(Scheduler):
         super()._end(seq)
 
     def _wake_all(self) -> None:
-        """Bring all up to date: the next step is an ordinary one."""
+        """Bring all sequences up to date and stop fast-forwarding: the next step is an ordinary one."""
         for seq in self._running:
             if seq.id in self._since:
                 self._catch_up(seq, self._step)
@@ -276,5 +281,5 @@ class FastForwardScheduler(Scheduler):
         self._to_refill.clear()
         self._to_commit.clear()
         self._commit_steps.clear()
-        self._places.clear()
+        self._indices.clear()
         self._members.clear()

@@ -25,7 +25,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of times in seconds; percentiles between two values are interpolated."""
+    """Mean, percentiles and maximum of times in seconds; percentiles between two values are interpolated."""
 
     mean: float
     p50: float
@@ -36,7 +36,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values_ns: Ints, weights: Ints | None = None) -> Self | None:
-        """Of whole nanoseconds, each so many times as `weights` says; None of no values."""
+        """Return the percentiles of nanoseconds. weights: how often each value counts. None if there are no values."""
         weights = np.ones(len(values_ns), np.int64) if weights is None else weights
         order = np.argsort(values_ns, kind="stable")
         values, ends = values_ns[order], np.cumsum(weights[order])
@@ -45,10 +45,10 @@ class Percentiles:
         count = int(ends[-1])
         found = []
         for q in QUANTILES:
-            place = (count - 1) * q / 100
-            around = (int(place), min(int(place) + 1, count - 1))
+            rank = (count - 1) * q / 100
+            around = (int(rank), min(int(rank) + 1, count - 1))
             low, high = (int(values[np.searchsorted(ends, at, "right")]) for at in around)
-            found.append((low + (high - low) * (place - int(place))) / SECOND)
+            found.append((low + (high - low) * (rank - int(rank))) / SECOND)
         mean = sum(map(operator.mul, values.tolist(), weights[order].tolist())) / count / SECOND
         p50, p90, p95, p99 = found
         return cls(mean, p50, p90, p95, p99, int(values[weights[order] > 0][-1]) / SECOND)
@@ -56,12 +56,13 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a workload. Times are in seconds, from the first arrival to the last token.
+    """The columns of a run. Times are in seconds; the run lasts from the first arrival to the last token.
 
-    requests: that were answered; refused: that can never fit. batch: sequences of a step; waiting: beside them; both,
-    and used_bytes of pages, are means over the time in which steps run. utilization: share of the time in which steps
-    run. peak_bytes, state_bytes: pages in use at most, and there are. hit_rate: of prompt tokens, found in the prefix
-    index. goodput: requests per second that meet the SLO, attainment their share; None without one.
+    requests: requests that were answered. refused: requests that can never fit. mean_batch, mean_waiting,
+    mean_used_bytes: sequences of a step, sequences that wait and bytes of pages in use, as means over the time in which
+    steps run. utilization: share of the time in which steps run. peak_bytes: most bytes of pages in use. state_bytes:
+    bytes of all pages. hit_rate: share of prompt tokens found in the prefix index. goodput: requests per second that
+    meet the SLO. attainment: share of requests that meet it. Both are None without an SLO.
     """
 
     requests: int
@@ -101,16 +102,16 @@ class Report:
         return (self.prompt_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
     def to_json(self) -> Mapping[str, Any]:
-        """All columns, rates included."""
+        """Return all columns, with rates."""
         rates = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
         return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Requests that were answered, one entry each, in order of arrival; times in nanoseconds.
+    """Requests that were answered, one entry for each, in order of arrival; times in nanoseconds.
 
-    gaps, gap_counts: between two tokens of an answer, and how often.
+    gaps: times between two tokens of an answer. gap_counts: how often each occurred.
     """
 
     arrival: Ints
@@ -123,14 +124,14 @@ class Answered:
 
     @property
     def tpot(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Seconds, NaN for a single token."""
+        """Time per output token in seconds; NaN for an answer of one token."""
         steps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
         return np.where(self.output_tokens > 1, (self.last - self.first) / steps / SECOND, np.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How the machines were used: sums over steps, of time in nanoseconds, times a number or bytes where it says so."""
+    """Use of the machines: sums over steps of their nanoseconds, some multiplied by sequences or by bytes."""
 
     steps: int = 0
     busy_ns: int = 0
@@ -147,7 +148,7 @@ class Usage:
 
 
 def met(slo: Slo, answered: Answered) -> np.ndarray[Any, Any]:
-    """Which requests keep every limit; that of TPOT is kept by one with a single token."""
+    """Return which requests meet every limit. An answer of one token meets the limit of TPOT."""
     found = {
         "ttft": (answered.first - answered.arrival) / SECOND,
         "tpot": answered.tpot,
@@ -160,7 +161,7 @@ def met(slo: Slo, answered: Answered) -> np.ndarray[Any, Any]:
 
 
 def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
-    """The columns of a run."""
+    """Return the columns of a run."""
     count = len(answered.arrival)
     span = int(answered.last.max() - answered.arrival.min()) if count else 0
     duration, busy = span / SECOND, usage.busy_ns

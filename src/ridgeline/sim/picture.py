@@ -1,6 +1,6 @@
-"""A run, simulated or measured, as a picture: latencies over time and how they spread, batch and queue, memory.
+"""Draw a run, simulated or measured: latencies over time, their distribution, batch and queue, memory.
 
-Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so nothing global is touched.
+Drawing needs matplotlib, an extra: pip install ridgeline[plot]. It does not use pyplot, which has global state.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 SIZE_INCHES = (13.0, 8.6)
 TTFT, TPOT, E2E, RUN, WAIT, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#1f77b4", "#e8a010", "#555555"
-BINS, BIN_REQUESTS = 48, 8  # of time, for percentiles: at most, and requests of each in the mean at least
-POINTS = 1000  # of a curve
-FAR = 20  # times the memory in use
+BINS, BIN_REQUESTS = 48, 8  # intervals of time for percentiles: most of them, least mean requests in each
+POINTS = 1000  # points of a curve
+FAR = 20  # a limit above so many times the memory in use is not drawn
 
 
 def draw(title: str, run: Run, path: str) -> None:
-    """Draw a run into a PNG or an SVG. Raises RequestError for another ending, a folder that cannot be written,
-    and where matplotlib is not installed.
+    """Draw a run into a PNG or SVG file.
+
+    Raises RequestError for another file type, a folder that cannot be written, and if matplotlib is not installed.
     """
     figure = new_figure(path, SIZE_INCHES)
     latencies, spread, load, memory = figure.subplots(2, 2).flat
@@ -44,16 +45,16 @@ def draw(title: str, run: Run, path: str) -> None:
 
 
 def _latencies(axes: Axes, answered: Answered, slo: Slo | None) -> None:
-    """Median and 99th percentile over the time of arrival."""
+    """Draw the median and the 99th percentile over the time of arrival."""
     arrival = answered.arrival / SECOND
     count = min(max(len(arrival) // BIN_REQUESTS, 1), BINS)
     edges = np.linspace(arrival.min(), arrival.max() + 1e-9, count + 1)
-    place = np.searchsorted(edges, arrival, "right") - 1
+    bin_of = np.searchsorted(edges, arrival, "right") - 1
     middles = (edges[1:] + edges[:-1]) / 2
     for name, values, color in (
         ("TTFT", (answered.first - answered.arrival) / SECOND, TTFT), ("TPOT", answered.tpot, TPOT),
     ):  # fmt: skip
-        bins = [values[(place == b) & ~np.isnan(values)] for b in range(count)]
+        bins = [values[(bin_of == b) & ~np.isnan(values)] for b in range(count)]
         for q, style in ((50, "-"), (99, ":")):
             line = [np.percentile(b, q) if len(b) else np.nan for b in bins]
             axes.plot(
@@ -73,7 +74,7 @@ def _latencies(axes: Axes, answered: Answered, slo: Slo | None) -> None:
 
 
 def _spread(axes: Axes, answered: Answered) -> None:
-    """Which share of requests is faster."""
+    """Draw the share of requests that are faster than each latency."""
     shares = np.linspace(0, 100, POINTS)
     for name, values, color in (
         ("TTFT", (answered.first - answered.arrival) / SECOND, TTFT),
@@ -99,7 +100,7 @@ def _memory(axes: Axes, run: Run) -> None:
     times, used = found["time_s"], np.array(found["used_bytes"])
     r = run.report
     whole = r.state_bytes * r.replicas
-    is_near = FAR * used.max() >= whole  # else the limit would leave nothing to be seen
+    is_near = FAR * used.max() >= whole  # else the limit would flatten the curve
     unit, size = ("GB", 1e9) if (whole if is_near else used.max()) >= 1e9 else ("MB", 1e6)
     axes.fill_between(times, used / size, color=E2E, alpha=0.5, linewidth=0, label="pages in use, mean")
     if is_near:

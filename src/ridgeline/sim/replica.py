@@ -1,12 +1,12 @@
-"""One engine on the virtual clock: its scheduler, and the step that is under way.
+"""One engine on the virtual clock: its scheduler, and the step in flight.
 
-    add(..)       a request arrives; it is looked at when the next step begins
-    begin(now)    begin a step if none is under way and there is something to run
-    end_ns        when the step is over (None: there is none); then
-    complete()    what it gave is committed
+    add(..)       a request arrives; the next step may run it
+    begin(now)    schedule and submit a step, if none is in flight and something can run
+    end_ns        the time when the step is over; None: there is no step
+    complete()    collect and commit the step
 
-SteppingReplica plans every step; JumpingReplica takes many at once where nothing can happen in between, which gives the
-same (tests/pure/test_sim_jump.py). A request that arrives while steps are jumped over cuts the jump.
+SteppingReplica plans every step. JumpingReplica skips steps in which nothing is decided (fast forward), with the same
+results (tests/pure/test_sim_jump.py). A request that arrives while steps are skipped ends the skip.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import SECOND, Request
 
-LONGEST_JUMP = 64  # steps: what a jump that is cut short has cost in vain
-NOBODY = 1 << 62  # no request has this number, so none has its pages
+LONGEST_JUMP = 64  # steps that are skipped at once; more would cost too much when a request cuts them short
+NO_REQUEST = 1 << 62  # no request has this number, so none has its pages
 
 S = TypeVar("S", bound=Scheduler)
 
 
 class Replica(Generic[S]):
-    """What both kinds share. index: among the replicas."""
+    """The base of both kinds of replicas. index: the number of the replica."""
 
     def __init__(self, index: int, scheduler: S, costs: CostTable, book: Book) -> None:
         self.index, self._scheduler, self._costs, self._book = index, scheduler, costs, book
@@ -41,7 +41,7 @@ class Replica(Generic[S]):
         self._loop = StepLoop(scheduler, self._runner)
         self._log = book.logs[index]
         self.open: dict[int, Open] = {}
-        self.pending_tokens = 0  # of prompts whose requests have no token yet
+        self.pending_tokens = 0  # prompt tokens of requests without a token yet
         self.end_ns: int | None = None
         self._start = 0
         # Of the step that is in flight: sequences that run, sequences that wait, bytes in use.
@@ -49,31 +49,31 @@ class Replica(Generic[S]):
 
     @property
     def live(self) -> int:
-        """Requests that are here and not over."""
+        """Number of requests that were added and are not over."""
         return len(self.open)
 
     def cached_tokens(self, request: Request) -> int:
-        """Tokens of a prompt that it would find in the prefix index."""
-        return self._scheduler.cached_tokens(counted_sequence(NOBODY, request))
+        """Return how many tokens of a prompt the prefix index holds now."""
+        return self._scheduler.cached_tokens(counted_sequence(NO_REQUEST, request))
 
     def catch_up(self, now: int) -> None:
-        """Bring what can be seen from outside up to `now`."""
+        """Bring the state that routers see up to `now`."""
 
     def add(self, index: int, request: Request, now: int) -> None:
-        """Queue a request of the workload's. Raises RequestError for one that can never fit."""
+        """Queue a request. index: its number in the workload. Raises RequestError if it can never fit."""
         sequence = counted_sequence(index, request)
         self._scheduler.add(sequence)
         self.open[index] = Open(index, request, sequence, self.index, request.prompt_tokens)
         self.pending_tokens += request.prompt_tokens
 
     def begin(self, now: int) -> None:
-        """Plan a step if none is under way; end_ns stays None where nothing can run."""
+        """Begin a step if none is in flight; end_ns stays None if nothing can run."""
         if self.end_ns is None:
             self._start = now
             self._begin_step()
 
     def complete(self) -> list[Open]:
-        """Commit what is under way; the requests that are over with it."""
+        """Commit the step in flight; the requests that are over with it."""
         assert self.end_ns is not None
         step = len(self._log.ends)
         self._log.step(self._start, self.end_ns, self._batch, self._waiting, self._size)
@@ -93,13 +93,13 @@ class Replica(Generic[S]):
         return over
 
     def check(self) -> None:
-        """At the end: nothing is left, and the books of pages agree. Raises AssertionError."""
+        """Raise AssertionError if requests are left or the bookkeeping of pages is inconsistent. To be called last."""
         assert not self.open and not len(self._scheduler), f"replica {self.index}: requests are left"
         self._scheduler.check()
         assert not self._scheduler.used_bytes, f"replica {self.index}: pages are lost"
 
     def stats(self) -> Any:
-        """Of the scheduler."""
+        """Return the statistics of the scheduler."""
         return self._scheduler.stats()
 
     def _begin_step(self) -> None:
@@ -119,24 +119,24 @@ class Replica(Generic[S]):
 
 
 class SteppingReplica(Replica[Scheduler]):
-    """Plans every step in full: the definition."""
+    """Plans every step in full. This is the definition."""
 
 
 class JumpingReplica(Replica[FastForwardScheduler]):
-    """Leaves alone what only decodes, and jumps over steps in which nothing else happens."""
+    """Fast-forwards sequences that only decode, and skips steps in which nothing else happens."""
 
     def __init__(self, index: int, scheduler: FastForwardScheduler, costs: CostTable, book: Book) -> None:
         super().__init__(index, scheduler, costs, book)
-        self._ends: list[int] = []  # of the steps of a jump that are not yet taken
+        self._ends: list[int] = []  # ends of the skipped steps that are not recorded yet
 
     def catch_up(self, now: int) -> None:
-        """Take the steps of a jump that began before `now`."""
+        """Record the skipped steps that began before `now`."""
         if self._ends and self._start < now:
             self._take(bisect_left(self._ends, now) + 1)
 
     def add(self, index: int, request: Request, now: int) -> None:
         super().add(index, request, now)
-        if self._ends:  # the step that is under way is the last one
+        if self._ends:  # the step in flight becomes the last one that is skipped
             del self._ends[bisect_left(self._ends, now) + 1 if self._start < now else 0 :]
             self.end_ns = self._ends[-1] if self._ends else self._start
 
@@ -161,7 +161,7 @@ class JumpingReplica(Replica[FastForwardScheduler]):
         self._waiting, self.end_ns = len(scheduler) - batch, self._ends[-1]
 
     def _take(self, steps: int) -> None:
-        """The first steps of the jump are over, or under way."""
+        """Record the first skipped steps."""
         ends = self._ends[:steps]
         del self._ends[:steps]
         sizes = [(0, self._scheduler.used_bytes), *self._scheduler.skip(len(ends))]
@@ -175,13 +175,13 @@ class JumpingReplica(Replica[FastForwardScheduler]):
         return Beside(count, self._sums(step, 1)[:, 0].tolist()) if count else nobody(step)
 
     def _sums(self, step: int, count: int) -> Ints:
-        """[numbers, steps] of those that cruise, in `count` steps from one on."""
+        """Return the costs [numbers, steps] of the fast-forwarded sequences in `count` steps from `step` on."""
         offsets = np.frombuffer(self._scheduler.offsets, np.int64, self._scheduler.num_fast_forwarded)
         return self._costs.sums(offsets[:, None] + np.arange(step, step + count))
 
 
 def make_scheduler(kind: type[S], settings: Settings) -> S:
-    """With the settings of a replica."""
+    """Return a scheduler with the settings of a replica."""
     return kind(
         settings.groups,
         settings.num_pages,

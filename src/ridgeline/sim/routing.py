@@ -1,4 +1,4 @@
-"""Which replica a request goes to: plain functions of the request and of what can be seen of the replicas."""
+"""Choose the replica of a request: plain functions of the request and of the replicas' state."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from ridgeline.sim.workload import Request
 
 
 class ReplicaState(Protocol):
-    """What a router sees. pending_tokens: of prompts whose requests have no token yet."""
+    """The state of a replica for a router. pending_tokens: prompt tokens of requests without a token yet."""
 
     pending_tokens: int
 
     @property
     def live(self) -> int:
-        """Requests that are there and not over."""
+        """Number of requests that are not over."""
         ...
 
     def cached_tokens(self, request: Request) -> int:
-        """Tokens of a prompt that it would find in the prefix index."""
+        """Return how many tokens of a prompt the prefix index holds."""
         ...
 
 
-# Of the request, the replicas, its number from 0 and a source of chance: the replica's number.
+# Called with the request, the replicas, the request's number from 0 and a random generator; the replica's number.
 Route = Callable[[Request, Sequence[ReplicaState], int, Random], int]
 
 
 def round_robin(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
-    """One after the other."""
+    """Choose replicas in turn."""
     return number % len(replicas)
 
 
 def least_loaded(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
-    """To the one with the fewest requests; of equals, with the fewest tokens to compute."""
+    """Choose the replica with the fewest requests; of equals the one with the fewest tokens to compute."""
     return min(range(len(replicas)), key=lambda i: (replicas[i].live, replicas[i].pending_tokens))
 
 
 def power_of_two(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
-    """To the less loaded of two that chance picks (Mitzenmacher, IEEE TPDS 12(10), 2001)."""
+    """Choose the less loaded of two random replicas (Mitzenmacher, IEEE TPDS 12(10), 2001)."""
     pair = chance.sample(range(len(replicas)), min(2, len(replicas)))
     return min(pair, key=lambda i: (replicas[i].live, replicas[i].pending_tokens))
 
 
 def prefix_aware(request: Request, replicas: Sequence[ReplicaState], number: int, chance: Random) -> int:
-    """To the one that has the fewest tokens to compute until this prompt is done; of equals, the least loaded."""
+    """Choose the replica with the fewest tokens to compute until this prompt is done; of equals the least loaded."""
 
     def ahead(i: int) -> tuple[int, int]:
         replica = replicas[i]

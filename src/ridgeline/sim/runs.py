@@ -1,8 +1,8 @@
-"""Pages in a simulator: those that nobody will look for again go back in runs, without a look at each.
+"""Page pools of the simulator: pages that no other sequence can reuse are released in runs, not one by one.
 
-What a sequence alone could find has no key until it is preempted, which is when it may come back for it. When it ends,
-its full pages take the place among those with a key that they would have had, because it decides which of those are
-lost. Equal to keys of their own, page by page (tests/pure/test_sim_jump.py).
+A page that only its own sequence can reuse gets no key until that sequence is preempted. When the sequence ends, its
+full pages enter the free list where pages with keys would, because their order decides which pages are evicted. The
+results equal those of a key for each page (tests/pure/test_sim_jump.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ridgeline.sched.sequence import Sequence
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.state import ALL
 
-ALONE = 1 << 62  # in Sequence.sealed: no page will get a key
+ALONE = 1 << 62  # value of Sequence.sealed: no page gets a key
 
 
 class RunPool(PagePool):
-    """A PagePool with runs: lists of pages that are free or in limbo together, where the first stands for all.
+    """A PagePool with runs: lists of pages that are free or in limbo together; the first page represents all.
 
-    They are taken from the end. A page in a run keeps its one reference, as if the run held it.
+    Pages are taken from the end of a run. A page in a run keeps one reference, as if the run held it.
     """
 
     __slots__ = ("_runs",)
@@ -32,7 +32,7 @@ class RunPool(PagePool):
         self._runs: dict[int, list[int]] = {}  # by their first page
 
     def retire(self, pages: list[int], until: int) -> None:
-        """Drop pages without a key that one sequence holds, as if each had one. The last is handed out first."""
+        """Release pages of one sequence as a run, as if each had a key. The last page is handed out first."""
         if not pages:
             return
         self._runs[pages[0]] = pages
@@ -41,7 +41,7 @@ class RunPool(PagePool):
             self.num_limbo += len(pages) - 1
 
     def take_many(self, count: int) -> list[int]:
-        """As of PagePool."""
+        """Take several free pages; see PagePool."""
         run = None if self._bare or not self._keyed else self._runs.get(self._keyed[0])
         if run is None or len(run) <= count or self._passed:
             return super().take_many(count)
@@ -86,7 +86,7 @@ class RunPool(PagePool):
 
 
 class RunCache(StateCache):
-    """A StateCache with runs, where there is one group whose pages all reach back to the beginning (`is_simple`)."""
+    """A StateCache with runs, if there is one group and its layers attend to all tokens (`is_simple`)."""
 
     pools: Seq[RunPool]
 
@@ -96,18 +96,18 @@ class RunCache(StateCache):
         self.is_simple = len(groups) == 1 and groups[0].lookback == ALL and not groups[0].snapshot
 
     def begin_alone(self, seq: Sequence) -> None:
-        """It was given a place; does nobody else have a use for its pages?"""
+        """Give no keys to the pages of a sequence that was admitted, if no other sequence can reuse them."""
         if self.is_simple and not seq.is_shared and not seq.num_preempted:
             seq.sealed[0] = ALONE
 
     def end_alone(self, seq: Sequence) -> None:
-        """It leaves its place and will be back: give its full pages their keys."""
+        """Give the full pages of a sequence their keys, because it is preempted and will look for them."""
         if seq.tables and seq.sealed[0] == ALONE:
             seq.sealed[0] = 0
             self.advance(seq)
 
     def turn_page(self, seq: Sequence) -> None:
-        """The last page is full now: publish it, and take the next one. Only where `is_simple`."""
+        """Publish the last page of a sequence, which is full, and take the next one. Needs `is_simple`."""
         pool, table, size = self.pools[0], seq.tables[0], self.groups[0].page_tokens
         full = len(table)
         if seq.sealed[0] != ALONE:
@@ -118,7 +118,7 @@ class RunCache(StateCache):
         seq.covered = seq.next_event = (full + 1) * size
 
     def release(self, seq: Sequence) -> None:
-        """As of StateCache."""
+        """Release all pages of a sequence; see StateCache."""
         if seq.tables and seq.sealed[0] == ALONE:
             pool, table, full = self.pools[0], seq.tables[0], seq.computed // self.groups[0].page_tokens
             pool.drop_all(reversed(table[full:]), self.newest_step)

@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it in a simulation: its tokens are only counted, its page keys are the workload's."""
+"""Sequences of the simulator: tokens are only counted, and the workload gives the keys of pages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ridgeline.sched.sequence import PageKey, Sequence
 from ridgeline.sim.workload import Request
 
-ID_BITS = 40  # of a position in a key of a sequence's own
+ID_BITS = 40  # bits of the position in the key of a page that is not shared
 
 
 class Counted:
-    """Tokens of which only the number is known; as far as the scheduler looks at them, a list."""
+    """A list of tokens of which only the number is known."""
 
     __slots__ = ("_count",)
 
@@ -37,14 +37,15 @@ class Counted:
 
 @dataclass(slots=True, eq=False)
 class CountedSequence(Sequence):
-    """blocks: of the prompt, numbers that stand for `block_tokens` tokens each and all before them, as in traces.
+    """A sequence whose tokens are counted.
 
-    Two sequences share the pages of blocks that are equal from the first on. What is past the blocks is its own.
+    blocks: numbers for the prompt's blocks of `block_tokens` tokens, each including all blocks before it, as in traces.
+    Two sequences share the pages of their common first blocks. Tokens after the blocks are not shared.
     """
 
     blocks: tuple[int, ...] = ()
     block_tokens: int = 1
-    num_shared: int = 0  # tokens that blocks stand for
+    num_shared: int = 0  # tokens of the blocks
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.tokens)
@@ -53,28 +54,26 @@ class CountedSequence(Sequence):
 
     @property
     def is_shared(self) -> bool:
-        """Pages of blocks are."""
+        """Return whether the sequence has blocks."""
         return self.num_shared > 0
 
     def prefix_hash(self, position: int, grid: int) -> PageKey:
-        """The key of the page that ends at `position`: of its block and the place in it, or of itself alone."""
+        """Return the key of the page that ends at `position`: from its block and offset, or unique to the sequence."""
         if position <= self.num_shared:
-            block, place = divmod(position - 1, self.block_tokens)
-            key = self.blocks[block] * self.block_tokens + place
-        else:
-            key = -((self.id << ID_BITS) + position)
-        return f"{self.floor} {key}".encode() if self.floor else key
+            block, offset = divmod(position - 1, self.block_tokens)
+            return self.blocks[block] * self.block_tokens + offset
+        return -((self.id << ID_BITS) + position)
 
     def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
-        """Keys of pages [first, stop)."""
-        if self.floor or first * page_tokens < self.num_shared:
+        """Return the keys of pages [first, stop)."""
+        if first * page_tokens < self.num_shared:
             return Sequence.page_keys(self, first, stop, page_tokens, grid)
         own = self.id << ID_BITS
         return range(-own - (first + 1) * page_tokens, -own - (stop + 1) * page_tokens, -page_tokens)
 
 
 def counted_sequence(number: int, request: Request) -> CountedSequence:
-    """A sequence of id `number` for a request."""
+    """Return a sequence with id `number` for a request."""
     tokens: Any = Counted(request.prompt_tokens)
     return CountedSequence(
         number, tokens, request.output_tokens, blocks=request.blocks, block_tokens=request.block_tokens

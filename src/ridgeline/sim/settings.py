@@ -1,4 +1,4 @@
-"""With what an engine would run a model on a machine: pages, sequences, tokens of a step."""
+"""The settings of a simulated engine: pages, sequences, tokens of a step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one replica. num_pages: per group, the null page included. max_model_len: of a sequence, in tokens.
-
-    regimes: how rotations follow the lengths of sequences.
-    """
+    """Settings of one replica. num_pages: per group, with the null page. max_model_len: most tokens of a sequence."""
 
     groups: tuple[StateGroup, ...]
     num_pages: tuple[int, ...]
@@ -40,16 +37,16 @@ class Settings:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all pages."""
+        """Bytes of all pages, without null pages."""
         return sum((n - 1) * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
 
 
 def settings(deployment: Deployment, *, max_model_len: int | None = None, max_num_seqs: int = SEQS) -> Settings:
-    """Pages fill what weights and workspace leave, at most for `max_num_seqs` sequences of full length, as an engine's
-    do (settings/fit.py).
+    """Return the settings that an engine would choose (settings/fit.py).
 
-    Tokens of a step and of a page are the deployment's. Raises RequestError where not even one sequence of full length
-    fits, with the numbers and what would.
+    Pages fill the memory that weights and workspace leave, at most for `max_num_seqs` sequences of full length. The
+    deployment gives the tokens of a step and of a page. Raises RequestError, with the numbers and a remedy, if not even
+    one sequence of full length fits.
     """
     if max_num_seqs < 1:
         raise RequestError(f"max_num_seqs is {max_num_seqs}; it must be at least 1")

@@ -1,6 +1,6 @@
-"""The real scheduler on a virtual clock: replicas, arrivals and a router, in order of time.
+"""Run the real scheduler on a virtual clock: replicas, arrivals and a router, in order of time.
 
-At one moment, first the steps that end are committed, then requests arrive, then steps begin.
+At each moment, first the steps that end are committed, then requests arrive, then steps begin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ridgeline.sim.workload import Request, Workload
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation gave: the columns, and the books that they are from. first_refusal: why, where one was."""
+    """The result of a simulation. book: all that was recorded. first_refusal: why the first request was refused."""
 
     report: Report
     book: Book
@@ -36,7 +36,7 @@ class Simulated:
 
     @property
     def run(self) -> Run:
-        """For a picture of it."""
+        """The data for a picture."""
         return Run(self.report, self.book.answered(), self.book.timeline)
 
 
@@ -52,9 +52,9 @@ def simulate(
     every_step: bool = False,
     on_over: Callable[[], None] = lambda: None,
 ) -> Simulated:
-    """Run a workload to its end. every_step: plan every step in full, which takes longer and gives the same.
+    """Run a workload to its end. every_step: plan every step in full, which takes longer with equal results.
 
-    on_over: called for each request that is answered or refused. Raises RequestError where no request fits.
+    on_over: called for each request that is answered or refused. Raises RequestError if no request fits.
     """
     return _Simulation(workload, settings, cost, replicas, route, seed, every_step, on_over).run(slo)
 
@@ -76,7 +76,7 @@ class _Simulation:
             for i in range(replicas)
         ]
         self._chance, self._on_over = Random(seed), on_over
-        self._ends: list[tuple[int, int]] = []  # a heap: when a replica's step ends, which one; some are out of date
+        self._ends: list[tuple[int, int]] = []  # a heap of (end of a step, replica); some are out of date
         self._refused = 0
         self._first_refusal: str | None = None
 
@@ -99,7 +99,7 @@ class _Simulation:
         return Simulated(report(self._book.answered(), self._usage(), slo), self._book, self._first_refusal)
 
     def _complete(self, now: int, arrivals: _Arrivals) -> set[int]:
-        """Commit the steps that end now; the replicas that they were on."""
+        """Commit the steps that end now; their replicas."""
         touched = set()
         while self._ends and self._ends[0][0] == now:
             _, i = heapq.heappop(self._ends)
@@ -154,13 +154,13 @@ class _Simulation:
 
 
 class _Arrivals:
-    """Requests by time: as they are given or, with clients, one after each answer."""
+    """Requests in order of arrival: at their own times or, with clients, one after each answer."""
 
     def __init__(self, workload: Workload) -> None:
         self._rest: Iterator[tuple[int, Request]] = iter(enumerate(workload.requests))
         self._think, self._is_closed = workload.think_ns, workload.clients is not None
         self.count = 0
-        self._queue: list[tuple[int, Request]] = []  # by time; those of clients, of whom all think equally long
+        self._queue: list[tuple[int, Request]] = []  # in order of arrival; all clients wait equally long
         if workload.clients is not None:
             for index, request in islice(self._rest, workload.clients):
                 self._queue.append((index, request._replace(arrival_ns=0)))
@@ -175,7 +175,7 @@ class _Arrivals:
         return self._queue[self._at][1].arrival_ns if self else 1 << 62
 
     def until(self, now: int) -> Iterator[tuple[int, Request]]:
-        """Those that arrive now."""
+        """Yield the requests that arrive by now."""
         while self and self._queue[self._at][1].arrival_ns <= now:
             found = self._queue[self._at]
             self._at += 1
@@ -187,7 +187,7 @@ class _Arrivals:
             yield found
 
     def answered(self, now: int) -> None:
-        """A client has its answer, and will come with the next request."""
+        """Let a client that has its answer send its next request."""
         if self._is_closed:
             for index, request in islice(self._rest, 1):
                 self._queue.append((index, request._replace(arrival_ns=now + self._think)))

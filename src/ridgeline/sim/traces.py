@@ -5,7 +5,7 @@
 
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}        Mooncake, in milliseconds
 
-A number of hash_ids stands for a block of 512 tokens and all before it, the last one for what is left.
+A number of hash_ids identifies a block of 512 tokens and all blocks before it; the last block may be shorter.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ridgeline.sim.workload import Request
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE = ("timestamp", "input_length", "output_length", "hash_ids")
 MOONCAKE_BLOCK = 512  # tokens
-MAX_COUNT = 1 << 40  # tokens of a request, milliseconds of a trace: far beyond any
+MAX_COUNT = 1 << 40  # tokens of a request, milliseconds of a trace: more than any real one
 MILLISECOND = 10**6  # nanoseconds
 
-# The request of a line, at its own time; raises _Bad.
+# Parses a line into a request with its time; raises _Bad.
 _Parse = Callable[[str], Request]
 
 
 class _Bad(Exception):
-    """What is wrong with a line, and in which column it is, from 1."""
+    """An error in a line. column: where it is, from 1."""
 
     def __init__(self, column: int, message: str) -> None:
         super().__init__(message)
@@ -39,9 +39,9 @@ class _Bad(Exception):
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> list[Request]:
-    """The first `limit` requests of a trace, by arrival, the first at time 0.
+    """Read the first `limit` requests of a trace, in order of arrival; the first arrives at time 0.
 
-    Raises RequestError, with the line and the column, for what is no such trace.
+    Raises RequestError, with the line and the column, for a malformed trace.
     """
     lines = _lines(Path(path))
     if not lines:
@@ -83,7 +83,7 @@ def _azure(line: str) -> Request:
 
 
 def _instant(text: str) -> int:
-    """Nanoseconds of a time of day; digits past the microsecond are read too."""
+    """Return the nanoseconds of a time; digits after the microsecond count."""
     whole, _, fraction = text.partition(".")
     try:
         seconds = datetime.fromisoformat(whole) - datetime(1970, 1, 1)
@@ -132,7 +132,7 @@ def _whole(line: str, row: dict[str, Any], name: str) -> int:
 
 
 def _longest_number(line: str) -> int:
-    """The column of the number with the most digits."""
+    """Return the column of the number with the most digits."""
     return max(re.finditer(r"\d+", line), key=lambda found: len(found[0])).start() + 1
 
 

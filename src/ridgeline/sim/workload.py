@@ -1,7 +1,6 @@
-"""What comes in: requests with their lengths, and when they come.
+"""Workloads: requests with their lengths and times of arrival.
 
-Times are whole nanoseconds, so that sums do not depend on the order of their terms. Everything random follows from a
-seed.
+Times are whole nanoseconds, so that sums do not depend on the order of their terms. Random numbers follow from a seed.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ SECOND = 10**9  # nanoseconds
 
 
 class Request(NamedTuple):
-    """One request. arrival_ns: after the start. blocks: numbers for the prompt's blocks of `block_tokens` tokens, each
-    of which stands for all before it too; where they are equal, a prompt begins with the same tokens.
+    """One request. arrival_ns: nanoseconds after the start.
+
+    blocks: numbers for the prompt's blocks of `block_tokens` tokens. Each number includes all blocks before it: prompts
+    with equal first blocks begin with equal tokens.
     """
 
     arrival_ns: int
@@ -33,9 +34,9 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests by time of arrival, or of `clients` who each send their next one `think_ns` after an answer's end.
+    """Requests in order of arrival, or sent by `clients`: each sends its next request `think_ns` after an answer.
 
-    With clients, times of arrival are not looked at, and requests are handed out in order.
+    With clients, times of arrival are ignored, and requests are sent in order.
     """
 
     requests: Sequence[Request]
@@ -44,18 +45,18 @@ class Workload:
 
 
 def poisson(rate: float, seed: int) -> Iterator[int]:
-    """Times of arrival, without end: independent ones, `rate` a second."""
+    """Yield times of independent arrivals without end, `rate` per second."""
     return _times(lambda rng, n: rng.exponential(SECOND / rate, n), seed)
 
 
 def gamma(rate: float, cv: float, seed: int) -> Iterator[int]:
-    """Times between arrivals with a coefficient of variation `cv`: 1 is Poisson, more comes in bursts."""
+    """Yield times of arrivals without end. cv: coefficient of variation of the gaps; 1 is Poisson, more is bursty."""
     shape = 1 / cv**2
     return _times(lambda rng, n: rng.gamma(shape, SECOND / rate / shape, n), seed)
 
 
 def on_off(rate: float, on_s: float, off_s: float, seed: int) -> Iterator[int]:
-    """Poisson arrivals for `on_s` seconds, none for `off_s`, and so on; `rate` is the mean over both."""
+    """Yield Poisson arrivals for `on_s` seconds, none for `off_s`, and so on; `rate` is the mean over both."""
     on, off = round(on_s * SECOND), round(off_s * SECOND)
     for time in poisson(rate * (on + off) / on, seed):
         yield time // on * (on + off) + time % on
@@ -70,9 +71,9 @@ def _times(gaps: Callable[[np.random.Generator, int], np.ndarray], seed: int) ->
 
 
 def lengths(prompt: int, output: int, cv: float, seed: int, limit: int | None = None) -> Iterator[Request]:
-    """Requests without end, at time 0: lengths with these means, log-normal with coefficient of variation `cv`.
+    """Yield requests without end, at time 0, with log-normal lengths of these means and coefficient of variation `cv`.
 
-    limit: of prompt and output together; longer ones are cut.
+    limit: most tokens of prompt and output together; longer requests are cut.
     """
     if not cv:
         return repeat(Request(0, prompt, output))
@@ -91,18 +92,18 @@ def _log_normal(means: tuple[int, int], cv: float, seed: int, limit: int | None)
 
 
 def arrive(requests: Iterable[Request], times: Iterable[int], count: int | None = None) -> list[Request]:
-    """The first `count` requests, at other times."""
+    """Return the first `count` requests, with other times of arrival."""
     pairs = zip(requests, times, strict=False)
     return [request._replace(arrival_ns=time) for request, time in islice(pairs, count)]
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> list[Request]:
-    """The same requests `factor` times as fast."""
+    """Return the requests at `factor` times their rate."""
     return [r._replace(arrival_ns=round(r.arrival_ns / factor)) for r in requests]
 
 
 def repeated(requests: Sequence[Request], count: int) -> list[Request]:
-    """`count` requests: the given ones again and again, each round with prefixes of its own, one after the other."""
+    """Return `count` requests: the given ones repeated in time, each round with its own prefixes."""
     if not requests:
         raise RequestError("there is no request to repeat")
     span = requests[-1].arrival_ns + max(1, requests[-1].arrival_ns // len(requests))
@@ -117,9 +118,10 @@ def repeated(requests: Sequence[Request], count: int) -> list[Request]:
 
 
 def parse_arrivals(text: str) -> Callable[[Sequence[Request], int], Workload]:
-    """`poisson:8`, `gamma:8,cv=4`, `onoff:8,on=10,off=30` (requests a second), `closed:32,think=1` (clients, seconds).
+    """Parse `poisson:8`, `gamma:8,cv=4`, `onoff:8,on=10,off=30` (requests per second) or `closed:32,think=1` (clients,
+    seconds).
 
-    What it gives makes a workload of requests, from a seed. Raises RequestError for anything else.
+    Returns a function of requests and a seed that makes a workload. Raises RequestError for any other text.
     """
     kind, _, rest = text.partition(":")
     main, *pairs = rest.split(",")
@@ -147,7 +149,7 @@ def parse_arrivals(text: str) -> Callable[[Sequence[Request], int], Workload]:
 
 def _number(text: str, name: str, value: str, known: set[str]) -> float:
     if name not in known:
-        raise RequestError(f"--arrivals {text}: {name} means nothing here; known are {', '.join(sorted(known))}")
+        raise RequestError(f"--arrivals {text}: {name} is not known; known are {', '.join(sorted(known))}")
     try:
         number = float(value)
     except ValueError:
@@ -159,7 +161,7 @@ def _number(text: str, name: str, value: str, known: set[str]) -> float:
 
 
 def cut(workload: Workload, limit: int) -> Workload:
-    """The same with requests of at most `limit` tokens: prompts first, then answers are cut; one token is left."""
+    """Return the workload with requests cut to `limit` tokens: first prompts, then answers; each keeps a token."""
     found = []
     for r in workload.requests:
         prompt = min(r.prompt_tokens, limit - 1)

@@ -1,4 +1,4 @@
-"""Proof by example: however requests are served, the same tokens as naive sampling alone."""
+"""Check that requests get the same tokens as from naive sampling alone, however they are served."""
 
 from ridgeline.verify.report import CaseResult, Difference, Report
 from ridgeline.verify.run import verify

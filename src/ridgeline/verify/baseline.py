@@ -1,4 +1,4 @@
-"""What every answer must be: naive sampling over whole histories, one sequence at a time, each computed once."""
+"""Compute the answers that every case must give: naive sampling over whole histories, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 
-NEAR_LOGITS = 1e-4  # between the best two: float32 products round differently by the number of rows
-NEAR_DRAW = 1e-5  # of probability, between the number drawn and the slice of a token
+NEAR_LOGITS = 1e-4  # between two logits: the rounding of float32 products depends on the number of rows
+NEAR_DRAW = 1e-5  # probability between the random number and a token's interval
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """leads: of a greedy answer, by how much each token's logit is above the next best one's."""
+    """An answer. leads: for a greedy answer, how far each token's logit is above the second best one."""
 
     tokens: tuple[int, ...]
     leads: tuple[float, ...] = ()
 
 
 class Baseline:
-    """Naive sampling with one model."""
+    """Computes answers by naive sampling with one model, each of them once."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -36,7 +36,7 @@ class Baseline:
         self._answers: dict[tuple[Sequence[int], SamplingParams, NoiseKey], Answer] = {}
 
     def answer(self, request: GenerationRequest, choice: int) -> Answer:
-        """The answer that a choice of a request must have. Raises RequestError where there is none."""
+        """Return the answer that a choice of a request must get. Raises RequestError if there is none."""
         params, key = replace(params_of(request), n=1), request.noise[choice]
         if params.temperature == 0:  # draws nothing
             params, key = replace(params, logprobs=2), NoiseKey(0, 0)
@@ -46,14 +46,14 @@ class Baseline:
         return self._answers[cached]
 
     def smallest_lead(self) -> float | None:
-        """Of any greedy token so far over the next best one."""
+        """Return the smallest lead of any greedy token so far over the second best one; None without greedy tokens."""
         return min((lead for answer in self._answers.values() for lead in answer.leads), default=None)
 
     def gap(self, request: GenerationRequest, choice: int, position: int, token: int) -> float | None:
-        """How far from its answer a choice was when it took `token` at `position` of it instead.
+        """Return how close `token`, which came at `position`, is to the expected token.
 
-        Greedy: the difference of their logits. Sampled: from the number drawn to the token's slice of [0, 1), taking
-        top_p as exact to NEAR_DRAW only; None for a token without a slice.
+        Greedy: the difference of their logits. Sampled: the distance from the random number to the token's interval in
+        [0, 1), where top_p may be off by NEAR_DRAW; None for a token without an interval.
         """
         answer, params = self.answer(request, choice), params_of(request)
         row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
@@ -81,20 +81,20 @@ class Baseline:
                 leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
         return Answer(tuple(tokens), tuple(leads))
 
-    def _logits(self, tokens: Sequence[int], num_prompt: int) -> Floats:
-        """Of the token after `tokens` [vocabulary], float64; the first `num_prompt` of them are the prompt."""
+    def _logits(self, tokens: Sequence[int]) -> Floats:
+        """Return the logits of the token after `tokens`: float64 [vocabulary]."""
         memory, model = self._loaded.table.memory, self._loaded.model
         step = self._loaded.dense_step([tokens], [num_prompt])
         return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
 
 
 def is_near(greedy: bool, gap: float | None) -> bool:
-    """Can rounding explain it?"""
+    """Return whether rounding can explain a difference."""
     return gap is not None and gap < (NEAR_LOGITS if greedy else NEAR_DRAW)
 
 
 def _distance(scores: Floats, params: SamplingParams, uniform: float, token: int) -> float | None:
-    """From a number in [0, 1) to the slice of a token; None for one that has none."""
+    """Return the distance from a number in [0, 1) to a token's interval; None for a token without one."""
     kept = scores.copy()
     filter_scores(kept, params)
     weights = np.exp(kept)

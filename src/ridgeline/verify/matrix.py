@@ -1,4 +1,4 @@
-"""The exactness matrix as data: around a default case each axis takes all its values; then combinations of all."""
+"""The exactness matrix as data: all values of each axis around a default case, then combinations of axes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 PROMPT = 40  # tokens of an ordinary prompt
-SHARED = 16  # tokens that prompts share at least where a prefix is to be found, in whole pages
-OVER = 6  # tokens of a prompt past its first page or chunk
-CROSSING = 4  # tokens of an answer after which it reaches a new page, where sequences are to be preempted
-LONGER = 16  # by so many tokens every other prompt is longer then, if there is room
+SHARED = 16  # least tokens that prompts share in a case with prefix hits and preemption, in whole pages
+OVER = 6  # tokens of a prompt after its first page or chunk
+CROSSING = 4  # in a case of preemption, an answer reaches a new page after so many tokens
+LONGER = 16  # in a case of preemption, every second prompt is longer by so many tokens, if the context allows
 NUM_COMBINATIONS, NUM_QUICK_COMBINATIONS = 8, 3
-MANY = 3  # sequences of one page each, of which one must make room for the others
-LEAST_COMBINED = 3  # settings that are not the default's
+MANY = 3  # sequences of one page each, one of which is preempted for the others
+LEAST_COMBINED = 3  # settings of a combination that differ from the default
 
 Preempt = Literal["recompute", "swap"]
 
@@ -24,12 +24,11 @@ Preempt = Literal["recompute", "swap"]
 class Case:
     """One way to serve requests.
 
-    chunk: tokens of a step, None for whatever holds the prompts whole. page: tokens of a page. company: other requests
-    at the same time. prefix: whether the beginning of a prompt was computed before. preempt: how sequences make room in
-    a pool of pages that is little larger than one of them needs. drafts: tokens that are proposed at every step, as
-    they come but for a share `wrong` of them. n: answers to each prompt. prompt: its tokens, None for an ordinary
-    length. text: prompts are real text. number: its place in the matrix, which seeds the arrivals. impossible: why this
-    model cannot be asked this.
+    chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. company: number of other requests at
+    the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
+    few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts. n:
+    answers to each prompt. prompt: tokens of a prompt; None: the usual length. text: prompts are real text. number:
+    index in the matrix, which seeds the arrivals. impossible: why the case cannot be run with this model.
     """
 
     axis: str = "default"
@@ -51,11 +50,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the cases of one model are cut to.
+    """Limits of the cases of one model.
 
-    longest: tokens of a prompt and its answer at most. new_tokens: of every answer. windows: of the model's layers, in
-    tokens, ascending. text: there is a tokenizer. quick: few values of each axis. only_states: no layer keeps a row for
-    each token, so that a sequence needs no more pages at its end than at its beginning.
+    longest: most tokens of a prompt and its answer. new_tokens: tokens of every answer. windows: the windows of the
+    model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. only_states:
+    all layers are recurrent, so a sequence needs no more pages at its end than at its beginning.
     """
 
     longest: int
@@ -67,13 +66,13 @@ class Scale:
 
     @property
     def room(self) -> int:
-        """Tokens of a prompt at most."""
+        """Most tokens of a prompt."""
         return self.longest - self.new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of an axis: what it changes of the default case. quick: it is in a quick run."""
+    """A value of an axis. change: fields that differ from the default case. quick: it is part of a quick run."""
 
     label: str
     change: Mapping[str, Any]
@@ -82,14 +81,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompt lengths of a case: of its requests, which take them in turn, and of what all of them begin with."""
+    """Prompt lengths of a case, in tokens. prompts: requests take them in turn. shared: the common prefix."""
 
     prompts: tuple[int, ...]
     shared: int
 
 
 DEFAULT = Case()
-# The default value of each axis is left out: the default case has it.
+# The default value of each axis is missing here: the default case has it.
 AXES: dict[str, tuple[Value, ...]] = {
     "chunks": (
         Value("of 1", {"chunk": 1}),
@@ -106,7 +105,7 @@ AXES: dict[str, tuple[Value, ...]] = {
     "preempted": (
         Value("recompute", {"preempt": "recompute", "company": 7}, quick=True),
         Value("swap", {"preempt": "swap", "company": 7}, quick=True),
-        # A step is under way whose tokens are lost, or come late.
+        # A step is in flight whose tokens are lost, or come late.
         Value("recompute, 2 in flight", {"preempt": "recompute", "company": 7, "steps_in_flight": 2}),
         Value("swap, 2 in flight", {"preempt": "swap", "company": 7, "steps_in_flight": 2}),
     ),
@@ -121,43 +120,43 @@ AXES: dict[str, tuple[Value, ...]] = {
 
 
 def cases(scale: Scale, seed: int) -> list[Case]:
-    """The matrix for one model. The same scale and seed give the same cases."""
+    """Return the matrix for one model. Equal scales and seeds give equal cases."""
     found = [DEFAULT, *_around_default(scale), *_combinations(scale, seed)]
     return [_checked(replace(case, number=i), scale) for i, case in enumerate(found)]
 
 
 def lengths(case: Case, scale: Scale) -> Lengths:
-    """How long the prompts of a case are, and how much of them is the same."""
+    """Return the lengths of a case's prompts and of their common prefix."""
     if case.preempt:
         return _crowding(case, scale)
     longest = case.prompt or min(PROMPT, scale.room)
     for size in (case.page, 0 if case.company else case.chunk or 0):
         if case.prompt is None and longest < size + OVER <= scale.room:
-            longest = size + OVER  # more than one page, or chunk
+            longest = size + OVER  # more than one page or chunk
     shared = max(longest - 4, 0) // case.page * case.page if case.prefix == "hit" else 0
-    # One of each kind at full length; the rest of a crowd are shorter, down to a single token of their own.
+    # One request of each kind has the full length; the others are shorter, down to one token after the prefix.
     rest = min(longest - shared, PROMPT)
     return Lengths((longest,) * 3 + tuple(shared + 1 + (rest - 1) * i // 9 for i in range(9)), shared)
 
 
 def _crowding(case: Case, scale: Scale) -> Lengths:
-    """A short and a long prompt, in turn.
+    """Return the lengths for a case of preemption: a short and a long prompt, in turn.
 
-    When the answer to the short one reaches a new page, no page is left. The long one has just begun a page then: were
-    all its pages full, their order would not matter to what it computes next.
+    When the answer to the short one reaches a new page, no page is left. The long one has just begun a page then: if
+    all its pages were full, a wrong order of pages would not change what it computes next.
     """
     page, before = case.page, min(CROSSING, scale.new_tokens - 1)
     shared = _pages(SHARED, page) if case.prefix == "hit" else 0
     short = _pages(shared + 4 + before, page) - before
     most = scale.room
-    if case.chunk:  # by then the long prompt must be computed, beside the tokens of the short one's answer
+    if case.chunk:  # the long prompt must be computed by then, beside the short one's answer
         most = min(most, shared + (case.chunk - 1) * before)
     long = min(_pages(short + LONGER, page), max(most - 2, 0) // page * page) + 2
     return Lengths((short, long if long > shared + 2 else short), shared)
 
 
 def _pages(tokens: int, page: int) -> int:
-    """`tokens`, in whole pages."""
+    """Return `tokens`, rounded up to whole pages."""
     return -(-tokens // page) * page
 
 
@@ -173,7 +172,7 @@ def _text_values(scale: Scale) -> Sequence[Value]:
 
 
 def _window_values(scale: Scale) -> Sequence[Value]:
-    """Prompts shorter than each window, so that the answer crosses it, as long, and longer."""
+    """Return prompts shorter than each window, so that the answer crosses it, of equal length, and longer."""
     if not scale.windows:
         return (Value("-", {"impossible": "no layer has a window"}, quick=True),)
     found = []
@@ -187,7 +186,7 @@ def _window_values(scale: Scale) -> Sequence[Value]:
 
 
 def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
-    """Values of about half of the axes, drawn at random; those that cannot go together are drawn again."""
+    """Yield cases with random values of about half of the axes, without those that cannot be combined."""
     rng = np.random.default_rng([seed, 1])
     axes = (*AXES.values(), _window_values(scale))
     wanted = NUM_QUICK_COMBINATIONS if scale.quick else NUM_COMBINATIONS
@@ -196,7 +195,7 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
         case = replace(DEFAULT, axis="combined")
         for value in drawn:
             case = replace(case, **value.change)
-        if case.n > 1:  # a crowd as it is
+        if case.n > 1:  # they are many sequences already
             case = replace(case, company=min(case.company, 1))
         if len(drawn) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
             yield replace(case, value=_describe(case, scale))
@@ -206,16 +205,15 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
 
 
 def _goes_together(case: Case, scale: Scale) -> bool:
-    """Can every setting of a combination be seen at work?
+    """Return whether every setting of a combination takes effect.
 
-    In steps of one token only one sequence runs at a time: it has no company, and nobody needs its pages. Prompts of
-    sequences that are to be preempted have lengths of their own; where a page is longer than a window, and prompts
-    begin with whole pages, none of them may be short of one. Drafts need the token before them, and more than one token
-    in a step; with them nobody can say how far the others are when an answer comes to a new page, and an answer may be
-    over before another prompt is computed in chunks. Sequences of one page each run short of them only where several
-    begin in one step.
+    In steps of one token only one sequence runs at a time, so there is no company and no preemption. A case of
+    preemption chooses its own prompt lengths; if a page is longer than a window and prompts begin with whole pages, it
+    may not run short of pages. Drafts need the token before them, and more than one token in a step. With drafts it is
+    not known where the others are when an answer reaches a new page, and an answer may be over before another prompt is
+    computed in chunks. Sequences of one page each run short of pages only if several begin in one step.
     """
-    crowd = case.company or case.n > 1
+    several = case.company or case.n > 1
     in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
     if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.company and in_chunks)):
         return False
@@ -227,11 +225,11 @@ def _goes_together(case: Case, scale: Scale) -> bool:
     if scale.only_states and (case.n > 1 or not together):
         return False
     wide = scale.windows and case.page > scale.windows[0] and case.prefix == "hit"
-    return bool(crowd and not case.prompt and not wide)
+    return bool(several and not case.prompt and not wide)
 
 
 def _describe(case: Case, scale: Scale) -> str:
-    """The settings of a combination that are not the default's."""
+    """Return the settings of a combination that differ from the default."""
     prompt = max(lengths(case, scale).prompts)
     parts = [
         f"chunks {case.chunk}" if case.chunk else "",
@@ -248,7 +246,7 @@ def _describe(case: Case, scale: Scale) -> str:
 
 
 def _checked(case: Case, scale: Scale) -> Case:
-    """The case, with the reason if its prompts do not fit the context, or share no page where they should."""
+    """Return the case, with the reason why it is impossible: prompts that do not fit, or share no whole page."""
     found = lengths(case, scale)
     reason = case.impossible
     if not reason and max(found.prompts) > scale.room:

@@ -1,4 +1,4 @@
-"""What came of a run: per case the tokens that are equal, what was seen at work, and every difference."""
+"""The results of a run: for each case the equal tokens, what was observed, and every difference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Verdict = Literal["equal", "near tie", "not exercised", "DIFFERENT", "error", "n
 class Difference:
     """The first token of an answer that is not the baseline's.
 
-    request: its number in the case. position: in the answer. token: None where the answer ended too early. gap: how far
-    the two were apart, in logits or in probability, if that can be said (Baseline.gap).
+    request: number of the request in the case. position: index in the answer. token: None if the answer ended too
+    early. gap: distance of the two tokens in logits or in probability, None if it is not known (Baseline.gap).
     """
 
     request: int
@@ -31,11 +31,11 @@ class Difference:
 
     @property
     def near(self) -> bool:
-        """Is it within rounding?"""
+        """Whether rounding can explain it."""
         return is_near(self.greedy, self.gap)
 
     def describe(self) -> str:
-        """One line."""
+        """Return a description in one line."""
         kind, unit = ("greedy", "in logits") if self.greedy else ("sampled", "of probability")
         apart = f", {self.gap:.1e} {unit} apart" if self.gap is not None else ""
         return (
@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Tokens that are the baseline's, up to each answer's first difference, of all that were expected."""
+    """equal: tokens before each answer's first difference from the baseline. total: expected tokens."""
 
     equal: int = 0
     total: int = 0
@@ -57,12 +57,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What an engine did in a case.
+    """Observations of an engine in a case.
 
-    first_token: steps until the first request's first token. least_first_token: as few as the settings allow; slack:
-    so many more, to leave a checkpoint where prompts part. most_running: sequences at once. cached_tokens: of all
-    prompts; hits: requests that found some. shared_pages: references to pages beyond one each, at most. draft_tokens,
-    accepted_tokens: that were run, and of those.
+    first_token: steps until the first request's first token. least_first_token: the least steps that the settings
+    allow. slack: steps more that it may take, for a state snapshot where prompts diverge. most_running: most sequences
+    at once. hits: requests that found a prefix. cached_tokens: prompt tokens found in the prefix cache. shared_pages:
+    most references to pages beyond the first to each. draft_tokens: drafts that were run. accepted_tokens: drafts that
+    were accepted.
     """
 
     requests: int = 0
@@ -80,7 +81,7 @@ class Observed:
     accepted_tokens: int = 0
 
     def missing(self, case: Case) -> tuple[str, ...]:
-        """The settings of a case that were not seen at work."""
+        """Return the settings of a case that had no effect."""
         alone = not case.company and case.n == 1
         seen = {
             "first token too early": self.first_token >= self.least_first_token,
@@ -97,7 +98,7 @@ class Observed:
         return tuple(reason for reason, was_seen in seen.items() if not was_seen)
 
     def describe(self, case: Case) -> str:
-        """What matters in a case, in a few words."""
+        """Return the observations that matter for a case, in a few words."""
         parts = [
             f"{self.steps} steps",
             f"first token after {self.first_token}" if case.chunk or case.steps_in_flight > 1 else "",
@@ -113,7 +114,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """error: what was raised in the middle of the case."""
+    """The result of a case. error: the exception in the case, if there was one."""
 
     case: Case
     greedy: Score = Score()
@@ -125,12 +126,12 @@ class CaseResult:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What the case should have exercised, and did not."""
+        """Settings that should have had an effect and had none."""
         return () if self.case.impossible or self.error else self.observed.missing(self.case)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst that can be said of it."""
+        """The most severe finding."""
         if self.case.impossible:
             return "not run"
         if self.error:
@@ -152,7 +153,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run of the matrix. smallest_lead: of any greedy token of the baseline over the next best, in logits."""
+    """A run of the matrix. smallest_lead: smallest lead of a greedy token over the second best one, in logits."""
 
     seed: int
     quick: bool
@@ -164,16 +165,16 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Is every token the baseline's, or within rounding of it?"""
+        """Whether every token is the baseline's, or differs by rounding only."""
         return not {r.verdict for r in self.results} & {"DIFFERENT", "error"}
 
     @property
     def complete(self) -> bool:
-        """Was every setting of every case seen at work?"""
+        """Whether every setting of every case had an effect."""
         return not any(r.missing for r in self.results)
 
     def verdicts(self) -> Mapping[Verdict, int]:
-        """How many cases came out how."""
+        """Return the number of cases with each verdict."""
         return Counter(r.verdict for r in self.results)
 
     @property
@@ -185,7 +186,7 @@ class Report:
         return sum((r.sampled for r in self.results), Score())
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return the report as a JSON object."""
         return {
             "equal": self.equal,
             "complete": self.complete,

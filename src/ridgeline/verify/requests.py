@@ -1,4 +1,4 @@
-"""What is asked in a case: prompts, sampling parameters, when each request arrives. All of it follows from a seed."""
+"""Generate the requests of a case from a seed: prompts, sampling parameters, arrivals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ridgeline.verify.matrix import Case, Scale, lengths
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1, ignore_eos=True)
-# From a few tokens only, so that they come again and penalties count.
+# Drawn from a few tokens only, so that tokens repeat and penalties have an effect.
 PENALIZED = SamplingParams(
     temperature=1, top_p=0.9, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=2, ignore_eos=True
 )
 KINDS = (GREEDY, SAMPLED, PENALIZED)
 NUM_ALLOWED = 16
-DISTINCT = 12  # requests of a crowd that differ: the baseline answers each once. A multiple of the kinds.
+DISTINCT = 12  # distinct requests of a large batch, each computed once by the baseline; a multiple of the kinds
 TEXTS = (
     "Once upon a time, there was a little girl who lived in a small house near the forest. Every morning",
     "The capital of France is Paris. The capital of Japan is",
@@ -29,7 +29,7 @@ TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request, and the step at which it comes."""
+    """A request, and the step at which it arrives."""
 
     step: int
     request: GenerationRequest
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Requests that are served together, once those in `before` are complete, one after the other."""
+    """Requests that are served together, after the requests in `before` were served one after the other."""
 
     before: Sequence[GenerationRequest]
     arrivals: Sequence[Arrival]
@@ -45,7 +45,7 @@ class Round:
 
 @dataclass(slots=True)
 class Prompts:
-    """Random token ids, without those that mean something of their own, and texts."""
+    """Generates prompts of random token ids, special tokens excluded, and of texts."""
 
     vocab_size: int
     special: Collection[int]
@@ -54,7 +54,7 @@ class Prompts:
     _ids: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
     def tokens(self, index: int, length: int) -> tuple[int, ...]:
-        """The first `length` tokens of random sequence `index`."""
+        """Return the first `length` tokens of random sequence `index`."""
         if (index, length) not in self._ids:
             plain = np.setdiff1d(np.arange(self.vocab_size), np.array(sorted(self.special), np.int64))
             rng = np.random.default_rng([self.seed, 2, index])
@@ -62,23 +62,23 @@ class Prompts:
         return self._ids[index, length]
 
     def text(self, index: int, length: int) -> tuple[int, ...]:
-        """A text, cut to `length` tokens."""
+        """Return a text, cut to `length` tokens."""
         return tuple(self.texts[index % len(self.texts)][:length])
 
 
 def params_of(request: GenerationRequest) -> SamplingParams:
-    """How a request of this package samples: it searches no beams."""
+    """Return the sampling parameters of a request; requests of this package never use beam search."""
     assert isinstance(request.params, SamplingParams)
     return request.params
 
 
 def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
-    """The requests of a case: each company in turn, until every kind of request was asked."""
+    """Yield the requests of a case, one batch after the other, until every kind of request was served."""
     rng = np.random.default_rng([prompts.seed, 3, case.number])
     size = case.company + 1
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
-        # Those that shall meet with too few pages come together.
+        # Requests that are to run short of pages arrive together.
         span = 1 if case.preempt else max(1, scale.new_tokens // (1 + case.drafts))
         steps = [0, *rng.integers(span, size=size - 1).tolist()]
         before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
@@ -86,7 +86,7 @@ def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
 
 
 def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> GenerationRequest:
-    """Request `number` of a case. Where nothing is to be found in the cache, each has a salt of its own."""
+    """Return request `number` of a case. Where no prefix may be found, each request has its own cache salt."""
     index, found = number % DISTINCT, lengths(case, scale)
     length = found.prompts[index % len(found.prompts)]
     tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
@@ -101,12 +101,12 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
 
 
 def _forerunners(case: Case, scale: Scale, prompts: Prompts) -> list[GenerationRequest]:
-    """Who computes the prefix that is to be found; before it, some whose prompts differ from it in one token."""
+    """Return requests that fill the prefix cache: some whose prefix differs in one token, then the prefix itself."""
     shared = prompts.tokens(0, lengths(case, scale).shared)
     other = prompts.tokens(DISTINCT + 1, len(shared))
     starts = [(*shared[:i], other[i], *shared[i + 1 :]) for i in sorted({0, len(shared) // 2, len(shared) - 1})]
     params, noise = replace(GREEDY, max_tokens=1), (NoiseKey(prompts.seed, 0),)
-    # What follows is in no request, or they would share more; in a vocabulary of a dozen tokens they may.
+    # The last token begins no other request, or they would share more; a tiny vocabulary may have no such token.
     taken = {prompts.tokens(i + 1, 1)[0] for i in range(DISTINCT)}
     last = next((token for token in prompts.tokens(DISTINCT + 3, 2 * DISTINCT) if token not in taken), other[0])
     return [GenerationRequest((*start, last), params, noise) for start in (*starts, shared)]

@@ -1,4 +1,4 @@
-"""Runs the matrix on one model: an engine for each case over the same weights, its tokens beside the baseline's."""
+"""Run the matrix on one model: an engine for each case over the same weights, compared with the baseline."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ridgeline.verify.requests import TEXTS, Prompts, rounds
 from ridgeline.verify.serving import Proposer, Serving
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
-UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
-# Parameters times tokens of a forward pass over the longest prompt: about a second of two cores, some of a GPU.
+UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell
+# Limit of parameters times tokens of a forward pass: about one second on two cores, a few seconds on a GPU.
 CPU_WORK, GPU_WORK = 25 * 10**9, 40 * 10**12
-HOST_SEQUENCES = 8  # the swap space holds so many of full length
-LEAST_LONGEST = 128  # tokens of a prompt and its answer that any model must bear, if its context does
+HOST_SEQUENCES = 8  # sequences of full length that the swap space holds
+LEAST_LONGEST = 128  # tokens of a prompt and its answer, for the slowest model, if its context allows
 
-OnCase = Callable[[CaseResult, int], None]  # a case is done; the number of all
+OnCase = Callable[[CaseResult, int], None]  # called after each case, with its result and the number of cases
 
 
 def verify(
@@ -39,11 +39,11 @@ def verify(
     new_tokens: int | None = None,
     on_case: OnCase = lambda result, total: None,
 ) -> Report:
-    """Run the exactness matrix: is every token that of naive sampling alone, however it is served?
+    """Run the exactness matrix: compare every token with naive sampling alone, however requests are served.
 
-    tokenizer: adds prompts of real text. quick: few values of each axis, few combinations, short answers. seed: of
-    prompts, noise, arrivals and combinations. new_tokens: of each answer. What goes wrong in a case is its result, and
-    never raised.
+    tokenizer: adds prompts of real text. quick: use few values of each axis, few combinations and short answers. seed:
+    for prompts, noise, arrivals and combinations. new_tokens: tokens of each answer. An exception in a case becomes the
+    result of the case.
     """
     start = time.perf_counter()
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
@@ -59,7 +59,7 @@ def verify(
 
 
 def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_tokens: int | None) -> Scale:
-    """What the matrix is cut to: the model's context, and how large the model is for its device."""
+    """Return the limits of the matrix: they follow from the model's context, and its size for its device."""
     groups = state_groups(loaded.spec, page_tokens=1)
     windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
     work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
@@ -70,7 +70,7 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
 
 
 def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, baseline: Baseline) -> CaseResult:
-    """One case. Whatever it raises is its error."""
+    """Run one case. An exception becomes its error."""
     if case.impossible:
         return CaseResult(case)
     start, run = time.perf_counter(), None
@@ -89,7 +89,7 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
 
 
 def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
-    """The settings of a case; the pools of pages are cut where sequences shall be short of them."""
+    """Return the engine's settings for a case; a case of preemption has few pages."""
     longest = max(lengths(case, scale).prompts) + scale.new_tokens
     seqs = case.n * (case.company + 1) + 1
     free = loaded.table.memory.free_bytes()
@@ -116,19 +116,19 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
 
 
 def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:
-    """A snapshot at every page, so that short prompts come to one.
+    """Return the tokens between state snapshots: one page, so that short prompts reach a snapshot.
 
-    A recurrent layer needs as many pages at the end of an answer as at its beginning. So where sequences shall be short
-    of them, and there is nothing else to be short of, each takes a new page for every token.
+    A recurrent layer needs no more pages at the end of an answer than at its beginning. So in a case of preemption, for
+    a model of recurrent layers only, each sequence takes a new page for every token.
     """
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
     return 1 if case.preempt and all(s.snapshot for s in states if s.elements) else case.page
 
 
 def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
-    """Per group, enough for the longest sequence alone and for a short and a long prompt, but not for their answers.
+    """Return pages per group: enough for the longest sequence alone and for two prompts, but not for their answers.
 
-    Of states four: three sequences that begin in one step have one each, and then two want another.
+    For recurrent states there are four: three sequences that begin in one step take one each, then two need another.
     """
     found, new = lengths(case, scale), scale.new_tokens
     short, long = min(found.prompts), max(found.prompts)

@@ -1,4 +1,4 @@
-"""Serves the requests of a case with one engine: the tokens that came, what was seen at work, the differences."""
+"""Serve the requests of a case with one engine, observe what the engine does, and compare the tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ridgeline.verify.requests import Round, params_of
 
 
 class Proposer:
-    """Drafts of a case: the tokens that must come, some of them wrong."""
+    """Proposes the drafts of a case: the expected tokens, some of them replaced by wrong ones."""
 
     def __init__(self, baseline: Baseline, vocab_size: int, case: Case, seed: int) -> None:
         self._baseline, self._vocab_size, self._case = baseline, vocab_size, case
         self._rng = np.random.default_rng([seed, 4, case.number])
 
     def drafts(self, request: GenerationRequest, choice: int, known: int) -> list[int]:
-        """For an answer that has `known` tokens."""
+        """Return the drafts for an answer that has `known` tokens."""
         if not self._case.drafts:
             return []
         coming = self._baseline.answer(request, choice).tokens[known : known + self._case.drafts]
@@ -33,21 +33,21 @@ class Proposer:
 
 @dataclass(slots=True)
 class Serving:
-    """One case on its engine: the tokens that came, and what was seen."""
+    """One case on its engine: the tokens that it returned, and observations."""
 
     engine: Engine
     case: Case
     proposer: Proposer
     requests: list[GenerationRequest] = field(default_factory=list)
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    cached: dict[int, int] = field(default_factory=dict)  # request -> tokens of its prompt that were found
+    cached: dict[int, int] = field(default_factory=dict)  # request -> tokens of its prompt found in the prefix cache
     steps: int = 0
     first_token: int = 0
     most_running: int = 0
     shared_pages: int = 0
 
     def serve(self, each: Round) -> None:
-        """A round of requests, until all are complete. Raises what the engine raises."""
+        """Serve a round of requests until all are complete. Raises the errors of the engine."""
         for request in each.before:
             self.engine.add(-1, request)
             while len(self.engine):
@@ -92,7 +92,7 @@ class Serving:
             self.engine.propose(number, choice, self.proposer.drafts(request, choice, known))
 
     def observed(self) -> Observed:
-        """What the engine did."""
+        """Return what was observed of the engine."""
         stats = self.engine.stats()
         least = 0
         if self.requests and 0 in self.cached:
@@ -103,7 +103,7 @@ class Serving:
             steps=self.steps,
             first_token=self.first_token,
             least_first_token=least,
-            slack=self.case.steps_in_flight if self._has_checkpoints and self.case.prefix == "hit" else 0,
+            slack=self.case.steps_in_flight if self._has_snapshots and self.case.prefix == "hit" else 0,
             most_running=self.most_running,
             hits=sum(n > 0 for n in self.cached.values()),
             cached_tokens=sum(self.cached.values()),
@@ -115,21 +115,21 @@ class Serving:
         )
 
     def _least_steps(self, start: int, end: int) -> int:
-        """Steps of a prompt from `start` on, alone: a chunk of several tokens ends on a checkpoint, where one is."""
+        """Return the least steps for a prompt from `start` on: a chunk of several tokens ends at a state snapshot."""
         steps, every = 0, self.engine.config.state_snapshot_tokens
         while start < end:
             reach = min(start + (self.case.chunk or end), end)
             last = reach // every * every
-            start = last if self._has_checkpoints and reach - start > 1 and last > start else reach
+            start = last if self._has_snapshots and reach - start > 1 and last > start else reach
             steps += 1
         return steps
 
     @property
-    def _has_checkpoints(self) -> bool:
+    def _has_snapshots(self) -> bool:
         return any(group.snapshot for group in self.engine.config.groups)
 
     def compare(self, baseline: Baseline) -> tuple[Mapping[bool, Score], Sequence[Difference]]:
-        """Scores of greedy (True) and sampled answers, and where they differ."""
+        """Return the scores of greedy (True) and sampled (False) answers, and their differences."""
         scores, differences = {True: Score(), False: Score()}, []
         for i, request in enumerate(self.requests):
             greedy = params_of(request).temperature == 0
@@ -143,7 +143,7 @@ class Serving:
 
 
 def _same(wanted: Sequence[int], got: Sequence[int]) -> int:
-    """Tokens before the first difference."""
+    """Return the number of tokens before the first difference."""
     pairs = zip(wanted, got, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(got)))
 
