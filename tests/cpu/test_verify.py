@@ -87,7 +87,7 @@ def test_the_matrix_has_every_value_of_every_axis() -> None:
     found = cases(SCALE, 0)
     assert {c.chunk for c in found} >= {None, 1, 7, 16, 1000}
     assert {c.prefix for c in found} == {"cold", "hit"}
-    assert {c.company for c in found} >= {0, 1, 7, 40}
+    assert {c.others for c in found} >= {0, 1, 7, 40}
     assert {c.preempt for c in found} == {None, "recompute", "swap"}
     assert {(c.drafts, c.wrong) for c in found} == {(0, 0.0), (4, 0.0), (4, 0.5)}
     assert {c.n for c in found} == {1, 4}
@@ -176,7 +176,7 @@ def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsy
     assert caught.value.code == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "DIFFERENT: " in out
-    assert "company 7 others: request 1, choice 0 (sampled), token 0: " in out
+    assert "batch 7 others: request 1, choice 0 (sampled), token 0: " in out
 
 
 @pytest.mark.parametrize("name", daily([*CASES, *SPECS], ONE_OF_EACH))
@@ -293,11 +293,11 @@ def penalties_forgotten_when_preempted(patch: Patch) -> None:
 # What is planted, in which model, and on which axes it must show; on the default case if it is among them, else not.
 BUGS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (pages_out_of_order, "gpt2", {"default", "chunks", "prefix"}),
-    (pages_of_a_neighbor, "gpt2", {"company", "forks"}),
+    (pages_of_a_neighbor, "gpt2", {"batch", "forks"}),
     (chunks_forget_the_ones_before, "gpt2", {"chunks"}),
     (window_off_by_one, "mistral", {"default", "window"}),
     (hash_without_a_token, "gpt2", {"prefix"}),
-    (noise_by_place_in_the_batch, "gpt2", {"company", "forks"}),
+    (noise_by_place_in_the_batch, "gpt2", {"batch", "forks"}),
     (forks_write_to_one_page, "gpt2", {"forks"}),
     (swapped_to_the_wrong_pages, "gpt2", {"preempted"}),
     (stale_token_of_the_step_before, "gpt2", {"in flight"}),
@@ -320,7 +320,7 @@ def test_caught(bug: Callable[[Patch], None], name: str, axes: set[str], monkeyp
 def test_forgotten_penalties_are_caught(monkeypatch: Patch) -> None:
     """The sampler's counts are made anew only for a sequence that lost a step in flight."""
     penalties_forgotten_when_preempted(monkeypatch)
-    result = one("llama_gqa", Case(chunk=7, company=7, preempt="recompute", n=4, page=1, steps_in_flight=2))
+    result = one("llama_gqa", Case(chunk=7, others=7, preempt="recompute", n=4, page=1, steps_in_flight=2))
     assert result.verdict == "DIFFERENT"
     assert not any(d.greedy for d in result.differences)
 
@@ -357,11 +357,11 @@ def test_a_stuck_engine_is_an_error(monkeypatch: Patch) -> None:
     [
         (Case(preempt="recompute"), "nothing was computed again"),
         (Case(preempt="swap"), "nothing was swapped"),
-        (Case(company=1, chunk=1), "no company"),
+        (Case(others=1, chunk=1), "no other sequence ran"),
     ],
 )
 def test_a_setting_that_was_not_at_work_is_named(case: Case, missing: str) -> None:
-    """One sequence alone is never preempted; in steps of one token there is no company."""
+    """One sequence alone is never preempted; in steps of one token nothing runs beside it."""
     result = one("gpt2", case)
     assert result.verdict == "not exercised"
     assert result.missing == (missing,)
@@ -374,7 +374,7 @@ def test_a_prefix_that_is_not_found_is_named(monkeypatch: Patch) -> None:
 
 def test_a_prefix_that_is_found_where_none_is_shared_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr(engine, "hash_root", lambda **parts: b"")
-    assert one("gpt2", Case(company=DISTINCT)).missing == ("a prefix was found",)
+    assert one("gpt2", Case(others=DISTINCT)).missing == ("a prefix was found",)
 
 
 def test_chunks_that_are_not_cut_are_named() -> None:
@@ -389,7 +389,7 @@ def test_chunks_that_are_not_cut_are_named() -> None:
 def test_differences_within_rounding_are_near_ties(monkeypatch: Patch) -> None:
     noise_by_place_in_the_batch(monkeypatch)
     monkeypatch.setattr(baseline, "NEAR_DRAW", 1.0)
-    result = one("gpt2", Case(company=2))
+    result = one("gpt2", Case(others=2))
     assert result.verdict == "near tie"
     assert all(d.near and not d.greedy for d in result.differences)
     assert result.sampled.equal < result.sampled.total

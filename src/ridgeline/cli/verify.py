@@ -45,7 +45,7 @@ def verify(
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
 ) -> None:
-    """Check that answers do not depend on how they are served: chunks, prefix hits, batching, preemption, forks, pages.
+    """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
 
     Every token, greedy and sampled, must equal the one of naive sampling. The exit status is 1 if any differs.
     """

@@ -19,9 +19,9 @@ from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
 class OpenRequest:
     """A request that is not complete.
 
-    choices: the sequence id of each answer. open: those that are not over. num_logprobs: number of likeliest tokens to
-    report at each position of the prompt; None if they are not wanted, or were reported. entries: log probabilities of
-    the prompt's tokens after the first. num_asked: entries that steps were asked for.
+    choices: the sequence id of each answer. open: the sequence ids of answers that are not over. num_logprobs: number
+    of likeliest tokens to report at each position of the prompt; None if they are not wanted, or were reported.
+    entries: log probabilities of the prompt's tokens after the first. num_asked: entries that steps were asked for.
     """
 
     prompt: list[int]
@@ -55,7 +55,7 @@ class OpenRequest:
 class Answer:
     """One answer to a request.
 
-    known: of a row with edits, the prompt and every token that was sampled, tokens in flight included. scheduled: when
+    known: the prompt and every sampled token, tokens in flight included; empty for a row without edits. scheduled: when
     its first step began (time.perf_counter). waited: seconds that it waited for late masks.
     """
 
@@ -107,7 +107,7 @@ class Answer:
             self.row.prepare()
 
     def event(self, result: Result, finished: bool, entries: tuple[TokenLogprobs, ...] | None) -> Event:
-        """Return the event for tokens that were committed. entries: of the prompt, if they are due."""
+        """Return the event for tokens that were committed. entries: the prompt's, on the event that reports them."""
         reason: FinishReason | None = None
         stop: int | None = None
         if finished:

@@ -72,8 +72,8 @@ class RequestLoop(Generic[R]):
         self._late = LateRows(self._scheduler)
         self._answers: dict[int, Answer] = {}  # by sequence
         self._requests: dict[int, OpenRequest] = {}
-        self._works: Seq[Work] = ()  # of the last step; () if it only collected
-        self._computed: Seq[Work] = ()  # of the last step that computed
+        self._works: Seq[Work] = ()  # works of the last step; () if it only collected
+        self._computed: Seq[Work] = ()  # works of the last step that computed
 
     # ---- requests ---------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
-MOST_SEQUENCES = 32  # of a recorded step: with more, the kernels take much longer than what a recording saves
+MOST_SEQUENCES = 32  # largest recorded step: with more sequences, a recording saves a small share of the time
 
 
 class Decoded(NamedTuple):

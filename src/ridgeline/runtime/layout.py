@@ -140,7 +140,7 @@ class _Run:
 
 
 def _run(rows: Ints, lengths: Ints, sequences: Ints, memory: Memory) -> _Run:
-    """Put sequences into buckets. rows: of all tokens, one sequence after the other. sequences: one id per length."""
+    """Put sequences into buckets. rows: rows of all tokens, sequence by sequence. sequences: one id per length."""
     offsets = np.cumsum(lengths) - lengths
     indices, sequence_indices = np.empty(rows.size, np.int64), np.empty(lengths.size, np.int64)
     kind = np.ceil(np.log2(lengths)).astype(np.int64)

@@ -51,7 +51,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run. notes: what a user should know about how it was loaded.
+    """A model that is ready to run. notes: remarks for the user about how it was loaded.
 
     mapped_bytes: bytes of weights that are views of files, which become resident when they are used. weight_bytes:
     bytes of all weights. storage: how keys and values are stored. dtype: type of the matrices.

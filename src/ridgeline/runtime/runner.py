@@ -37,7 +37,7 @@ from ridgeline.spec.request import TokenLogprobs
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
-PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # of a prompt and of pages; timed to learn the cost of preemption
+PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that are timed
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Sampling:
 class Late:
     """A row whose mask was not ready when its logits were.
 
-    logits: of the next token [vocabulary]. since: when they were ready (time.perf_counter).
+    logits: logits of the next token [vocabulary]. since: when they were ready (time.perf_counter).
     """
 
     logits: Floats

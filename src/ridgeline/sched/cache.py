@@ -42,7 +42,7 @@ class StateCache:
         self.has_snapshots = any(g.snapshot for g in groups)
         self._seen: OrderedDict[PageKey, None] = OrderedDict()
         self.newest_step = 0  # the newest step that may touch pages which are released now
-        self.copies: list[PageCopy] = []  # of the step that is being planned, like the swaps
+        self.copies: list[PageCopy] = []  # copies of the step that is being planned, like the swaps
         self.swap_out: list[PageCopy] = []
         self.swap_in: list[PageCopy] = []
 

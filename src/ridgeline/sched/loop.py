@@ -7,8 +7,9 @@
     updates = loop.commit(plan, results)    the scheduler records them
 
 With two steps in flight, step n + 1 is scheduled and submitted before step n is collected. Its tokens refer to those of
-step n as LAST (sched/work.py), so the host needs not to know them. What the host does between `submit` and `collect`
-overlaps with the work of the runner.
+step n as LAST (sched/work.py), so the host need not know them. The host's work between `submit` and `collect` overlaps
+with the runner's. On a CPU, kernels run in the runner's thread and release Python's lock, but the
+host's work still needs a core.
 """
 
 from __future__ import annotations

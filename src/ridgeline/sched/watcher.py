@@ -1,4 +1,4 @@
-"""What a scheduler tells of sequences while it decides about them: to a proposer of drafts, or to a test."""
+"""The interface of an observer of a scheduler: a proposer of drafts, or a test."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class StepPlan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a runner returns for a Work: the accepted drafts and one token after them; none if it did not sample.
+    """The result of a Work: the accepted drafts and one token after them; no tokens if it was not sampled.
 
     ended: the last token is an end of sequence or a stop token. A sampling work may give no token: the sequence then
     pauses. Either it is forked or ended later, as beams are (with one step in flight, and without drafts), or it was

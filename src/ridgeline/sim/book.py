@@ -175,7 +175,7 @@ class Book:
         begin, end = self._times(runs[:, 0], replicas, ends), self._times(runs[:, 1], replicas, ends)
         count, order = len(self._columns["index"]), self._order()
         first, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        first[owners[::-1]], last[owners] = begin[::-1], end  # of the first run and of the last one
+        first[owners[::-1]], last[owners] = begin[::-1], end  # each answer's first and last token
         gaps, counts = self._gaps(owners, runs, replicas, begin, end, ends)
         sizes = self.column("prompt"), self.column("output")
         return Answered(self.column("arrival"), first[order], last[order], *sizes, gaps, counts)

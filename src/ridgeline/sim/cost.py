@@ -23,7 +23,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Deployment
 from ridgeline.spec.hardware import HardwareSpec
 
-Sums = Sequence[int] | np.ndarray[Any, Any]  # of ints, or of arrays of them
+Sums = Sequence[int] | np.ndarray[Any, Any]  # integers, or arrays of integers
 
 
 class StepCost(Protocol):

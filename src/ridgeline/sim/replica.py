@@ -44,7 +44,7 @@ class Replica(Generic[S]):
         self.pending_tokens = 0  # prompt tokens of requests without a token yet
         self.end_ns: int | None = None
         self._start = 0
-        # Of the step that is in flight: sequences that run, sequences that wait, bytes in use.
+        # The step in flight: sequences that run, sequences that wait, bytes in use.
         self._batch = self._waiting = self._size = 0
 
     @property

@@ -24,7 +24,7 @@ Preempt = Literal["recompute", "swap"]
 class Case:
     """One way to serve requests.
 
-    chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. company: number of other requests at
+    chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. others: number of other requests at
     the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
     few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts. n:
     answers to each prompt. prompt: tokens of a prompt; None: the usual length. text: prompts are real text. number:
@@ -36,7 +36,7 @@ class Case:
     chunk: int | None = None
     page: int = 16
     steps_in_flight: int = 1
-    company: int = 0
+    others: int = 0
     prefix: Literal["cold", "hit"] = "cold"
     preempt: Preempt | None = None
     drafts: int = 0
@@ -97,17 +97,17 @@ AXES: dict[str, tuple[Value, ...]] = {
         Value("of 1000", {"chunk": 1000}),
     ),
     "prefix": (Value("hit", {"prefix": "hit"}, quick=True),),
-    "company": (
-        Value("1 other", {"company": 1}),
-        Value("7 others", {"company": 7}, quick=True),
-        Value("40 others", {"company": 40}),
+    "batch": (
+        Value("1 other", {"others": 1}),
+        Value("7 others", {"others": 7}, quick=True),
+        Value("40 others", {"others": 40}),
     ),
     "preempted": (
-        Value("recompute", {"preempt": "recompute", "company": 7}, quick=True),
-        Value("swap", {"preempt": "swap", "company": 7}, quick=True),
+        Value("recompute", {"preempt": "recompute", "others": 7}, quick=True),
+        Value("swap", {"preempt": "swap", "others": 7}, quick=True),
         # A step is in flight whose tokens are lost, or come late.
-        Value("recompute, 2 in flight", {"preempt": "recompute", "company": 7, "steps_in_flight": 2}),
-        Value("swap, 2 in flight", {"preempt": "swap", "company": 7, "steps_in_flight": 2}),
+        Value("recompute, 2 in flight", {"preempt": "recompute", "others": 7, "steps_in_flight": 2}),
+        Value("swap, 2 in flight", {"preempt": "swap", "others": 7, "steps_in_flight": 2}),
     ),
     "drafts": (
         Value("4, all right", {"drafts": 4}),
@@ -130,7 +130,7 @@ def lengths(case: Case, scale: Scale) -> Lengths:
     if case.preempt:
         return _crowding(case, scale)
     longest = case.prompt or min(PROMPT, scale.room)
-    for size in (case.page, 0 if case.company else case.chunk or 0):
+    for size in (case.page, 0 if case.others else case.chunk or 0):
         if case.prompt is None and longest < size + OVER <= scale.room:
             longest = size + OVER  # more than one page or chunk
     shared = max(longest - 4, 0) // case.page * case.page if case.prefix == "hit" else 0
@@ -196,7 +196,7 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
         for value in drawn:
             case = replace(case, **value.change)
         if case.n > 1:  # they are many sequences already
-            case = replace(case, company=min(case.company, 1))
+            case = replace(case, others=min(case.others, 1))
         if len(drawn) >= LEAST_COMBINED and _goes_together(case, scale) and not _checked(case, scale).impossible:
             yield replace(case, value=_describe(case, scale))
             wanted -= 1
@@ -207,18 +207,18 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
 def _goes_together(case: Case, scale: Scale) -> bool:
     """Return whether every setting of a combination takes effect.
 
-    In steps of one token only one sequence runs at a time, so there is no company and no preemption. A case of
+    In steps of one token only one sequence runs at a time, so there are no other requests and no preemption. A case of
     preemption chooses its own prompt lengths; if a page is longer than a window and prompts begin with whole pages, it
     may not run short of pages. Drafts need the token before them, and more than one token in a step. With drafts it is
     not known where the others are when an answer reaches a new page, and an answer may be over before another prompt is
     computed in chunks. Sequences of one page each run short of pages only if several begin in one step.
     """
-    several = case.company or case.n > 1
+    several = case.others or case.n > 1
     in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
-    if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.company and in_chunks)):
+    if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.others and in_chunks)):
         return False
     if case.chunk == 1:
-        return not (case.company or case.preempt)
+        return not (case.others or case.preempt)
     if not case.preempt:
         return True
     together = not case.chunk or case.chunk >= MANY * max(lengths(case, scale).prompts)
@@ -234,7 +234,7 @@ def _describe(case: Case, scale: Scale) -> str:
     parts = [
         f"chunks {case.chunk}" if case.chunk else "",
         "hit" if case.prefix == "hit" else "",
-        f"{case.company} other{'s' if case.company > 1 else ''}" if case.company else "",
+        f"{case.others} other{'s' if case.others > 1 else ''}" if case.others else "",
         case.preempt or "",
         f"{case.drafts} drafts" if case.drafts else "",
         f"n {case.n}" if case.n > 1 else "",

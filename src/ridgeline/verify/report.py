@@ -31,7 +31,7 @@ class Difference:
 
     @property
     def near(self) -> bool:
-        """Whether rounding can explain it."""
+        """True if rounding can explain the difference."""
         return is_near(self.greedy, self.gap)
 
     def describe(self) -> str:
@@ -82,11 +82,11 @@ class Observed:
 
     def missing(self, case: Case) -> tuple[str, ...]:
         """Return the settings of a case that had no effect."""
-        alone = not case.company and case.n == 1
+        alone = not case.others and case.n == 1
         seen = {
             "first token too early": self.first_token >= self.least_first_token,
             "first token too late": 0 <= self.first_token - self.least_first_token <= self.slack or not alone,
-            "no company": not case.company or self.most_running > case.n,
+            "no other sequence ran": not case.others or self.most_running > case.n,
             "no prefix hit": case.prefix == "cold" or self.hits >= (1 if case.preempt else self.requests),
             "a prefix was found": case.prefix == "hit" or not self.hits,
             "nothing was computed again": case.preempt != "recompute" or self.preempted_recompute > 0,
@@ -102,7 +102,7 @@ class Observed:
         parts = [
             f"{self.steps} steps",
             f"first token after {self.first_token}" if case.chunk or case.steps_in_flight > 1 else "",
-            f"{self.most_running} at once" if case.company else "",
+            f"{self.most_running} at once" if case.others else "",
             f"{self.hits} hits ({self.cached_tokens} tokens)" if case.prefix == "hit" else "",
             f"{self.preempted_swap} swapped" if self.preempted_swap else "",
             f"{self.preempted_recompute} recomputed" if self.preempted_recompute else "",
@@ -165,12 +165,12 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether every token is the baseline's, or differs by rounding only."""
+        """True if every token is the baseline's, or differs by rounding only."""
         return not {r.verdict for r in self.results} & {"DIFFERENT", "error"}
 
     @property
     def complete(self) -> bool:
-        """Whether every setting of every case had an effect."""
+        """True if every setting of every case had an effect."""
         return not any(r.missing for r in self.results)
 
     def verdicts(self) -> Mapping[Verdict, int]:

@@ -75,7 +75,7 @@ def params_of(request: GenerationRequest) -> SamplingParams:
 def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
     """Yield the requests of a case, one batch after the other, until every kind of request was served."""
     rng = np.random.default_rng([prompts.seed, 3, case.number])
-    size = case.company + 1
+    size = case.others + 1
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
         # Requests that are to run short of pages arrive together.

@@ -91,14 +91,14 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
 def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
     """Return the engine's settings for a case; a case of preemption has few pages."""
     longest = max(lengths(case, scale).prompts) + scale.new_tokens
-    seqs = case.n * (case.company + 1) + 1
+    seqs = case.n * (case.others + 1) + 1
     free = loaded.table.memory.free_bytes()
     config = resolve(
         loaded.spec,
         min(longest, loaded.max_model_len),
         EngineOptions(
             max_num_seqs=seqs,
-            max_num_batched_tokens=case.chunk or (case.company + 1) * longest,
+            max_num_batched_tokens=case.chunk or (case.others + 1) * longest,
             block_size=case.page,
             state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
