@@ -76,7 +76,7 @@ class DenseStep:
 class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
-    layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts of this step and earlier ones.
+    layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
     """
 
     token_ids: Array

@@ -37,8 +37,8 @@ class Stats:
     queried_tokens: tokens of sequences when they were first admitted. hit_tokens: queried tokens found in the prefix
     index. snapshots: recurrent states in the prefix index now. restored: requests that began from one.
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. draft_tokens: drafts that
-    were run. accepted_tokens: drafts that were accepted. unrecorded: why decode steps are not run from a recording; None if they
-    are. unproposed: why the proposer of drafts is not used any more; None if it is used, or if there is none.
+    were run. accepted_tokens: drafts that were accepted. unrecorded: why decode steps are not run from a recording;
+    None if they are. unproposed: why the proposer of drafts is not used any more; None if it is, or if there is none.
     last_step: the sequences of the last step that computed. page_times: histograms that are still filled; None if they
     are not measured.
     """
