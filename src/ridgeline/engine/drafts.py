@@ -18,14 +18,15 @@ class Drafting:
     """
 
     def __init__(self, most: int, vocab_size: int, proposer: Proposer | None) -> None:
-        self._most, self._vocab_size, self._proposer = most, vocab_size, proposer
-        self.reset()
+        self._most = most
+        self._given = GivenDrafts() if proposer is None else None
+        chosen = proposer or self._given
+        self._guard = Guard(chosen, vocab_size) if most and chosen is not None else None
 
     def reset(self) -> None:
-        """Forget what was given, and the failure of a proposer."""
-        self._given = GivenDrafts() if self._proposer is None else None
-        chosen = self._proposer or self._given
-        self._guard = Guard(chosen, self._vocab_size) if self._most and chosen is not None else None
+        """Forget all sequences and their drafts, and the failure of a proposer."""
+        if self._guard is not None:
+            self._guard.reset()
 
     @property
     def is_on(self) -> bool:
@@ -46,7 +47,8 @@ class Drafting:
         """Set a sequence's drafts for its next step. Raises RequestError if a proposer has this task."""
         if self._given is None:
             raise RequestError("this engine has a proposer; drafts cannot be given as well")
-        self._given.give(sequence, drafts)
+        if self._guard is not None:
+            self._given.give(sequence, drafts)
 
     def propose(self, scheduler: Scheduler, sequences: Container[int]) -> None:
         """Let the proposer propose for the next step. sequences: ids that may have drafts; beams have none."""

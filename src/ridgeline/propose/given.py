@@ -32,3 +32,6 @@ class GivenDrafts:
 
     def end(self, sequence: int) -> None:
         self._given.pop(sequence, None)
+
+    def reset(self) -> None:
+        self._given.clear()

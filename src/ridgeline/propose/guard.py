@@ -44,6 +44,11 @@ class Guard:
     def end(self, sequence: int) -> None:
         self._call(lambda: self._proposer.end(sequence))
 
+    def reset(self) -> None:
+        """Let the proposer forget all sequences, and try it again if it had failed."""
+        self.refusal = None
+        self._call(self._proposer.reset)
+
     def _checked(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return drafts as plain integers. Raises ValueError for what is no token of the model."""
         found = tuple(int(token) for token in tokens)

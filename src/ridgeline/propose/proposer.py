@@ -31,3 +31,7 @@ class Proposer(Watcher, Protocol):
     def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
         """Return drafts by sequence id. Sequences may be left out; drafts beyond `most` are cut off."""
         ...
+
+    def reset(self) -> None:
+        """Forget all sequences: the engine lost them with a step that failed. Their ids are not used again."""
+        ...

@@ -156,7 +156,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
     if found.length < problem.max_model_len:
         length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
     seqs_why, tokens_why = UNCALIBRATED
-    drafts_why = "none: nothing proposes draft tokens, unless LLM(proposer=...) is given"
+    drafts_why = "none: there is no proposer but LLM(proposer=...)"
     if advice:
         drafts_why += f"; {advice.reasons['num_speculative_tokens']}"
         seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
