@@ -98,8 +98,7 @@ class Scheduler:
     def add(self, sequence: Sequence, children: Seq[Sequence] = ()) -> None:
         """Queue a request. children: further choices for the same prompt, which is computed only once.
 
-        Raises RequestError, and queues nothing, if it can never fit. Raises ValueError for an id that is in use, and
-        for a child with another prompt.
+        Raises RequestError, and queues nothing, if it can never fit; ValueError for an id in use or another prompt.
         """
         family = (sequence, *children)
         for member in family:
@@ -130,9 +129,7 @@ class Scheduler:
             self._queue(child, [])
 
     def propose(self, sequence_id: int, drafts: Iterable[int]) -> None:
-        """Set the tokens that the sequence's next step verifies. Fewer are run, or none, where there is no room or the
-        next token is not known yet.
-        """
+        """Set the drafts of a sequence's next step; fewer, or none, run without room or with a token in flight."""
         self._live[sequence_id].drafts = tuple(drafts)
 
     def can_verify(self) -> list[Sequence]:
