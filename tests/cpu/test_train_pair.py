@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ridgeline.train.data.folder import prepare
 
 from ridgeline import LLM
 from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
+from ridgeline.train.data.folder import prepare
 from ridgeline.train.data.manifest import Manifest
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.pocket.continuations import ContinuationOptions, draw_prompts

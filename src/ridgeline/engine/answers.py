@@ -100,6 +100,11 @@ class Answer:
             self.row = SampleRow.start(row.params, known[:n], self.noise, eos, known[n:], self.grammar)
         return self.row
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether the answer ended in a step that is still in flight: no grammar continues after an end."""
+        return len(self.known) > self.sequence.num_prompt and self.row.is_end(self.known[-1])
+
     def record(self, tokens: Seq[int]) -> None:
         """Record tokens that the row was told of, and begin to make the next mask."""
         self.known += tokens

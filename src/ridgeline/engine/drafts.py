@@ -56,7 +56,7 @@ class Drafting:
             return
         wanted = []
         for seq in scheduler.can_verify():
-            most = min(self._most, seq.max_length - len(seq.tokens) - 1)
+            most = min(self._most, seq.bound - len(seq.tokens) - 1)
             if most > 0 and seq.id in sequences:
                 wanted.append(Wanted(seq.id, seq.tokens, most))
         for sequence, drafts in self._guard.propose(wanted).items() if wanted else ():

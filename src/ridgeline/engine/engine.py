@@ -34,6 +34,7 @@ from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
+from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.request import BeamSearchParams
 
 
@@ -41,15 +42,16 @@ class RequestLoop(Generic[R]):
     """Answers any number of requests with one runner. Not for several threads at once.
 
     vocab_size: the number of the model's tokens. eos: its end-of-sequence tokens. proposer: proposes draft tokens;
-    without one, `propose` takes them.
+    without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence.
     """
 
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
-        proposer: Proposer | None = None, swap_cost: PreemptCost | None = None,
+        proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
     ) -> None:  # fmt: skip
         self.config = config
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
+        self._regimes = regimes
         self._ids = count()
         self._drafting = Drafting(config.num_speculative_tokens, vocab_size, proposer)
         self._start()
@@ -66,6 +68,7 @@ class RequestLoop(Generic[R]):
             swap_cost=self._swap_cost,
             clock=time.perf_counter,
             watcher=self._drafting.watcher,
+            regimes=self._regimes,
         )
         self._loop = StepLoop(self._scheduler, self._runner)
         self._beams = Beams(self._scheduler, self._ids, self._eos)
@@ -157,6 +160,7 @@ class RequestLoop(Generic[R]):
         events = self._late_events()
         self._drafting.propose(self._scheduler, self._answers)
         plan = self._loop.schedule()
+        self._late.drop_preempted()
         if plan is not None:
             handle = self._loop.submit(plan, self._sampling(plan.works))
             self._take_sampled(plan.works, self._loop.sample(handle, self._host_rows(plan.works)))
@@ -206,8 +210,10 @@ class RequestLoop(Generic[R]):
             if answer is None:
                 rows[i] = self._beams.taker(work.sequence)
             elif answer.needs_host:
-                rows[i] = row = answer.host_row(work, self._eos)
-                row.prepare()
+                row = answer.host_row(work, self._eos)
+                if not answer.is_over:
+                    rows[i] = row
+                    row.prepare()
         return rows
 
     def _take_sampled(self, works: Seq[Work], sampled: Mapping[int, Result | Late]) -> None:
@@ -328,7 +334,13 @@ class Engine(RequestLoop[DeviceRunner]):
         if any(config.num_host_pages):
             swap_cost = config.preempt or PreemptCost(*runner.preemption_rates())
         super().__init__(
-            runner, config, loaded.spec.vocab_size, loaded.eos_token_ids, proposer=proposer, swap_cost=swap_cost
+            runner,
+            config,
+            loaded.spec.vocab_size,
+            loaded.eos_token_ids,
+            proposer=proposer,
+            swap_cost=swap_cost,
+            regimes=loaded.spec.regimes(config.max_model_len),
         )
 
     def overwrite(self, contents: Seq[Bytes]) -> None:

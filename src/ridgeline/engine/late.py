@@ -25,7 +25,7 @@ class LateRows:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._in_flight: dict[int, Late] = {}  # by sequence; their steps are not committed yet
-        self._waiting: dict[int, tuple[Answer, Late]] = {}  # by sequence
+        self._waiting: dict[int, tuple[Answer, Late]] = {}  # by sequence; no more than run at once
 
     def hold(self, answer: Answer, late: Late) -> None:
         """Run nothing of an answer until its mask is ready. Its step is not committed yet."""
@@ -43,6 +43,14 @@ class LateRows:
         self._in_flight.pop(sequence, None)
         self._waiting.pop(sequence, None)
 
+    def drop_preempted(self) -> None:
+        """Free the logits of answers that were preempted: their last tokens are computed and sampled again."""
+        for sequence in [s for s in self._waiting if not self._scheduler.is_held(s)]:
+            answer, late = self._waiting.pop(sequence)
+            answer.waited += time.perf_counter() - late.since
+        for sequence in [s for s in self._in_flight if not self._scheduler.is_held(s)]:
+            del self._in_flight[sequence]
+
     def wait(self) -> bool:
         """Wait for a mask for a moment; False if no answer needs one."""
         for answer, _ in self._waiting.values():
@@ -54,11 +62,10 @@ class LateRows:
         """Yield the answers whose masks are ready with their token, and those that waited too long with an error."""
         for sequence, (answer, late) in list(self._waiting.items()):
             waited = answer.waited + time.perf_counter() - late.since
-            held, is_ready = self._scheduler.is_held(sequence), answer.row.wait(0)
-            if held and not is_ready and waited <= MAX_WAIT_SECONDS:
+            is_ready = answer.row.wait(0)
+            if not is_ready and waited <= MAX_WAIT_SECONDS:
                 continue
             del self._waiting[sequence]
             answer.waited = waited
-            if held:  # else it was preempted: its last token is computed and sampled again
-                error = RequestError(TOO_LATE.format(MAX_WAIT_SECONDS))
-                yield answer, sample(late.logits[None], [answer.row])[0] if is_ready else error
+            error = RequestError(TOO_LATE.format(MAX_WAIT_SECONDS))
+            yield answer, sample(late.logits[None], [answer.row])[0] if is_ready else error

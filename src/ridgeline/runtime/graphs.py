@@ -65,7 +65,10 @@ class DecodeGraphs:
             self._recorder.assign(self._inputs[3], [1] * most)
             self._known = [*arena.pages, *page_tables, *model.constants()]
 
-    def run(self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Decoded | None:
+    def run(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int],
+        frequency_rows: Sequence[int] | None = None,
+    ) -> Decoded | None:  # fmt: skip
         """Run one token of each sequence, none of them a draft; None if the step must run unrecorded."""
         n = len(rows)
         if self.refusal is not None or n > MOST_SEQUENCES:

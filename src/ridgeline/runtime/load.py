@@ -72,7 +72,7 @@ class LoadedModel:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
-    def dense_step(self, sequences: Sequence[Sequence[int]]) -> DenseStep:
+    def dense_step(self, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> DenseStep:
         """Return a step over whole sequences without pages, whose keys and values are rounded as pages round them."""
         memory = self.table.memory
         is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes

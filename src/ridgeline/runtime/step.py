@@ -27,7 +27,8 @@ StoreRows = Callable[[Array], Array]  # ops.api.STORE_ROWS
 class DenseStep:
     """One forward pass over whole sequences of any lengths, laid end to end.
 
-    store: rounds keys and values as pages would; None if pages hold them as they are computed.
+    store: rounds keys and values as pages would; None if pages hold them as they are computed. prompts: tokens of the
+    prompt in each sequence; None: all of them.
     """
 
     token_ids: Array
@@ -38,7 +39,10 @@ class DenseStep:
     prompts: tuple[int, ...] | None = None
 
     @classmethod
-    def build(cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None) -> DenseStep:
+    def build(
+        cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None,
+        prompts: Sequence[int] | None = None,
+    ) -> DenseStep:  # fmt: skip
         """Return the step for sequences of token ids; none may be empty."""
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
@@ -77,6 +81,7 @@ class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
+    recorded_rows: frequency rows of a recorded step; None: they follow from the slices.
     """
 
     token_ids: Array

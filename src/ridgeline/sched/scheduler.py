@@ -10,7 +10,7 @@ The states of a request:
         waiting  -------------------------------------------> running ----> over (ended, max_tokens, abort)
       (by order) <------------------------------------------- (by order)
                      preempt: pages dropped or swapped out
-                     restart: its length changed how its tokens turn; pages dropped
+                     restart: its length changed the rotation of its tokens; pages dropped
 
 Why no request waits forever: `order` never changes, and forks inherit it; no request overtakes the head of the queue;
 a sequence that is short of pages may take those of any running one behind it; no request is admitted while a running
@@ -55,7 +55,7 @@ class Scheduler:
     num_pages: per group, with page 0, which is never handed out; num_host_pages likewise, for swapping.
     max_batch_tokens, max_seqs: most tokens and sequences of a step. swap_cost: decides how to preempt; None: always
     recompute. clock: measures the lifetimes of pages; None: they are not measured. watcher: is told of commits, forks,
-    preemptions and ends.
+    preemptions and ends. regimes: how rotary frequencies depend on the length of a sequence.
     """
 
     _cache_type: type[StateCache] = StateCache
@@ -72,6 +72,7 @@ class Scheduler:
         swap_cost: SwapCost | None = None,
         clock: Clock | None = None,
         watcher: Watcher | None = None,
+        regimes: Regimes = NO_REGIMES,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
@@ -255,7 +256,7 @@ class Scheduler:
         tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
         sample = limit == known + seq.pending
         self._works.append(
-            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), deltas)
+            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), deltas, seq.floor)
         )
         if sample:
             seq.pending += 1
@@ -383,8 +384,12 @@ class Scheduler:
         heapq.heappush(self._waiting, (seq.order, seq))
 
     def _restart(self, seq: Sequence) -> None:
-        """Compute it again from its first token, which turns otherwise in a sequence of this length. All its tokens are
-        known."""
+        """Compute a sequence again from its first token: tokens are rotated otherwise at its new length.
+
+        All of its tokens are known.
+        """
+        if self._watcher is not None:
+            self._watcher.preempt(seq.id)
         if seq.row >= 0:
             self._leave_row(seq)
             heapq.heappush(self._waiting, (seq.order, seq))
@@ -498,6 +503,7 @@ class Scheduler:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many tokens of `sequence` the prefix index holds now."""
+        sequence.enter(self._regimes)
         return self._cache.find_prefix(sequence)[0]
 
     def stats(self) -> Stats:

@@ -49,7 +49,7 @@ class Sequence:
     order: Order = (0.0, 0, 0)  # the least runs first
     max_length: int = 0  # in tokens, generated ones included
     bound: int = 0  # at this length it is over, or is computed again
-    floor: int = 0  # its tokens turn at least as in a context of so many tokens (spec/regimes.py)
+    floor: int = 0  # its tokens are rotated at least as in a context of so many tokens (spec/regimes.py)
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step
     # progress
@@ -114,7 +114,7 @@ class Sequence:
         return len(table) - dropped + min(group.first_pages, dropped)
 
     def enter(self, regimes: Regimes) -> None:
-        """Set what follows from its length: how its tokens turn, and how long it may become with that."""
+        """Set what follows from its length: how its tokens are rotated, and the length at which that changes."""
         length = len(self.tokens)
         self.floor = regimes.floor(self.num_prompt, length)
         self.bound = min(self.max_length, regimes.end(length) + 1)
@@ -128,7 +128,7 @@ class Sequence:
 
 
 def root_of(root: bytes, floor: int) -> bytes:
-    """The root of a hash chain whose tokens turn with a floor: sequences of unlike floors never share state."""
+    """Return the root of a hash chain: sequences with different floors never share state."""
     return hashlib.blake2b(root + floor.to_bytes(8, "little"), digest_size=16).digest() if floor else root
 
 

@@ -125,7 +125,7 @@ class FastForwardScheduler(Scheduler):
     def _restart(self, seq: Sequence) -> None:
         if seq.id in self._since:
             self._leave_fast_forward(seq)
-        for due in self._to_refill.values():  # it will cruise again, and need its pages at other steps
+        for due in self._to_refill.values():  # it is fast-forwarded again later, and needs its pages at other steps
             if seq in due:
                 due.remove(seq)
         super()._restart(seq)
@@ -195,7 +195,7 @@ class FastForwardScheduler(Scheduler):
 
     def _await_commit(self, seq: Sequence, step: int) -> None:
         """Note when to update a sequence after `step`: at its last token or, where it matters, when it fills a page."""
-        after = seq.max_length - len(seq.tokens)
+        after = seq.bound - len(seq.tokens)
         if not self._only_all:
             after = min(after, max(1, seq.next_event - seq.computed))
         found = self._to_commit.get(step + after)

@@ -61,12 +61,14 @@ class CountedSequence(Sequence):
         """Return the key of the page that ends at `position`: from its block and offset, or unique to the sequence."""
         if position <= self.num_shared:
             block, offset = divmod(position - 1, self.block_tokens)
-            return self.blocks[block] * self.block_tokens + offset
-        return -((self.id << ID_BITS) + position)
+            key = self.blocks[block] * self.block_tokens + offset
+        else:
+            key = -((self.id << ID_BITS) + position)
+        return f"{self.floor} {key}".encode() if self.floor else key
 
     def page_keys(self, first: int, stop: int, page_tokens: int, grid: int) -> Iterable[PageKey]:
         """Return the keys of pages [first, stop)."""
-        if first * page_tokens < self.num_shared:
+        if self.floor or first * page_tokens < self.num_shared:
             return Sequence.page_keys(self, first, stop, page_tokens, grid)
         own = self.id << ID_BITS
         return range(-own - (first + 1) * page_tokens, -own - (stop + 1) * page_tokens, -page_tokens)

@@ -81,7 +81,7 @@ class Baseline:
                 leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
         return Answer(tuple(tokens), tuple(leads))
 
-    def _logits(self, tokens: Sequence[int]) -> Floats:
+    def _logits(self, tokens: Sequence[int], num_prompt: int) -> Floats:
         """Return the logits of the token after `tokens`: float64 [vocabulary]."""
         memory, model = self._loaded.table.memory, self._loaded.model
         step = self._loaded.dense_step([tokens], [num_prompt])
