@@ -20,8 +20,8 @@ def options(host: str, port: int) -> ServeOptions:
     [
         ("127.0.0.1", 80808, "--port is 80808; it must be 0 (any free port) to 65535"),
         ("127.0.0.1", -1, "--port is -1; it must be 0"),
-        ("no-such-host.invalid", 0, "give an address of this machine as --host"),
-        ("a" * 70 + ".b", 0, "give an address of this machine as --host"),
+        ("no-such-host.invalid", 0, "set --host to an address of this machine"),
+        ("a" * 70 + ".b", 0, "set --host to an address of this machine"),
         ("", -5, "--port is -5"),
         ("192.0.2.1", 0, "--host must be an address of this machine"),
         ("::1::", 0, "--host"),

@@ -195,7 +195,7 @@ def test_a_pipe_whose_file_has_a_large_number() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-NEW, KNOWN = StructuredOutputs(regex="a"), StructuredOutputs(regex="b")
+KNOWN = "known"
 
 
 class SlowGrammars:
@@ -204,30 +204,29 @@ class SlowGrammars:
     def __init__(self) -> None:
         self.may, self.begun, self.compiled = threading.Event(), threading.Semaphore(0), list[str]()
 
-    def is_known(self, structure: object) -> bool:
-        return structure == KNOWN
+    def is_known(self, structure: StructuredOutputs) -> bool:
+        return structure.regex == KNOWN
 
-    def bound(self, request: GenerationRequest) -> GenerationRequest:
-        if getattr(request.params, "structured_outputs", None) == KNOWN:
-            return request
-        self.begun.release()
-        self.may.wait()
-        self.compiled.append(request.prompt or "")
-        return request
+    def compile(self, structure: StructuredOutputs) -> object:
+        if not self.is_known(structure):
+            self.begun.release()
+            assert self.may.wait(timeout=60)
+            self.compiled.append(str(structure.regex))
+        return object()
 
 
-def structured(number: int, structure: StructuredOutputs) -> Submit:
-    params = SamplingParams(structured_outputs=structure)
-    return Submit(number, GenerationRequest((1,), params, (), str(number)), 0.0, False)
+def structured(number: int, regex: str = "") -> Submit:
+    params = SamplingParams(structured_outputs=StructuredOutputs(regex=regex or str(number)))
+    return Submit(number, GenerationRequest((1,), params, ()), 0.0, False)
 
 
 def test_an_aborted_structure_is_not_compiled() -> None:
     grammars: Any = SlowGrammars()
     compiler = Compiler(grammars, lambda: None)
     for number in range(6):
-        compiler.add(structured(number, NEW))
+        compiler.add(structured(number))
     for _ in range(THREADS):
-        grammars.begun.acquire()
+        assert grammars.begun.acquire(timeout=60)
     for number in range(1, 5):
         compiler.abort(number)
     grammars.may.set()
@@ -241,7 +240,7 @@ def test_new_structures_do_not_delay_known_ones_and_are_bounded() -> None:
     woken = threading.Semaphore(0)
     compiler = Compiler(grammars, woken.release)
     for number in range(MAX_NEW + 1):
-        compiler.add(structured(number, NEW))
+        compiler.add(structured(number))
     compiler.add(structured(1000, KNOWN))
     assert woken.acquire(timeout=60) and woken.acquire(timeout=60)
     found = {submit.id: error for submit, error in compiler.done()}

@@ -77,7 +77,7 @@ def until(text: str, mark: str, content: str) -> str:
 def _arguments(body: TemplateBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if wrong := sorted(_RESERVED & set(variables)):
-        raise RequestError(f"chat_template_kwargs has the reserved name {wrong[0]!r}; leave it out")
+        raise RequestError(f"chat_template_kwargs has {wrong[0]!r}, which is a reserved name; leave it out")
     if wrong := sorted(_FIELDS & set(variables)):
         raise RequestError(f"chat_template_kwargs has {wrong[0]!r}; send it as a field of the request")
     if body.reasoning_effort is not None:
