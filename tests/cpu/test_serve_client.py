@@ -134,7 +134,7 @@ def test_a_failed_request_ends_all_and_frees_their_slots() -> None:
         answers.fail(EngineDown("gone"))
         answers.check()
         assert left == ["over"] and ended == [5, 6] and len(answers.take()) == 1
-        await answers.come()
+        await answers.wait()
         for what in (answers.check, answers.take):
             with pytest.raises(EngineDown):
                 what()
@@ -203,7 +203,7 @@ class FakeWire:
 def test_streams_are_written_at_once_and_only_tokens_are_timed() -> None:
     async def run() -> None:
         client, wire, timed = client_without_engine([]), FakeWire(), list[float]()
-        answers = client.submit([None], 0.0, stream=True, over=lambda: None)  # type: ignore[list-item]
+        answers = client.submit([None], 0.0, stream=True, on_done=lambda: None)  # type: ignore[list-item]
         task = asyncio.create_task(wire.stream(answers, timed))
         await wire.asked.wait()
         for text, ids, output in (("a", (1,), None), ("", (2,), None), ("b", (), None), ("c", (3,), result(3))):
@@ -225,8 +225,8 @@ def test_a_client_that_catches_up_gets_everything_in_one_write() -> None:
         await wire.asked.wait()
         for i in range(4):
             answers.put(5, chunk(result(4) if i == 3 else None), 1.0)
-            answers.tell()
-            await until(lambda: len(wire.written) > 0)  # the first one starts the response
+            answers.notify()
+            await asyncio.sleep(0.001)  # the first one starts the response
         assert len(wire.written) == 1
         wire.room = 1000
         wire.changed()
@@ -291,10 +291,10 @@ def test_a_hanging_engine_differs_from_a_long_step(
 
     async def run() -> None:
         if why is None:
-            await watch.over(over.wait(), loading=loading)
+            await watch.run(over.wait(), loading=loading)
         else:
             with pytest.raises(EngineSilent, match=re.escape(why)):
-                await watch.over(over.wait(), loading=loading)
+                await watch.run(over.wait(), loading=loading)
 
     monkeypatch.setattr("ridgeline.serve.engine.watch.TICK_SECONDS", 1.0)
     monkeypatch.setattr("ridgeline.serve.engine.watch.time.monotonic", lambda: clock[0])
@@ -317,7 +317,7 @@ def test_time_without_the_http_process_does_not_count(monkeypatch: pytest.Monkey
     watch, over = Watch(Patience()), asyncio.Event()
 
     async def run() -> None:
-        await watch.over(over.wait())
+        await watch.run(over.wait())
 
     asyncio.run(run())
     assert not watch.silent and watch.silent_s < 1

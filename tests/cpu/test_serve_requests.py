@@ -256,7 +256,7 @@ def test_an_echo_without_an_answer_has_no_completion_tokens(stream: bool, monkey
         if not stream:
             return [await work.answer()]
         events = work.events(one)
-        data = events.begin() + events.tell(await one.batch()) + events.end()
+        data = events.begin() + events.chunks(await one.batch()) + events.end()
         return [json.loads(e[6:]) for e in data.split(b"\n\n") if e[6:7] == b"{"]
 
     told = asyncio.run(ask())

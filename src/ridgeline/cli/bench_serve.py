@@ -259,8 +259,8 @@ def _workload(given: dict[str, Any], limit: int | None) -> Workload:
     if not given["trace"] and arrivals is None and clients is None:
         raise RequestError("no workload is given; add --trace FILE, --arrivals poisson:8 or --concurrency 32")
     count = given["num_requests"] or (None if given["trace"] else NUM_REQUESTS)
-    asked = {"arrivals": arrivals or (clients and f"closed:{clients}"), "num_requests": count}
-    return workload_of(given | asked | {"rate_scale": given["scale"]}, limit)
+    overrides = {"arrivals": arrivals or (clients and f"closed:{clients}"), "num_requests": count}
+    return workload_of(given | overrides | {"rate_scale": given["scale"]}, limit)
 
 
 def _predict(
@@ -288,14 +288,14 @@ def _predict(
 def _title(given: dict[str, Any], server: Server, workload: Workload) -> str:
     from pathlib import Path
 
-    what = [Path(given["trace"]).name] if given["trace"] else []
+    parts = [Path(given["trace"]).name] if given["trace"] else []
     if workload.clients is not None:
-        what.append(f"{workload.clients} clients")
+        parts.append(f"{workload.clients} clients")
     elif given["arrivals"]:
-        what.append(given["arrivals"])
+        parts.append(given["arrivals"])
     if given["scale"] != 1.0:
-        what.append(f"{given['scale']:g} times as fast")
-    return f"{server.model} at {given['base_url']}: {', '.join(what)}"
+        parts.append(f"{given['scale']:g} times as fast")
+    return f"{server.model} at {given['base_url']}: {', '.join(parts)}"
 
 
 def _print(title: str, found: Measured, predicted: Report | None, times: str | None) -> None:

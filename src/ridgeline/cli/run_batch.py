@@ -80,14 +80,14 @@ def _run(given: dict[str, Any]) -> None:
             say_tables(*settings_tables("engine", ready.config, ready.weight_bytes, on_host=ready.on_host))
 
     def answer(advance: Callable[[int], None]) -> None:
-        def over(result: Mapping[str, Any]) -> None:
+        def record(result: Mapping[str, Any]) -> None:
             usage = result["response"]["body"].get("usage", {})
             advance(usage.get("completion_tokens", usage.get("output_tokens", 0)))
             if result["error"] is not None:
                 errors.append(result["custom_id"])
 
         options = serve_options(given, given["served_model_name"] or [model])
-        batch = run_batch(model, o.llm_options(given), options, left, output, on_ready=ready, on_done=over)
+        batch = run_batch(model, o.llm_options(given), options, left, output, on_ready=ready, on_done=record)
         asyncio.run(batch)
 
     if left:

@@ -50,11 +50,11 @@ def build_app(service: Service) -> FastAPI:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    told = as_api_error(error) or _of_framework(error)
-    if told is None:  # a bug, which the guard answers with 500
+    api_error = as_api_error(error) or _of_framework(error)
+    if api_error is None:  # a bug, which the guard answers with 500
         raise error
     more = error.headers if isinstance(error, HTTPException) and error.headers else {}  # a 405 has the header Allow
-    return JSON(told.body(), told.status, {**told.headers(), **more})
+    return JSON(api_error.body(), api_error.status, {**api_error.headers(), **more})
 
 
 def _of_framework(error: Exception) -> APIError | None:

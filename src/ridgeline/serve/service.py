@@ -47,7 +47,7 @@ class Turn:
 
     async def batch(self) -> Batch:
         """Wait for the next chunks and return them, as Answers.take does. An empty list means the end."""
-        await self._answers.come()
+        await self._answers.wait()
         return self.take()
 
     @property
@@ -207,7 +207,7 @@ class Service:
             requests = await build()
             if self.options.log_requests:
                 log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
-            answers = self.client.submit(requests, arrived, stream=stream, over=lambda: self.gate.leave(sequences))
+            answers = self.client.submit(requests, arrived, stream=stream, on_done=lambda: self.gate.leave(sequences))
         except BaseException:
             self.gate.leave(sequences)
             raise

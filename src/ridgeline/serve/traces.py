@@ -38,7 +38,7 @@ class Traces:
 
     def begin(self, operation: str, params: SamplingParams, num_prompts: int, input_tokens: int) -> RequestTrace:
         """Begin the span of a request that is sent to the engine. operation: gen_ai.operation.name."""
-        asked = {
+        values = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "ridgeline",
             "gen_ai.request.model": self._model,
@@ -54,7 +54,7 @@ class Traces:
             "gen_ai.usage.input_tokens": input_tokens,
             "ridgeline.request.prompts": num_prompts,
         }
-        attributes = {name: value for name, value in asked.items() if value is not None}
+        attributes = {name: value for name, value in values.items() if value is not None}
         kind = importlib.import_module("opentelemetry.trace").SpanKind.SERVER
         return RequestTrace(self._tracer.start_span(f"{operation} {self._model}", kind=kind, attributes=attributes))
 

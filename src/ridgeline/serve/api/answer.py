@@ -81,18 +81,18 @@ class AnswerReader:
         if self._tools is None:
             return Piece(content=text)
         content, calls = self._tools.push(text)
-        return Piece(content=content, calls=self._told(calls))
+        return Piece(content=content, calls=self._deltas(calls))
 
     def _finish(self) -> Piece:
         if self._reading.mode == "required":
             calls = calls_of(self._held)
-            return Piece(content="" if calls else self._held, calls=self._told(calls))
+            return Piece(content="" if calls else self._held, calls=self._deltas(calls))
         if self._tools is None:
             return Piece()
         content, calls = self._tools.flush()
-        return Piece(content=content, calls=self._told(calls))
+        return Piece(content=content, calls=self._deltas(calls))
 
-    def _told(self, calls: list[Call]) -> tuple[Mapping[str, Any], ...]:
+    def _deltas(self, calls: list[Call]) -> tuple[Mapping[str, Any], ...]:
         first, self._count = self._count, self._count + len(calls)
         return tuple(
             {

@@ -191,8 +191,8 @@ async def _result(service: Service, line: Line) -> dict[str, Any]:
     try:
         status, body = 200, await _answer(service, line, ignored)
     except Exception as e:
-        told = invalid(e.errors()) if isinstance(e, ValidationError) else as_api_error(e) or internal()
-        status, body = told.status, told.body()
+        failure = invalid(e.errors()) if isinstance(e, ValidationError) else as_api_error(e) or internal()
+        status, body = failure.status, failure.body()
     warned = {"warning": unknown.warning(ignored)} if ignored else {}
     response = {"status_code": status, "request_id": uuid.uuid4().hex, **warned, "body": body}
     error = None if status == 200 else {"code": body["error"]["code"], "message": body["error"]["message"]}

@@ -33,7 +33,7 @@ class ChoiceEvents:
         """Write nothing: the first chunk is the first event."""
         return b""
 
-    def tell(self, batch: Batch) -> bytes:
+    def chunks(self, batch: Batch) -> bytes:
         data = b""
         for prompt_index, chunk in batch:
             self._tally.take(chunk)

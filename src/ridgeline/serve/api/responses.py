@@ -60,9 +60,9 @@ class Response:
         for piece in [*reader.push(answer.text), *reader.flush()]:
             items.add(piece)
         items.close()
-        return self._over(items, answer.finish_reason, tally)
+        return self._finished(items, answer.finish_reason, tally)
 
-    def _over(self, items: Items, reason: str | None, tally: Tally) -> dict[str, Any]:
+    def _finished(self, items: Items, reason: str | None, tally: Tally) -> dict[str, Any]:
         cut = reason == "length"
         return {
             **self._frame,
@@ -75,28 +75,29 @@ class Response:
     def events(self, turn: Turn) -> Events:
         """Return the answer as OpenAI's named, numbered events."""
         begun = {**self._frame, "status": "in_progress", "output": [], "usage": None}
-        return _Events(begun, AnswerReader(self._chat.reading), Tally(turn.requests), self._over)
+        return _Events(begun, AnswerReader(self._chat.reading), Tally(turn.requests), self._finished)
 
 
 class _Events:
-    """Writes the events of one answer (sse.Events). begun: the response at the start. over: makes the response at the
-    end.
+    """Writes the events of one answer (sse.Events).
+
+    begun: the response at the start. finished: makes the response at the end.
     """
 
     def __init__(
         self, begun: Mapping[str, Any], reader: AnswerReader, tally: Tally,
-        over: Callable[[Items, str | None, Tally], dict[str, Any]],
+        finished: Callable[[Items, str | None, Tally], dict[str, Any]],
     ) -> None:  # fmt: skip
-        self._begun, self._reader, self._tally, self._over = begun, reader, tally, over
+        self._begun, self._reader, self._tally, self._finished = begun, reader, tally, finished
         self._items, self._numbers = Items(), count()
         self._reason: str | None = None
 
     def begin(self) -> bytes:
         """Return the events before the first chunk."""
         names = ("response.created", "response.in_progress")
-        return b"".join(self._told(name, response=self._begun) for name in names)
+        return b"".join(self._event(name, response=self._begun) for name in names)
 
-    def tell(self, batch: Batch) -> bytes:
+    def chunks(self, batch: Batch) -> bytes:
         data = b""
         for _, chunk in batch:
             self._tally.take(chunk)
@@ -106,19 +107,19 @@ class _Events:
 
     def end(self) -> bytes:
         data = self._all_of(self._reader.flush())
-        data += b"".join(self._told(kind, **fields) for kind, fields in self._items.close())
+        data += b"".join(self._event(kind, **fields) for kind, fields in self._items.close())
         kind = "response.incomplete" if self._reason == "length" else "response.completed"
-        return data + self._told(kind, response=self._over(self._items, self._reason, self._tally))
+        return data + self._event(kind, response=self._finished(self._items, self._reason, self._tally))
 
     def failed(self, error: APIError) -> bytes:
         fault = {"code": "server_error", "message": error.message}
-        return self._told("response.failed", response={**self._begun, "status": "failed", "error": fault})
+        return self._event("response.failed", response={**self._begun, "status": "failed", "error": fault})
 
-    def _told(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
     def _all_of(self, pieces: list[Piece]) -> bytes:
-        return b"".join(self._told(kind, **fields) for piece in pieces for kind, fields in self._items.add(piece))
+        return b"".join(self._event(kind, **fields) for piece in pieces for kind, fields in self._items.add(piece))
 
 
 def as_chat(body: ResponseBody) -> ChatBody:

@@ -66,12 +66,12 @@ class Answers:
     """Receives the chunks of the prompts of one request, in the order in which the engine sends them."""
 
     def __init__(
-        self, ids: Sequence[int], end: Callable[[Sequence[int]], None], over: Callable[[], None] = lambda: None
+        self, ids: Sequence[int], end: Callable[[Sequence[int]], None], on_done: Callable[[], None] = lambda: None
     ) -> None:
-        """ids: the engine's id of each prompt. end: called with the ids that are to be aborted. over: called once, when
-        the engine has finished all of them.
+        """ids: the engine's id of each prompt. end: called with the ids that are to be aborted. on_done: called once,
+        when the engine has finished all of them.
         """
-        self._over: Callable[[], None] | None = over
+        self._on_done: Callable[[], None] | None = on_done
         self._open = {number: index for index, number in enumerate(ids)}  # unfinished ids -> index of the prompt
         self._end = end
         self._items: Batch = []
@@ -89,14 +89,14 @@ class Answers:
         """Return whether there is nothing to take yet."""
         return not self._items and self._error is None and bool(self._open)
 
-    async def come(self) -> None:
+    async def wait(self) -> None:
         """Wait until there is something to take."""
         if self.waiting:
-            come = asyncio.Event()
-            self.listen(come.set)
+            arrived = asyncio.Event()
+            self.listen(arrived.set)
             while self.waiting:
-                come.clear()
-                await come.wait()
+                arrived.clear()
+                await arrived.wait()
 
     def check(self) -> None:
         """Raise the exception that `take` would raise, if any."""
@@ -120,9 +120,9 @@ class Answers:
         self._leave()
 
     def _leave(self) -> None:
-        if self._over is not None:
-            over, self._over = self._over, None
-            over()
+        if self._on_done is not None:
+            on_done, self._on_done = self._on_done, None
+            on_done()
 
     def put(self, number: int, chunk: OutputChunk, committed: float) -> bool:
         """Add a chunk. Return whether it is the last one of its prompt."""
@@ -137,7 +137,7 @@ class Answers:
                 self._leave()
         return chunk.output is not None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Tell the listener that there is something to take."""
         self._news()
 
@@ -145,7 +145,7 @@ class Answers:
         """End all prompts of the request with an error."""
         self._error = error
         self.close()
-        self.tell()
+        self.notify()
 
 
 class EngineClient:
@@ -190,13 +190,13 @@ class EngineClient:
         return self.health == "ready"
 
     def submit(
-        self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, over: Callable[[], None]
+        self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, on_done: Callable[[], None]
     ) -> Answers:
-        """Send requests. arrived: when they arrived (time.perf_counter). over: called once, when the engine has
+        """Send requests. arrived: when they arrived (time.perf_counter). on_done: called once, when the engine has
         finished all of them. Raises EngineDown while there is no engine.
         """
         ids = [next(self._ids) for _ in requests]
-        answers = Answers(ids, self._end, over)
+        answers = Answers(ids, self._end, on_done)
         for number, request in zip(ids, requests, strict=True):
             self._send(Submit(number, request, arrived, stream))
         self._answers |= dict.fromkeys(ids, answers)
@@ -237,7 +237,7 @@ class EngineClient:
             raise StartFailed(f"the engine process could not be started: {e}{await self._reap()}") from None
         self._send(self._start_message)
         try:
-            message = await self.watch.over(self._load(reader), loading=True)
+            message = await self.watch.run(self._load(reader), loading=True)
         except EngineSilent as e:
             raise StartFailed(f"the engine process {e} while it loaded the model{await self._reap()}") from None
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -268,7 +268,7 @@ class EngineClient:
             started = time.perf_counter()
             silent, patience_s = "", 1.0
             try:
-                await self.watch.over(self._listen(reader))
+                await self.watch.run(self._listen(reader))
             except EngineSilent as e:
                 silent, patience_s = f", since it {e},", 0.0
             self.state = "restarting"
@@ -341,15 +341,15 @@ class EngineClient:
 
     def _hand_out(self, message: Chunks) -> None:
         """Deliver chunks. Listeners write at once: waking a task for each stream would cost as much as the write."""
-        told: dict[Answers, None] = {}
+        notified: dict[Answers, None] = {}
         for number, values in message.items:
             answers = self._answers.get(number)
             if answers is not None:
-                told[answers] = None
+                notified[answers] = None
                 if answers.put(number, OutputChunk(*values), message.committed):
                     del self._answers[number]
-        for answers in told:
-            answers.tell()
+        for answers in notified:
+            answers.notify()
 
     def _fail(self, number: int, error: Exception) -> None:
         if (answers := self._answers.pop(number, None)) is not None:

@@ -57,7 +57,7 @@ class Watch:
         if isinstance(message, Beat):
             self.turn_s = message.turn_s
 
-    async def over(self, work: Coroutine[Any, Any, T], *, loading: bool = False) -> T:
+    async def run(self, work: Coroutine[Any, Any, T], *, loading: bool = False) -> T:
         """Run `work`, which calls `heard` for each message. Raises EngineSilent if a limit is exceeded."""
         self.silent_s = self.turn_s = 0.0
         task = asyncio.ensure_future(work)

@@ -109,8 +109,8 @@ class Worker:
         elif isinstance(message, Abort):
             self._compiler.abort(message.id)
             self._embedder.abort(message.id)
-            if (known := self._open.pop(message.id, None)) is not None:
-                self._session.abort(known)
+            if (session_id := self._open.pop(message.id, None)) is not None:
+                self._session.abort(session_id)
         elif isinstance(message, Delivered):
             self._undelivered = 0
         elif isinstance(message, Embed):
@@ -259,9 +259,9 @@ def _serve(start: Start, inbox: Inbox, pulse: Pulse) -> None:
     except RidgelineError as e:
         inbox.send(Failed(str(e)))
         return
-    known = ready(llm)
-    inbox.send(known)
-    worker = Worker(llm, inbox, StepLedger(known.deployment), pulse)
+    facts = ready(llm)
+    inbox.send(facts)
+    worker = Worker(llm, inbox, StepLedger(facts.deployment), pulse)
     settle()
     worker.run()
 
@@ -270,13 +270,13 @@ def _progress(send: Callable[[object], None]) -> Callable[[int], Callable[[int],
     """Return a progress bar that the HTTP process draws."""
 
     def bar(total: int) -> Callable[[int], None]:
-        done, told = 0, time.perf_counter()
+        done, last_sent = 0, time.perf_counter()
 
         def advance(more: int) -> None:
-            nonlocal done, told
+            nonlocal done, last_sent
             done += more
-            if time.perf_counter() - told > PROGRESS_SECONDS:
-                told = time.perf_counter()
+            if time.perf_counter() - last_sent > PROGRESS_SECONDS:
+                last_sent = time.perf_counter()
                 send(Loading(done, total))
 
         return advance

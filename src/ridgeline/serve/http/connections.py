@@ -137,6 +137,6 @@ class SeldomLog:
         self._log.warning(text + "%s", *args, more)
 
 
-def fitting(asked: int, files: int | None) -> int:
-    """Return the number of connections, at most `asked`, that fit a limit of open files. files: None means no limit."""
-    return asked if files is None else max(1, min(asked, files - RESERVE - OTHER_FILES))
+def fitting(wanted: int, files: int | None) -> int:
+    """Return how many of the `wanted` connections fit a limit of open files. files: None means no limit."""
+    return wanted if files is None else max(1, min(wanted, files - RESERVE - OTHER_FILES))

@@ -77,7 +77,7 @@ class Events(Protocol):
     def begin(self) -> bytes:
         """Return the events before the first chunk."""
 
-    def tell(self, batch: Batch) -> bytes:
+    def chunks(self, batch: Batch) -> bytes:
         """Return the events of new chunks. Raises APIError for an answer that failed."""
 
     def end(self) -> bytes:
@@ -124,11 +124,11 @@ class EventStream(Response):
 
     async def _first(self, gone: asyncio.Task[None]) -> None:
         """Wait until there is something to write or the client is gone."""
-        come = asyncio.Event()
-        gone.add_done_callback(lambda _: come.set())
-        self._turn.listen(come.set)
+        arrived = asyncio.Event()
+        gone.add_done_callback(lambda _: arrived.set())
+        self._turn.listen(arrived.set)
         if self._turn.waiting:
-            await come.wait()
+            await arrived.wait()
 
     def _end(self, written: bool) -> None:
         if not self._over.done():
@@ -149,15 +149,15 @@ class EventStream(Response):
         try:
             while not self._turn.waiting and not self._over.done():
                 if batch := self._turn.take():
-                    data += self._events.tell(batch)
+                    data += self._events.chunks(batch)
                     tokens = tokens or any(chunk.token_ids for _, chunk in batch)
                 else:
                     data += self._events.end()
                     self._end(True)
         except Exception as e:  # the last event has the error; a bug is raised too
-            told = as_api_error(e)
-            data += self._events.failed(told or internal())
-            self._end(True) if told is not None else self._over.set_exception(e)
+            api_error = as_api_error(e)
+            data += self._events.failed(api_error or internal())
+            self._end(True) if api_error is not None else self._over.set_exception(e)
         if data:
             self._wire.write_chunk(data)
             if tokens:
