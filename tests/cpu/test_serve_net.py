@@ -20,7 +20,7 @@ def test_few_files_and_many_connections() -> None:
     """With more connections than open files allow, the server logs a few lines and still answers."""
     few = ("sh", "-c", 'ulimit -n 200; exec "$@"', "sh")
     with serving("pocket", "--quiet", "--timeout-headers", "2", prefix=few) as server:
-        assert "200 files (ulimit -n): 120 connections" in server.said()
+        assert "200 files (ulimit -n); the limit is now 120" in server.said()
         before = len(server.said())
         with contextlib.ExitStack() as stack:
             for i in range(400):
