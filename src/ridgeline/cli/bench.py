@@ -267,7 +267,7 @@ def _throughput_tables(found: Throughput, predicted: Predicted | None, note: str
     rates.add_row("total time", _time(found.elapsed_s), _time(found.roofline_s), "")
     if predicted:
         off = f"{predicted.elapsed_s / found.elapsed_s - 1:+.0%}"
-        rates.add_row("total time, predicted", _time(predicted.elapsed_s), "", off)
+        rates.add_row("total time, predicted", _time(predicted.elapsed_s), "", f"error {off}")
     times = _table("per request", "mean", "median", "p90", "p99")
     for name, spread in (("TTFT, with queueing", found.ttft_s), ("TPOT", found.tpot_s)):
         if spread is not None:
