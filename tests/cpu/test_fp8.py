@@ -158,7 +158,10 @@ KEY = "model.layers.1.self_attn.kv_b_proj.weight"
         (lambda t: t.pop(f"{KEY}_scale_inv"), ("lacks", f"{KEY}_scale_inv")),
         (lambda t: t.update({f"{KEY}_scale_inv": torch.ones(2, 2)}), (KEY, "[144, 32]", "[9, 2]", "[2, 2]")),
         (lambda t: t.update({f"{KEY}_scale_inv": torch.ones(9, 2).bfloat16()}), (KEY, "float32", "bfloat16")),
-        (lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(9, 2)}), ("lm_head.weight_scale_inv", "not know")),
+        (
+            lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(9, 2)}),
+            ("lm_head.weight_scale_inv", "does not have"),
+        ),
         (lambda t: t.pop(KEY) is t.pop(f"{KEY}_scale_inv"), ("lacks", KEY)),
     ],
     ids=["no scales", "shape", "type", "scales of nothing", "no matrix"],

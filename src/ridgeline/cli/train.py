@@ -33,21 +33,23 @@ def _run_option(*names: str, help: str, least: int | None = None) -> Any:
     return option(*names, help=help, min=least, panel="Run")
 
 
-_Spec = Annotated[str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json.")]
+_Spec = Annotated[
+    str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json. Default: none.")
+]
 _Data = Annotated[
     list[str] | None,
     option(
         "--data",
         help="Training texts: a text file, a .jsonl file, a folder, or stdlib for Python's own library. "
-        "May be given several times. Required without --recipe.",
+        "May be given several times. Default: none; required without --recipe.",
     ),
 ]
 _Out = Annotated[
     str | None,
     option(
         "--out",
-        help="Folder to write. Repeat the command to continue a run that was stopped. Required without "
-        "--recipe. Default: with --recipe, NAME-recipe.",
+        help="Folder to write. Repeat the command to continue a run that was stopped. "
+        "Default: NAME-recipe with --recipe; required without it.",
     ),
 ]
 _Recipe = Annotated[

@@ -10,8 +10,8 @@
              TPOT + (batch - 1) TTFT / (tokens - 1). Each chunk of a prompt shares a step with the decodes of the
              others, so the first token takes TTFT + chunks x step.
 
-Times follow the roofline, so no engine can be faster on the machine. On a calibrated machine (cost/calibrated.py) they are
-the times that this engine is expected to take, with launches and the host. textbook.py has the formula in one line.
+Times follow the roofline, so no engine can be faster on the machine. On a calibrated machine they are the times that
+this engine is expected to take, with launches and the host (cost/calibrated.py). textbook.py has the formula in one line.
 """
 
 from __future__ import annotations
