@@ -11,7 +11,7 @@
              others, so the first token takes TTFT + chunks x step.
 
 Times follow the roofline, so no engine can be faster on the machine. On a calibrated machine they are the times that
-this engine is expected to take, with launches and the host (cost/calibrated.py). textbook.py has the formula in one line.
+this engine is expected to take (cost/calibrated.py), with launches and the host. textbook.py has a one-line formula.
 """
 
 from __future__ import annotations
