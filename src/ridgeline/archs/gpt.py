@@ -11,13 +11,13 @@ from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelL
 
 def gpt2(c: Config) -> ModelSpec:
     """GPT-2: learned position embeddings, tied head (Radford et al. 2019)."""
-    width, heads, positions = c.get_size("n_embd"), c.get_size("n_head"), c.get_size("n_positions")
+    hidden, heads, positions = c.get_size("n_embd"), c.get_size("n_head"), c.get_size("n_positions")
     c.expect("n_ctx", positions)
-    if width % heads:
+    if hidden % heads:
         raise c.error("n_embd", f"is not a multiple of n_head {heads}")
-    norm, sizes = LayerNorm(c.get_eps("layer_norm_epsilon", 1e-5)), Heads(heads, heads, width // heads)
+    norm, sizes = LayerNorm(c.get_eps("layer_norm_epsilon", 1e-5)), Heads(heads, heads, hidden // heads)
     mlp = MLP(
-        c.get_size("n_inner", 4 * width, 4 * width), c.get_activation("activation_function", "gelu_new"), bias=True
+        c.get_size("n_inner", 4 * hidden, 4 * hidden), c.get_activation("activation_function", "gelu_new"), bias=True
     )
     scale = sizes.head_dim**-0.5 if c.get_bool("scale_attn_weights", True) else 1.0
     by_depth = c.get_bool("scale_attn_by_inverse_layer_idx", False)
@@ -29,7 +29,7 @@ def gpt2(c: Config) -> ModelSpec:
     return ModelSpec(
         family=c.model_type,
         vocab_size=c.get_size("vocab_size"),
-        hidden_size=width,
+        hidden_size=hidden,
         max_position_embeddings=positions,
         layers=tuple(map(layer, range(c.get_layer_count("n_layer")))),
         norm=norm,
@@ -40,9 +40,9 @@ def gpt2(c: Config) -> ModelSpec:
 
 def gpt_neox(c: Config) -> ModelSpec:
     """GPT-NeoX and Pythia: RoPE on a quarter of each head, and parallel branches (arXiv:2204.06745)."""
-    count, width = c.get_size("num_attention_heads"), c.get_size("hidden_size")
-    c.divide("hidden_size", width, "num_attention_heads", count)
-    heads, norm = Heads(count, count, width // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
+    count, hidden = c.get_size("num_attention_heads"), c.get_size("hidden_size")
+    c.divide("hidden_size", hidden, "num_attention_heads", count)
+    heads, norm = Heads(count, count, hidden // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
     bias = c.get_bool("attention_bias", True)
     rope = read_rope(
         c, heads.head_dim, Rotation(1e4, partial=0.25, theta_field="rotary_emb_base", partial_field="rotary_pct")

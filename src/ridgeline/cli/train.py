@@ -196,7 +196,7 @@ def _spec(given: Mapping[str, Any]) -> None:
 
     device = training_device(given["device"])  # checks for torch, which the imports below need
     from ridgeline.train.data.folder import check_room, prepare
-    from ridgeline.train.pocket.produce import DATA, TRAINING, Place, job_of, produce
+    from ridgeline.train.pocket.produce import DATA, TRAINING, Output, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config
 
@@ -210,14 +210,14 @@ def _spec(given: Mapping[str, Any]) -> None:
     with open_ranks(device) as ranks, _bars(ranks) as watch:
         watch.say("reading the texts, and looking for functions that occur in several of them")
         corpus = _corpus(given["data"], given["license"])
-        place = Place(folder=out, ranks=ranks, license=given["license"], dtype=given["dtype"])
+        output = Output(folder=out, ranks=ranks, license=given["license"], dtype=given["dtype"])
         data = prepare(
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
             held_out_share=given["held_out"], tokenizer=tokenizer, say=watch.say,
         )  # fmt: skip
         job = job_of(config, _options(given, config, data.train.info.num_tokens, ranks), data)
         check_room(data, job.options.batch_tokens)
-        produce(out.resolve().name, job, data, place, watch, "Trained with `ridgeline train`.")
+        produce(out.resolve().name, job, data, output, watch, "Trained with `ridgeline train`.")
 
 
 def _corpus(data: list[str], license: str | None) -> Corpus:

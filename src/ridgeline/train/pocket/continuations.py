@@ -20,7 +20,7 @@ from ridgeline.load.safetensors import SINGLE
 from ridgeline.spec.request import SamplingParams
 from ridgeline.train.data.folder import TrainingData
 from ridgeline.train.data.shards import Shard, write_tokens
-from ridgeline.train.pocket.produce import Place
+from ridgeline.train.pocket.produce import Output
 
 Ids = list[int]
 
@@ -39,7 +39,7 @@ class ContinuationOptions:
 
 
 def write_continuations(
-    target: Place, data: TrainingData, folder: Path, options: ContinuationOptions, on_done: Callable[[int], None]
+    target: Output, data: TrainingData, folder: Path, options: ContinuationOptions, on_done: Callable[[int], None]
 ) -> Shard:
     """Write a shard of prompts with the target's continuations into a new folder; a complete one of an earlier run is
     reused.
@@ -56,14 +56,14 @@ def write_continuations(
     params = SamplingParams(temperature=0.0, max_tokens=options.new_tokens)
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in prompts], params,
-        on_done=lambda index, output: on_done(len(output.outputs[0].token_ids)),
+        on_done=lambda index, found: on_done(len(found.outputs[0].token_ids)),
     )  # fmt: skip
-    documents = [[*ids, *output.outputs[0].token_ids] for ids, output in zip(prompts, outputs, strict=True)]
+    documents = [[*ids, *found.outputs[0].token_ids] for ids, found in zip(prompts, outputs, strict=True)]
     num_bytes = sum(len(text.encode()) for text in data.tokenizer.decode_batch(documents))
     return write_tokens(folder, map(np.array, documents), data.tokenizer, made_of, num_bytes)
 
 
-def hash_of(target: Place) -> str:
+def hash_of(target: Output) -> str:
     """Return the SHA-256 of the target's weights."""
     return hashlib.sha256((target.folder / SINGLE).read_bytes()).hexdigest()
 

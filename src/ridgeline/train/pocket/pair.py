@@ -22,7 +22,7 @@ from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.pocket.continuations import hash_of, write_continuations
 from ridgeline.train.pocket.functions import write_functions
-from ridgeline.train.pocket.produce import DATA, TRAINING, Place, Watch, finish, job_of
+from ridgeline.train.pocket.produce import DATA, TRAINING, Output, Watch, finish, job_of
 from ridgeline.train.pocket.prune import prune
 from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.ranks import Ranks
@@ -56,7 +56,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
         Corpus.stdlib(), folder, recipe.vocab_size, ranks=ranks, held_out_share=recipe.held_out_share,
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
     )  # fmt: skip
-    target = Place(folder=out / recipe.name, ranks=ranks, license=LICENSE, dtype="bfloat16")
+    target = Output(folder=out / recipe.name, ranks=ranks, license=LICENSE, dtype="bfloat16")
     maker = _Maker(recipe, data, target, watch)
     maker.make(recipe.target, replace(target, sampling=recipe.target.sampling), SUMMARY)
     draft = replace(target, folder=out / f"{recipe.name}-draft", sampling=recipe.draft.sampling)
@@ -69,26 +69,26 @@ class _Maker:
 
     recipe: Recipe
     data: TrainingData
-    target: Place
+    target: Output
     watch: Watch
 
-    def make(self, model: ModelRecipe, place: Place, summary: str) -> None:
+    def make(self, model: ModelRecipe, output: Output, summary: str) -> None:
         """Run all stages of a model, and write its folder."""
-        name, done = place.folder.name, []
+        name, done = output.folder.name, []
         weights = self._pruned(model) if model.prune else None
         for i, stage in enumerate(model.stages):
             label = name if len(model.stages) == 1 else f"{name}, stage {i + 1} of {len(model.stages)}"
-            done.append(self._stage(model, stage, place, i, label, weights))
+            done.append(self._stage(model, stage, output, i, label, weights))
             weights = done[-1].weights
         job, trained = job_of(model.config, model.stages[-1].options, self.data), _joined(done)
-        finish(name, job, trained, self.data, place, self.watch, summary, tuple(self._rows(model)))
+        finish(name, job, trained, self.data, output, self.watch, summary, tuple(self._rows(model)))
 
     def _stage(
-        self, model: ModelRecipe, stage: Stage, place: Place, index: int, label: str,
+        self, model: ModelRecipe, stage: Stage, output: Output, index: int, label: str,
         weights: Mapping[str, torch.Tensor] | None,
     ) -> Trained:  # fmt: skip
         shard, job = self._shard(stage.data), job_of(model.config, stage.options, self.data)
-        folder, facts = place.folder / TRAINING, dict(job.facts)
+        folder, facts = output.folder / TRAINING, dict(job.facts)
         if index:
             folder /= f"stage-{index + 1}"
             facts["stage_data"] = shard.info.corpus_hash
@@ -97,7 +97,7 @@ class _Maker:
         job = Job(job.config, job.options, facts)
         # The last stage of a draft does not aim at the texts of the corpus, so held-out texts do not measure it.
         measured = None if stage.data == "continuations" else self.data.held_out
-        return train(job, shard, measured, folder, place.ranks, lambda run: self.watch.run(label, run), weights)
+        return train(job, shard, measured, folder, output.ranks, lambda run: self.watch.run(label, run), weights)
 
     def _pruned(self, model: ModelRecipe) -> Mapping[str, torch.Tensor]:
         """Return the initial weights of a model that is pruned from the target."""

@@ -47,7 +47,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Output:
     """Where and how a model is written. license: license of the model, if known. dtype: type of the stored weights.
     sampling: default sampling parameters, for generation_config.json.
     """
@@ -59,37 +59,37 @@ class Place:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
-def produce(name: str, job: Job, data: TrainingData, place: Place, watch: Watch, summary: str) -> None:
+def produce(name: str, job: Job, data: TrainingData, output: Output, watch: Watch, summary: str) -> None:
     """Train a model on prepared data, and write its folder."""
-    folder = place.folder / TRAINING
-    trained = train(job, data.train, data.held_out, folder, place.ranks, lambda run: watch.run(name, run))
-    finish(name, job, trained, data, place, watch, summary)
+    folder = output.folder / TRAINING
+    trained = train(job, data.train, data.held_out, folder, output.ranks, lambda run: watch.run(name, run))
+    finish(name, job, trained, data, output, watch, summary)
 
 
 def finish(
-    name: str, job: Job, trained: Trained, data: TrainingData, place: Place, watch: Watch, summary: str,
+    name: str, job: Job, trained: Trained, data: TrainingData, output: Output, watch: Watch, summary: str,
     rows: tuple[Row, ...] = (),
 ) -> None:  # fmt: skip
     """Write the folder of a trained model, check it, evaluate it and write its card. rows: further rows about its
     training.
     """
-    if place.ranks.is_first:
+    if output.ranks.is_first:
         side = data.held_out or data.train
         longest = side.document(int(np.argmax(np.diff(side.offsets))))
         sample = longest[: min(SAMPLE_TOKENS, job.options.context)].tolist()
         end = side.info.end_of_text_id
         errors = write_model(
-            place.folder, job.config, trained.weights, data.folder, end, place.dtype, sample, place.sampling
+            output.folder, job.config, trained.weights, data.folder, end, output.dtype, sample, output.sampling
         )
         watch.say("largest difference of a logit, read back: " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
         if "transformers" not in errors and job.config.get("model_type") != OUR_MODEL_TYPE:
             watch.say(NO_TRANSFORMERS)
-        perplexity = _evaluate(place, data, watch) if data.held_out else None
-        curve = _draw(name, trained, place.folder, watch)
-        facts = _card(name, trained, data, place, summary, rows, perplexity, curve)
-        _replace(place.folder / "README.md", model_card(facts))
-        watch.say(f"done: {place.folder}")
-    place.ranks.wait()
+        perplexity = _evaluate(output, data, watch) if data.held_out else None
+        curve = _draw(name, trained, output.folder, watch)
+        facts = _card(name, trained, data, output, summary, rows, perplexity, curve)
+        _replace(output.folder / "README.md", model_card(facts))
+        watch.say(f"done: {output.folder}")
+    output.ranks.wait()
 
 
 def job_of(config: Mapping[str, Any], options: TrainOptions, data: TrainingData) -> Job:
@@ -97,10 +97,10 @@ def job_of(config: Mapping[str, Any], options: TrainOptions, data: TrainingData)
     return Job(config, options, {"corpus": data.manifest.hash, "tokenizer": data.train.info.tokenizer_hash})
 
 
-def _evaluate(place: Place, data: TrainingData, watch: Watch) -> Perplexity:
+def _evaluate(output: Output, data: TrainingData, watch: Watch) -> Perplexity:
     """Evaluate on the held-out side, or on its first documents with at most EVALUATED_TOKENS tokens."""
     assert data.held_out is not None
-    loaded = load_model(str(place.folder), LoadOptions(device=place.ranks.device, dtype="float32"))
+    loaded = load_model(str(output.folder), LoadOptions(device=output.ranks.device, dtype="float32"))
     documents: list[Document] = []
     total = 0
     sizes = [entry.num_bytes for entry in data.manifest.entries if entry.side == HELD_OUT]
@@ -131,7 +131,7 @@ def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None
 
 
 def _card(
-    name: str, trained: Trained, data: TrainingData, place: Place, summary: str, rows: tuple[Row, ...],
+    name: str, trained: Trained, data: TrainingData, output: Output, summary: str, rows: tuple[Row, ...],
     perplexity: Perplexity | None, curve: str | None,
 ) -> CardFacts:  # fmt: skip
     run, cost, bits = trained.run, trained.cost, perplexity.bits_per_byte if perplexity else None
@@ -145,8 +145,8 @@ def _card(
         }  # fmt: skip
     is_code = all(entry.name.endswith(".py") for entry in data.manifest.entries)
     return CardFacts(
-        name=name, summary=summary, spec=run.spec, manifest=data.manifest, license=place.license,
-        language="code" if is_code else None, in_transformers=run.spec.family in CLASSES, dtype=place.dtype,
+        name=name, summary=summary, spec=run.spec, manifest=data.manifest, license=output.license,
+        language="code" if is_code else None, in_transformers=run.spec.family in CLASSES, dtype=output.dtype,
         train_tokens=data.train.info.num_tokens, options=run.options, steps=len(trained.log),
         tokens_seen=cost.tokens, training_rows=rows, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
         machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilization=cost.utilization,
