@@ -73,7 +73,7 @@ def test_a_language_model_inside_one_that_sees(kind: str, packed: bool, tmp_path
     checkpoint = open_checkpoint(folder)
     assert checkpoint.spec.family == kind
     assert checkpoint.eos_token_ids == (2,)
-    assert [note for note in checkpoint.notes if "images" in note] == [FAMILIES[kind].note]
+    assert [note for note in checkpoint.notes if "vision" in note] == [FAMILIES[kind].note]
     assert not open_checkpoint(tmp_path / "text").notes
 
 

@@ -176,7 +176,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: py
         raise OSError("no space left on device")
 
     monkeypatch.setattr("ridgeline.train.saves._write_json", full)
-    with pytest.raises(DataError, match="no space left on device; step 1 is the newest"):
+    with pytest.raises(DataError, match="no space left on device; the newest is of step 1"):
         saves.write(2, {"w": torch.zeros(3)}, {}, best=-1)
     assert saves.steps() == [1]
     assert saves.read(1)[0]["w"].tolist() == [1, 1, 1]
@@ -196,6 +196,6 @@ def test_a_run_that_went_on_elsewhere_has_no_utilization() -> None:
     here, there, unknown = (Progress(1, 2.0, 1.0, 0.1, 50.0, machine=name) for name in ("A", "B", ""))
     cost = cost_of([here, here], 100, 3.0, 7.0, "A")
     assert (cost.seconds, cost.machine) == (4.0, "A") and cost.utilization == pytest.approx(600 / (4 * 7))
-    for log, machines in (([here, there], "A; B"), ([unknown, here], "one that was not recorded; A"), ([there], "B")):
+    for log, machines in (([here, there], "A; B"), ([unknown, here], "an unrecorded machine; A"), ([there], "B")):
         cost = cost_of(log, 100, 3.0, 7.0, "A")
         assert cost.machine == machines and cost.peak_flops_per_s is cost.utilization is None

@@ -44,7 +44,10 @@ LENIENT: Final[tuple[tuple[str, str], ...]] = (
         "Latent attention has a key per query head, given or not.",
     ),
     (r"^qk_rope_head_dim: .*must match the size", "The head_dim beside it, which disagrees, is ignored."),
-    (r"'NoneType' and 'float' \(modeling_rope_utils", "A null head_dim follows from the hidden size, in a scaling too."),
+    (
+        r"'NoneType' and 'float' \(modeling_rope_utils",
+        "A null head_dim follows from the hidden size, in a scaling too.",
+    ),
     (r"^n_positions: IndexError", "The sequence of the test is longer than such a table."),
     (r"stride divisible by 2", "It is a limit of a view in transformers; the sizes are sound."),
     (r"is not a multiple of the number of attention", "With head_dim given, the hidden size need not be a multiple."),

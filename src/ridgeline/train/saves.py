@@ -45,7 +45,7 @@ class Saves:
             partial.rename(final)
             _sync(self._folder)
         except OSError as e:
-            kept = f"the newest one there is of step {steps[-1]}" if (steps := self.steps()) else "there is none yet"
+            kept = f"the newest is of step {steps[-1]}" if (steps := self.steps()) else "there is none yet"
             raise DataError(f"the checkpoint of step {step} cannot be written to {self._folder}: {e}; {kept}") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
