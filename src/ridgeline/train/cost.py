@@ -37,7 +37,7 @@ class TrainingCost:
 
 
 def cost_of(log: list[Progress], batch_tokens: int, per_token: float, peak: float, machine: str) -> TrainingCost:
-    """Return the cost of all steps in a log, earlier parts of the run included. peak, machine: of the current part."""
+    """Return the cost of all steps in a log, earlier parts of the run included. peak, machine: for the current part."""
     tokens = batch_tokens * len(log)
     machines = list(dict.fromkeys(p.machine for p in log))
     seconds = sum(batch_tokens / p.tokens_per_s for p in log)
