@@ -14,7 +14,7 @@ from published import PUBLISHED
 from test_spec import specs
 
 from ridgeline.archs import spec_from_config
-from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.errors import RequestError
 from ridgeline.settings import EngineConfig, EngineOptions, PreemptCost, resolve
 from ridgeline.settings.fit import LEAST_SNAPSHOT, PREFIX_TOKENS, snapshot_grid
@@ -85,7 +85,7 @@ def anything_fits(q: dict[str, Any]) -> bool:
             pages = [(g.most_pages(length) + 1, g.page_bytes) for g in groups]
             state = sum(n * b for n, b in pages)
             workspace = count.bytes(tokens, seqs, length, swap)
-            books = PAGE_BOOK_BYTES * sum(n for n, _ in pages)
+            books = BOOKKEEPING_BYTES * sum(n for n, _ in pages)
             if (kv is None or (state <= kv and kv + workspace <= limit)) and state + books + workspace <= limit:
                 return True
     return False
@@ -118,7 +118,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     assert config.state_bytes + config.workspace_bytes + on_host <= limit_of(q)
     count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=options.num_speculative_tokens or 0)
     least = count.bytes(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0)
-    assert config.workspace_bytes >= least + PAGE_BOOK_BYTES * sum(config.num_pages)
+    assert config.workspace_bytes >= least + BOOKKEEPING_BYTES * sum(config.num_pages)
     full = [g.most_pages(config.max_model_len) for g in config.groups]
     assert all(n + 1 <= pages for n, pages in zip(full, config.num_pages, strict=True))
     for group, pages in zip(config.groups, config.num_pages, strict=True):

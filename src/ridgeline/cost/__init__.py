@@ -1,1 +1,1 @@
-"""Count what a model takes on a machine: operations, bytes, memory and time. Choices of settings do not belong here."""
+"""Count what a model costs on a machine: operations, bytes, memory and time. Choosing settings belongs in settings/."""

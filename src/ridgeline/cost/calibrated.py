@@ -1,13 +1,12 @@
-"""The time of a step on a machine that was measured: passes over numbers at their rates, and terms for all else.
+"""Compute the time of a step on a calibrated machine: passes over numbers at measured rates, and terms for the rest.
 
-    passes    each matrix, and the keys and values of each layer: numbers x rows x seconds of one, by type and rows, and
-              by how much of what the step reads comes from memory
-    terms     what does not read much, counted: steps, sequences, calls of kernels, bytes of activations, logits,
+    passes    each matrix, and the keys and values of each layer: numbers x rows x seconds of one number and row. The
+              seconds depend on the type, on the rows, and on the share of bytes that come from memory.
+    terms     counts of everything that reads little: steps, sequences, kernel calls, bytes of activations, logits,
               layers with experts, recurrent layers of each kind
 
-Calibration measures the passes by themselves, and fits the seconds of the terms to steps of the engine (measure/).
-A step is "replayed" where the engine runs it from a recording: nothing but decodes of few sequences, and no layer that
-is not recorded.
+Calibration measures the passes alone, and fits the seconds of the terms to steps of the engine (measure/). A step is
+"replayed" if the engine runs it from a recording: it only decodes few sequences, and every layer can be recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +26,11 @@ from ridgeline.spec.rates import Passes, Rates
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of a model the terms count. recurrent: layers, and numbers of state, of each kind."""
+    """Counts of a model that the terms use.
+
+    recurrent: number of layers, and numbers of state, for each kind of recurrent mixer. expert_layers: layers with
+    experts. choices: experts that one token visits, over all layers.
+    """
 
     vocab_size: int
     is_recorded: bool
@@ -38,6 +41,7 @@ class Facts:
 
 
 def facts_of(spec: ModelSpec) -> Facts:
+    """Count the layers of a model by what the terms need."""
     kinds: dict[str, tuple[int, int]] = {}
     for layer in spec.layers:
         if layer.mixer and layer.mixer.is_recurrent:
@@ -50,9 +54,10 @@ def facts_of(spec: ModelSpec) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the terms are of, of one step; or of several at once, where `moved_bytes` is an array of theirs.
+    """Counts of one step that the terms are multiplied with; for several steps at once, `moved_bytes` is an array.
 
-    sampled: rows of logits. calls, attending: of kernels, and of those that attend. moved_bytes: of activations.
+    sampled: rows of logits. calls: calls of kernels. attending: calls of attention kernels. moved_bytes: bytes of
+    activations that are read and written.
     """
 
     tokens: int
@@ -64,6 +69,7 @@ class Counts:
 
     @classmethod
     def of(cls, operations: Sequence[Operation], batch: Sequence[Slice]) -> Counts:
+        """Count one step."""
         return cls(
             tokens=sum(s.count * s.tokens for s in batch),
             sequences=sum(s.count for s in batch),
@@ -75,7 +81,7 @@ class Counts:
 
 
 def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
-    """How much of each term a step has. far: the share of what it reads that comes from memory; arrays are allowed."""
+    """Return the amount of each term in a step. far: share of the bytes read that come from memory; may be an array."""
     sequences, tokens, sampled = counts.sequences, counts.tokens, counts.sampled
     replayed = facts.is_recorded and tokens == sequences == sampled and sequences <= RECORDED_SEQS
     way = "replayed" if replayed else "plain"
@@ -103,13 +109,13 @@ def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
 
 
 def passes_s(op: Operation, rates: Rates, far: float) -> float:
-    """Seconds of the passes of all its layers."""
+    """Return the seconds of the passes of all layers of an operation."""
     found = rates_of(op, rates)
     return op.layers * sum(found.seconds(numbers, rows, far) for numbers, rows in op.passes)
 
 
 def rates_of(op: Operation, rates: Rates) -> Passes:
-    """Of the type that its numbers are stored in, or of the next wider one that was measured."""
+    """Return the rates of the type that its numbers are stored in, or of the next wider type that was measured."""
     table, kind = (rates.attention if op.kind == "state" else rates.products), op.stored
     while kind not in table and kind in WIDER_STORAGE:
         kind = WIDER_STORAGE[kind]
@@ -117,26 +123,28 @@ def rates_of(op: Operation, rates: Rates) -> Passes:
 
 
 def far_share(operations: Sequence[Operation], rates: Rates) -> float:
-    """The share of what a step reads that comes from memory: little, where all of it fits the caches."""
+    """Return the share of the bytes read in a step that come from memory; it is small if all of them fit in caches."""
     return far_at(sum(op.layers * held_bytes(op) for op in operations), rates)
 
 
 def held_bytes(op: Operation) -> float:
-    """Of the weights and state of a layer that a step goes over. A recurrent state is read and written back: its bytes
-    are moved twice, and stand once."""
+    """Return the bytes of weights and state that a step reads in one layer.
+
+    A recurrent state is read and written back, so its bytes are moved twice, but it takes its space only once.
+    """
     in_place = op.kind == "state" and not op.passes
     return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
 
 
 def far_at(held_bytes: float, rates: Rates) -> float:
-    """The same of a step that goes over so many bytes of weights and state."""
+    """Return the share that comes from memory in a step that reads `held_bytes` of weights and state."""
     return min(rates.far.at(max(held_bytes, 1.0)), 1.0)
 
 
 def calibrated_step(
     operations: Sequence[Operation], facts: Facts, batch: Sequence[Slice], hardware: HardwareSpec
 ) -> StepTime:
-    """A step on a machine that was measured, operation by operation. Raises RequestError as `time_step` does."""
+    """Return the time of a step on a calibrated machine by operation. Raises RequestError as `time_step` does."""
     rates = hardware.rates
     assert rates is not None
     far = far_share(operations, rates)
@@ -157,12 +165,12 @@ def calibrated_step(
 
 
 def _own(op: Operation, terms: dict[str, float]) -> float:
-    """The terms of one kind of recurrent layers, taken out of all."""
+    """Remove the terms of one kind of recurrent mixer from `terms`, and return their sum."""
     return sum(terms.pop(f"{op.name} {what}", 0.0) for what in ("layer", "state", "token"))
 
 
 def _timed(op: Operation, rates: Rates, far: float, moving_s: float, overhead_s: float) -> Timed:
-    """compute_s: of passes whose numbers lie in caches; memory_s: as they are, where memory makes them slower."""
+    """Time one operation. If memory makes its passes slower, memory_s has their time and compute_s that in caches."""
     if not op.passes:
         return Timed(op, 0.0, moving_s, overhead_s)
     near, real = passes_s(op, rates, 0.0) + moving_s, passes_s(op, rates, far) + moving_s

@@ -1,7 +1,7 @@
-"""What `ridgeline calibrate` found on this machine: kept in the user's cache folder, and given to the planner.
+"""Store the results of `ridgeline calibrate` in the user's cache folder, and read them for the planner.
 
-A file for each machine: its CPU, its cores, the kernels (the extension's file and the instruction set that was asked
-for), the version of Ridgeline. A file of another format or of another machine counts as none.
+There is one file for each machine: its CPU, its cores, the kernels (size of the extension and the requested instruction
+set) and the version of Ridgeline. A file of another format or of another machine is ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
 from ridgeline.system import cpu_name, num_cores, total_bytes
 
-FORMAT = 2  # of the files; another one where the meaning of what is in them changes
-GENERIC = "cpu-laptop"  # where nothing was measured
+FORMAT = 2  # format of the files; it increases when the meaning of a field changes
+GENERIC = "cpu-laptop"  # used for a machine that is not calibrated
 LOCAL = "local"
 REMEDY = "ridgeline calibrate measures this machine in half a minute"
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """date: of the day, ISO 8601. others: share of all cores that other programs took meanwhile. seconds: it took."""
+    """Results of one calibration.
+
+    date: the day of the measurement, ISO 8601. seconds: how long it took. others: share of all cores that other
+    programs used meanwhile.
+    """
 
     machine: Mapping[str, str]
     rates: Rates
@@ -40,7 +44,7 @@ class Calibration:
 
 
 def fingerprint() -> dict[str, str]:
-    """What a calibration depends on."""
+    """Return the facts that a calibration depends on."""
     found = find_spec("ridgeline._kernels")
     return {
         "cpu": cpu_name(),
@@ -52,20 +56,20 @@ def fingerprint() -> dict[str, str]:
 
 
 def calibration_path() -> Path:
-    """Where this machine's is kept."""
+    """Return the path of this machine's calibration."""
     name = blake2b(json.dumps(fingerprint(), sort_keys=True).encode(), digest_size=8).hexdigest()
     return cache_folder() / "calibration" / f"{name}.json"
 
 
 def save(found: Calibration) -> Path:
-    """Whole or not at all. Raises OSError where it cannot be kept."""
+    """Write a calibration as a whole, and return its path. Raises OSError if it cannot be written."""
     path = calibration_path()
     write_whole(path, json.dumps({"format": FORMAT, **asdict(found)}, indent=1))
     return path
 
 
 def load() -> Calibration | None:
-    """This machine's; None where there is none, or what is there is no such file."""
+    """Return this machine's calibration; None if there is none, or if the file is not valid."""
     try:
         value = json.loads(calibration_path().read_text(encoding="utf-8"))
         if value.pop("format") != FORMAT or value["machine"] != fingerprint():
@@ -76,7 +80,10 @@ def load() -> Calibration | None:
 
 
 def read_rates(value: Mapping[str, Any]) -> Rates:
-    """From `asdict` of them, through JSON. Raises ValueError, TypeError, LookupError or AttributeError for others."""
+    """Read rates that `asdict` and JSON wrote.
+
+    Raises ValueError, TypeError, LookupError or AttributeError otherwise.
+    """
 
     def curve(v: Mapping[str, Any]) -> Curve:
         return Curve(tuple(v["places"]), tuple(v["values"]))
@@ -93,8 +100,10 @@ def read_rates(value: Mapping[str, Any]) -> Rates:
 
 
 def machine_of(found: Calibration) -> HardwareSpec:
-    """A machine as it was measured. Its peaks are the best rates that its kernels reach. Several of it are joined by
-    shared memory: what one sends to another is copied; what a message takes besides was not measured, and is nothing.
+    """Return a machine as it was measured. Its peaks are the best rates that its kernels reach.
+
+    Several such devices are linked by shared memory: a message is a copy. The latency of a message was not measured and
+    counts as 0.
     """
     rates, said = found.rates, f"measured by ridgeline calibrate on {found.date}, {found.rates.threads} threads"
     return HardwareSpec(
@@ -110,7 +119,7 @@ def machine_of(found: Calibration) -> HardwareSpec:
 
 
 def this_machine() -> tuple[HardwareSpec, str]:
-    """This machine: as it was measured, or a generic CPU with its memory; and a line that says which."""
+    """Return this machine as measured, or else as a generic CPU with its memory; and a line that says which."""
     found = load()
     if found is not None:
         return machine_of(found), f"calibrated on {found.date}: times are what the engine is expected to take"
@@ -121,8 +130,10 @@ def this_machine() -> tuple[HardwareSpec, str]:
 
 
 def find_machine(name: str) -> tuple[HardwareSpec, str]:
-    """A machine by its name, `local` for this one; and a line of how far its times can be trusted. Raises RequestError
-    with the nearest names."""
+    """Return a machine by its name, `local` for this one, and a line that says how far its times can be trusted.
+
+    Raises RequestError with the nearest names.
+    """
     if name.lower() == LOCAL:
         return this_machine()
     return hardware(name), (

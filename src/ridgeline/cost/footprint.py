@@ -1,7 +1,7 @@
-"""What lies in a device's memory: weights, the pages of state as the engine lays them out, workspace, a reserve.
+"""Count what is in a device's memory: weights, pages of state as the engine allocates them, workspace, a reserve.
 
-Two counts of state stand side by side: the formula's, numbers times bytes, and the pages', which are allocated whole,
-with what a page holds beyond the sequence, a window's page more and a recurrent state twice (read and written).
+There are two counts of state. The formula multiplies numbers by bytes. The pages are allocated whole: the last page of
+a sequence is partly empty, a window needs one page more, and a recurrent state exists twice (one is read, one written).
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.cost.precision import Precision
 from ridgeline.cost.shard import Scheme, device_weight_bytes
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.hardware import HardwareSpec
 
-FRACTION = 0.9  # of what weights leave that the engine uses; the rest is for the allocator and other programs
+FRACTION = (
+    0.9  # share of the memory besides weights that the engine uses; the allocator and other programs get the rest
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on the device with most. formula_bytes: of state, by the formula; pages_bytes: as allocated.
+    """Bytes on the device that holds most.
 
-    logits_bytes, a part of the workspace: logits and what sampling and log probabilities make of them. spare_bytes:
-    what is left of the memory, negative where it does not fit.
+    formula_bytes, pages_bytes: state by the formula, and as allocated. logits_bytes: the part of the workspace for
+    logits, sampling and log probabilities. activation_bytes: the rest of the workspace, and bookkeeping of pages.
+    spare_bytes: memory that is left; negative if the model does not fit.
     """
 
     memory_bytes: int
@@ -42,7 +45,7 @@ class Footprint:
 
     @property
     def reserve_bytes(self) -> float:
-        """What the engine leaves to the allocator and to other programs."""
+        """Memory that the engine leaves to the allocator and to other programs."""
         return max(self.memory_bytes - self.weight_bytes, 0.0) * (1 - FRACTION)
 
     @property
@@ -59,8 +62,12 @@ class Footprint:
 
 
 class Memory:
-    """Counts the memory of one model on one machine. page_tokens: of a page of rows. chunk: tokens of a step's prefill.
-    drafts: of a sequence in a step.
+    """Counts the memory of one model on one machine.
+
+    Args:
+        page_tokens: Tokens of a page of keys and values.
+        chunk: Tokens of prompts in one step.
+        drafts: Draft tokens of a sequence in one step.
     """
 
     def __init__(
@@ -72,19 +79,19 @@ class Memory:
         held = held_weights(spec, precision)
         self.weight_bytes = sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
-        self.book_bytes = PAGE_BOOK_BYTES if hardware.kind == "cpu" else 0  # of a page, on the device
-        # The workspace is the engine's own count, with the pages that the engine itself has: float32.
+        self.bookkeeping_bytes = BOOKKEEPING_BYTES if hardware.kind == "cpu" else 0
+        # The workspace is the engine's own count, with the pages that the engine has today: float32.
         own = state_groups(spec, page_tokens=page_tokens)
         self._workspace = Workspace(spec, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
 
     def with_chunk(self, chunk: int) -> Memory:
-        """The same with so many tokens of prompts in a step."""
+        """Return a copy with another number of tokens of prompts in one step."""
         other = copy(self)
         other._chunk = chunk
         return other
 
     def footprint(self, batch: int, context: int) -> Footprint:
-        """Of `batch` sequences of `context` tokens on each replica."""
+        """Return the memory that `batch` sequences of `context` tokens take on each replica."""
         scheme = self._scheme
         own = -(-batch // scheme.ep)
         pages = [own * group.most_pages(context) + 1 for group in self.groups]
@@ -92,15 +99,18 @@ class Memory:
         tokens = max(self._chunk, own * (1 + self._drafts))
         workspace = self._step_bytes(tokens, own, context)
         logits = self._workspace.logits(tokens, own)
-        books = self.book_bytes * sum(pages)
+        bookkeeping = self.bookkeeping_bytes * sum(pages)
         return Footprint(
             self._hardware.memory_bytes, self.weight_bytes, own * self.sequence_bytes(context), size,
-            workspace - logits + books, logits,
+            workspace - logits + bookkeeping, logits,
         )  # fmt: skip
 
     def room_bytes(self, seqs: int, length: int) -> int:
-        """What steps of `seqs` sequences of up to `length` tokens leave for pages and their books."""
-        step = self._step_bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
+        """Return the bytes that are left for pages and their bookkeeping.
+
+        Steps have `seqs` sequences of up to `length` tokens.
+        """
+        step = self._workspace.bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
         return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
 
     def _step_bytes(self, tokens: int, seqs: int, length: int) -> int:
@@ -108,20 +118,20 @@ class Memory:
         return self._workspace.bytes(tokens, seqs, length) + self._spec.frequency_bytes(length)
 
     def sequence_bytes(self, context: int) -> float:
-        """State of one sequence on one device by the formula: the numbers that are kept, times their bytes."""
+        """Return the bytes of state of one sequence on one device, by the formula."""
         return formula_bytes(self._spec, self._precision, context, tp=self._scheme.tp) / self._scheme.pp
 
     def largest_batch(self, context: int, most: int = 1 << 20) -> int:
-        """Sequences of `context` tokens that fit on each replica; 0 if none does."""
+        """Return how many sequences of `context` tokens fit on each replica; 0 if none does."""
         return largest(lambda n: self.footprint(n, context).fits, most)
 
     def longest_context(self, batch: int) -> int:
-        """Tokens of each of `batch` sequences that fit, up to the model's positions; 0 if none does."""
+        """Return the longest context, in tokens, with which `batch` sequences fit; 0 if none does."""
         return largest(lambda n: self.footprint(batch, n).fits, self._spec.max_position_embeddings)
 
 
 def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
-    """All weights; a head that is tied to the embedding is one of its own where it is rounded, and that is not."""
+    """Yield all weights. A tied head is a separate weight if it is rounded and the embedding is not."""
     yield from spec.weights()
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
     if spec.tie_word_embeddings and precision.stored_type(head) != precision.stored_type(next(spec.weights())):
@@ -129,7 +139,7 @@ def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
 
 
 def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: int = 1) -> float:
-    """State of a sequence of `context` tokens: the numbers that its layers keep times their bytes, scales included."""
+    """Return the bytes of state of a sequence: the numbers that its layers keep times their bytes, scales included."""
     total = 0.0
     for layer in spec.layers:
         if layer.mixer and (state := layer.mixer.state()).elements:
@@ -140,7 +150,7 @@ def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: in
 
 
 def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: int = 1) -> tuple[StateGroup, ...]:
-    """The engine's state groups, with pages of the size that a precision and a share of the heads give them."""
+    """Return the engine's state groups, with the page size of a precision and of one device's share of the heads."""
     found = []
     for group in state_groups(spec, page_tokens=page_tokens):
         slots, offset = [], 0
@@ -157,7 +167,7 @@ def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: 
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest n in 1..most that fits, 0 if none does; what fits so many fits fewer. Doubling, then bisection."""
+    """Return the largest n in 1..most that fits, 0 if none does. If n fits, every smaller number must fit too."""
     low, high = 0, 1
     while high < most and fits(high):
         low, high = high, min(2 * high, most)

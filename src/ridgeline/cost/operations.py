@@ -1,14 +1,14 @@
-"""What a step does: every operation of a forward pass, its arithmetic and its bytes.
+"""Count the arithmetic and the bytes of every operation of a forward pass.
 
-    matrix          2 T in out operations; its weights once, T (in + out) activations; those that read the same
-                    activations are one operation (q+k+v, gate+up), which reads them once
-    attention etc.  what the mixer says of its work; the state that it reads and writes, queries and results
-    experts         those that T tokens are expected to visit, if each is as likely as the other
+    matrix          2 T in out operations; its weights once, T (in + out) activations. Matrices that read the same
+                    activations are one operation (q+k+v, gate+up), which reads them once.
+    attention etc.  the mixer answers for its work and its traffic (spec/mixer.py)
+    experts         the experts that T tokens are expected to visit, if all are equally likely
     norms           the residual stream, read and written around each branch
 
-T tokens of all sequences of the step. An operation that is the same in several layers stands there once, with their
-number. Intensity is operations per byte; the roofline bounds its time by the slower of the two
-(Williams et al. 2009; for transformers "How to Scale Your Model", Austin et al. 2025).
+T is the number of tokens of all sequences in the step. Equal operations of several layers are listed once, with the
+number of layers. Intensity is operations per byte; the roofline bounds the time of an operation by the slower of the
+two (Williams et al. 2009; for transformers "How to Scale Your Model", Austin et al. 2025).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Literal
 from ridgeline.cost.precision import FLOAT_BYTES, Precision
 from ridgeline.spec import AnyLayer, ChannelMixer, ModelSpec, TokenMixer, Weight
 
-Kind = Literal["weights", "state", "other"]  # what most of its bytes are
-# Matrices that read the same activations, by the names of their weights.
+Kind = Literal["weights", "state", "other"]  # the kind of most of its bytes
+# Groups of matrices that read the same activations, by the names of their weights.
 TOGETHER = (
     ("q", "k", "v", "out_gate"), ("q_a", "kv_a"), ("in_q", "in_k", "in_v"), ("gate", "up"),
     ("experts.gate", "experts.up"), ("shared.gate", "shared.up"),
@@ -31,9 +31,10 @@ TOGETHER = (
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Sequences of a step that are alike: `count` of them, each with `tokens` new tokens, `context` in all then.
+    """Equal sequences of a step.
 
-    sampled: rows of logits of each.
+    count: number of sequences. tokens: new tokens of each. context: tokens of each after the step. sampled: rows of
+    logits of each.
     """
 
     count: int
@@ -50,13 +51,18 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of `layers` layers. All figures are of one layer.
+    """One operation of `layers` layers. All figures are for one layer.
 
-    flops: a product and its sum are two. compute: the type that it computes in. split: the axis along which its weights
-    may be split over devices. Of a split one, on each device: whole_bytes of its activations are not divided, its state
-    is divided by at most `state_shards`, and reduced_bytes are summed over the devices then. link_bytes, messages: what
-    a device sends. passes: numbers of `stored` type that rows of activations meet, and how many rows do: what measured
-    rates are of; none of what is no such thing.
+    Args:
+        flops: Operations; a product and its sum are two.
+        compute: Type that it computes in.
+        split: Axis along which its weights may be split over devices.
+        whole_bytes: Bytes of activations that every device reads or writes in full when the operation is split.
+        state_shards: Largest number of devices that its state is divided over.
+        reduced_bytes: Bytes that are summed over the devices after a split operation.
+        link_bytes, messages: Bytes and messages that a device sends.
+        passes: Pairs (numbers of `stored` type, rows of activations that are multiplied with them). Calibration
+            measures the rates of these. Empty for operations that are timed in another way.
     """
 
     name: str
@@ -87,18 +93,21 @@ class Operation:
 
 
 def operations(spec: ModelSpec, batch: Sequence[Slice], precision: Precision) -> tuple[Operation, ...]:
-    """Of one step, in the order in which they run first. For many steps of one model keep a `Forward`."""
+    """Return the operations of one step in the order in which they run.
+
+    For many steps of one model keep a `Forward`.
+    """
     return Forward(spec, precision).operations(batch)
 
 
 def visited_experts(moe: ChannelMixer, tokens: float) -> float:
-    """Expected number of experts that at least one of so many tokens visits, each choice being as likely."""
+    """Return the expected number of experts that at least one of `tokens` tokens visits, if all are equally likely."""
     missed = 1 - moe.num_experts_per_tok / moe.num_experts
     return moe.num_experts * (1 - float(missed**tokens))
 
 
 class Forward:
-    """A forward pass of one model, ready to be counted for any step: a few microseconds for each kind of operation."""
+    """Counts any step of one model, in a few microseconds for each kind of operation."""
 
     def __init__(self, spec: ModelSpec, precision: Precision) -> None:
         self.spec, self.precision = spec, precision
@@ -111,7 +120,7 @@ class Forward:
         self._parts = parts
 
     def operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
-        """Of one step, in the order in which they run first."""
+        """Return the operations of one step in the order in which they run."""
         precision, width = self.precision, self.spec.hidden_size
         tokens = sum(s.count * s.tokens for s in batch)
         rows = sum(s.count * s.sampled for s in batch)
@@ -124,7 +133,7 @@ class Forward:
         return tuple(found)
 
     def state_operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
-        """Of these only those that read state, as many for every step: all their figures are sums over sequences."""
+        """Return only the operations that read state: all of their figures are sums over sequences."""
         tokens = sum(s.count * s.tokens for s in batch)
         parts = self._parts.items()
         return tuple(part.at(tokens, batch, layers) for part, layers in parts if isinstance(part, _Core))
@@ -132,9 +141,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Matrices that read the same activations. columns: numbers that they read of a token, rows: that they give.
+    """Matrices that read the same activations.
 
-    type: that they are stored in. moe: they are experts' ones, and num_params and stored are of one expert.
+    columns, rows: numbers that they read and write for each token. stored: bytes. type: type that they are stored in.
+    moe: the layer's experts, if these are matrices of experts; then num_params and stored count one expert. reduced:
+    numbers per token that devices sum afterwards.
     """
 
     name: str
@@ -149,7 +160,7 @@ class _Matrix:
     type: str = ""
 
     def at(self, tokens: int, batch: Sequence[Slice], layers: int, results: float | None = None) -> Operation:
-        """results: bytes of what comes out, where it is not of the activations' type."""
+        """Count a step. results: bytes of the results, if they have another type than the activations."""
         precision = self.precision
         runs = tokens * self.moe.num_experts_per_tok if self.moe else tokens
         times = visited_experts(self.moe, tokens) if self.moe else 1.0
@@ -165,7 +176,7 @@ class _Matrix:
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """What is no matrix product with weights: attention, scans, convolutions."""
+    """A mixer's work that is not a product with weights: attention, scans, convolutions."""
 
     mixer: TokenMixer
     precision: Precision
@@ -189,7 +200,7 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """The stream read and written, the branch's result read, its input written."""
+    """A norm reads and writes the residual stream, reads a branch's result, and writes the next branch's input."""
 
     width: int
     precision: Precision
@@ -218,7 +229,10 @@ def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]
 def _matrices(
     weights: Iterator[Weight], precision: Precision, mlp: ChannelMixer | None, width: int
 ) -> Iterator[_Matrix]:
-    """width: of the stream, which devices sum once where experts and a shared MLP both add to it."""
+    """Yield the matrices of a layer's part.
+
+    width: the hidden size. Devices sum the stream once if experts and a shared MLP both add to it.
+    """
     found: dict[tuple[str, ...], list[Weight]] = {}
     for weight in weights:
         if weight.is_matrix:
@@ -236,11 +250,13 @@ def _matrix(weights: Sequence[Weight], precision: Precision, moe: ChannelMixer |
     name = "+".join(w.name.removesuffix(".weight") for w in weights)
     if moe is None or not name.startswith("experts."):
         moe = None
-    else:  # of one expert
+    else:  # count one expert
         weights = [Weight(w.name, w.shape[1:], w.split) for w in weights]
     first = weights[0]
     count = sum(w.num_params for w in weights)
-    filters = len(first.shape) == 3 and first.shape[1] == 1  # of a convolution: one for each channel that it reads
+    filters = (
+        len(first.shape) == 3 and first.shape[1] == 1
+    )  # a convolution has one filter for each channel that it reads
     columns = first.shape[0] if filters else first.shape[-1]
     stored = sum(precision.weight_bytes(w) for w in weights)
     rows = sum(w.num_params // w.shape[-1] for w in weights)

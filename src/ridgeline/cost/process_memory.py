@@ -1,14 +1,15 @@
-"""What a process of device cpu is expected to have resident of a model that runs, beside what its imports take.
+"""Predict the resident memory of a process of device cpu while a model runs, besides the memory of its imports.
 
-Not a bound, as what a step may take is (memory.py), but the figure itself, as kernels and engine lay things out:
+This is a prediction, while memory.py computes a bound. It follows how kernels and engine allocate memory:
 
-    weights   packed, and the ends of the mappings in which they lie: 32 MiB each, filled by matrices in their order,
-              one larger than 8 MiB in its own; huge pages are touched whole
-    pages     that were written, the null page, the states that recurrent layers leave where chunks of prompts end, and
-              what is touched ahead
-    scratch   of the kernels: activations packed, what an MLP holds between its matrices, sums of tiles of each thread
-    step      the residual stream and the largest layer's arrays, logits
-    code      of libraries and modules that come in when they are first used
+    weights   packed matrices
+    ends      unused ends of the mappings that hold them: 32 MiB each, filled by matrices in their order. A matrix
+              larger than 8 MiB has its own mapping. Huge pages are touched as a whole.
+    pages     pages that were written, the null page, recurrent states at the ends of chunks of prompts, and pages that
+              are touched ahead
+    scratch   buffers of the kernels: packed activations, arrays between the matrices of an MLP, sums of tiles
+    step      the residual stream, the arrays of the largest layer, logits
+    code      libraries and modules that are loaded when they are first used
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ridgeline.spec.quant import PANEL, PLAIN, Format, packed_bytes
 
 FLOAT = 4
 HUGE, MAPPING, MAPPED_ALONE = 2 << 20, 32 << 20, 8 << 20  # csrc/threads.cpp
-# csrc/packing.h, csrc/kernels: tokens at once, of which so many are packed together; weights of a block.
+# csrc/packing.h, csrc/kernels: tokens computed at once, tokens packed together, and bytes of weights of a block.
 BLOCK, UNIT, L2_BYTES = 516, 12, 256 << 10
 AHEAD_TOKENS, STEP_TOKENS = 512, 128  # runtime/ahead.py
 CODE_BYTES = 15 << 19  # measured: 7 to 8 MB
 
 
 class ProcessMemory(NamedTuple):
-    """Bytes, by what they are: see the top of the file."""
+    """Resident bytes by kind; the module's docstring explains the kinds."""
 
     weights: float
     ends: float
@@ -48,8 +49,10 @@ class ProcessMemory(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What runs: sequences at once, each of a prompt and `new` tokens of an answer. chunk: tokens of a step, at most.
-    threads: of the kernels.
+    """Requests that run at once.
+
+    sequences: number of sequences. prompt, new: tokens of the prompt and of the answer of each. chunk: most tokens of a
+    step. threads: threads of the kernels.
     """
 
     sequences: int
@@ -60,17 +63,19 @@ class Run(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of the largest step."""
+        """Tokens of the largest step."""
         return min(self.chunk, self.sequences * self.prompt)
 
     @property
     def length(self) -> int:
-        """Tokens that are kept of a sequence: the last one is given, and not read."""
+        """Tokens whose state is kept for a sequence: the last token of the answer is never computed."""
         return self.prompt + self.new - 1
 
     def alive(self, grid: int) -> int:
-        """Sequences that hold their last page at once. One that is given a single token ends in the step that gives it:
-        then as many as are begun when the first ones end, where parts of prompts end on multiples of `grid`.
+        """Return how many sequences hold their last page at the same time.
+
+        A sequence with an answer of one token ends in the step that samples it. Then only those sequences count that
+        have started when the first ones end. Chunks of prompts end on multiples of `grid` tokens.
         """
         first = min(self.prompt // grid * grid or self.prompt, self.chunk)
         rest, begun = self.prompt - first, self.chunk // first
@@ -82,7 +87,7 @@ def process_memory(
     spec: ModelSpec, weight_bytes: int, format: Format, dtype: DType, groups: Sequence[StateGroup],
     num_pages: Sequence[int], run: Run,
 ) -> ProcessMemory:  # fmt: skip
-    """num_pages: of each group, at most."""
+    """Predict the resident memory of a run. num_pages: number of pages of each group."""
     alive = run.alive(max((g.page_tokens for g in groups if g.snapshot), default=1))
     pages = sum(
         min(touched_pages(g, written_pages(g, most, run, alive)), most) * g.page_bytes
@@ -95,16 +100,19 @@ def process_memory(
 
 
 def whole(size: float, unit: int = HUGE) -> int:
-    """In whole units."""
+    """Round up to whole units."""
     return -(-int(size) // unit) * unit
 
 
 def matrix_sizes(spec: ModelSpec, format: Format, dtype: DType) -> Iterator[int]:
-    """Bytes of each matrix as kernels pack them, in the order in which they are made; what reads the same is one."""
+    """Yield the bytes of each packed matrix in the order in which they are packed.
+
+    Matrices that read the same activations are one.
+    """
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
     yield _packed(head, format, dtype)
     products = [w for w in spec.weights() if w.name.startswith("layers.") and _is_product(w)]
-    for _, together in groupby(products, lambda w: _company(w.name.removesuffix(".weight"))):
+    for _, together in groupby(products, lambda w: _shared_input(w.name.removesuffix(".weight"))):
         some = list(together)
         yield from [sum(_packed(w, format, dtype) for w in some)] * (some[0].shape[0] if len(some[0].shape) == 3 else 1)
 
@@ -117,14 +125,14 @@ def _packed(weight: Weight, format: Format, dtype: DType) -> int:
     return packed_bytes(format if weight.may_be_rounded else PLAIN, dtype, *weight.shape[-2:])
 
 
-def _company(name: str) -> str:
-    """Of a layer's matrix: the same for all that read what it reads."""
+def _shared_input(name: str) -> str:
+    """Return a name that is equal for all matrices of a layer that read the same activations."""
     _, layer, part, own = name.split(".", 3)
     return f"{layer} {part} {next((t for t in TOGETHER if own in t), own)}"
 
 
 def unfilled(sizes: Iterable[int]) -> int:
-    """Bytes of mappings that are touched, but hold no matrix."""
+    """Return the bytes of mappings that are touched but hold no matrix."""
     touched = asked = used = 0
     for size in sizes:
         asked += size
@@ -139,10 +147,13 @@ def unfilled(sizes: Iterable[int]) -> int:
 
 
 def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
-    """Of a group, by a run, and the null page. Whole ones are kept for others that begin alike."""
+    """Return how many pages of a group a run writes, the null page included; `most` is the number of its pages.
+
+    Full pages stay in the prefix cache.
+    """
     each = group.most_pages(run.length)
     if group.snapshot:
-        whole_ones = -(-run.length // run.chunk)  # at the ends of chunks
+        whole_ones = -(-run.length // run.chunk)  # states at the ends of chunks
         each += whole_ones - 1
     else:
         whole_ones = min(run.length // group.page_tokens, each)
@@ -151,12 +162,12 @@ def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
 
 
 def touched_pages(group: StateGroup, written: int) -> int:
-    """Of a group of which so many pages are written, if there are as many."""
+    """Return how many pages of a group are touched if `written` of them are written: some are touched ahead."""
     return whole(written + -(-AHEAD_TOKENS // group.page_tokens), -(-STEP_TOKENS // group.page_tokens))
 
 
 def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:
-    """What the kernels of a pool keep for themselves: it grows with a quarter more than was asked for."""
+    """Return the bytes of the kernels' buffers, which are allocated a quarter larger than requested."""
     number = 1 if format.is_lossy else FLOAT
     mlps = [layer.mlp for layer in spec.layers if layer.mlp]
     inner = max((m.intermediate_size for m in mlps), default=0)
@@ -167,22 +178,22 @@ def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:
     )
     panels = 1 if format.bits == 4 else max(1, L2_BYTES // (spec.hidden_size * PANEL * number))
     slots = (
-        tokens * columns * number,  # activations, packed
-        run.threads * columns * UNIT * FLOAT,  # rows before that
+        tokens * columns * number,  # packed activations
+        run.threads * columns * UNIT * FLOAT,  # rows before they are packed
         run.threads * tokens * PANEL * FLOAT * panels,  # sums of tiles
-        (choices * run.tokens or tokens) * inner * FLOAT,  # between the matrices of an MLP
+        (choices * run.tokens or tokens) * inner * FLOAT,  # arrays between the matrices of an MLP
         choices * run.tokens * spec.hidden_size * FLOAT,  # results of experts
     )
     return sum(whole(1.25 * size) for size in slots if size)
 
 
 def _columns(mixer: TokenMixer) -> int:
-    """Of the widest matrix."""
+    """Return the columns of the mixer's widest matrix."""
     return max((w.shape[-1] for w in mixer.weights(1) if len(w.shape) == 2), default=0)
 
 
 def step_bytes(spec: ModelSpec, run: Run, alive: int) -> int:
-    """The stream, what is added to it and both anew; the arrays of the layer with most; logits."""
+    """Return the bytes of a step: old and new stream with what is added to it, the largest layer's arrays, logits."""
     mixers = {layer.mixer for layer in spec.layers if layer.mixer}
     several = run.sequences > 1
     numbers = 4 * spec.hidden_size + max(

@@ -1,4 +1,4 @@
-"""How long a step takes: each operation no less than its arithmetic at the peak, and no less than its bytes."""
+"""Compute the least time of a step: each operation takes the longer of its arithmetic and its bytes at peak rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUNDS: tuple[Bound, ...] = ("compute", "weights", "state", "activations", "link
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An operation on a machine, all its layers. link_s: what devices send to each other, before or after it."""
+    """Time of an operation on a machine, over all its layers. link_s: time to send data between devices."""
 
     operation: Operation
     compute_s: float
@@ -30,7 +30,7 @@ class Timed:
 
     @property
     def bound(self) -> Bound:
-        """What most of its time is."""
+        """The cause of most of its time."""
         busy = max(self.compute_s, self.memory_s)
         if max(self.overhead_s, self.link_s) > busy:
             return "overhead" if self.overhead_s > self.link_s else "link"
@@ -44,14 +44,14 @@ class Timed:
 
     @property
     def slack(self) -> float:
-        """How many times longer what binds it takes than the other of computing and moving bytes; at least 1."""
+        """The longer of computing and moving bytes, divided by the shorter one; at least 1."""
         fast, slow = sorted((self.compute_s, self.memory_s))
         return slow / fast if fast else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step on a machine: its operations, and what each step costs besides."""
+    """Time of a step on a machine: its operations, and the overhead of each step."""
 
     operations: tuple[Timed, ...]
     overhead_s: float
@@ -69,7 +69,7 @@ class StepTime:
         return sum(t.operation.bytes * t.operation.layers for t in self.operations)
 
     def by_cause(self) -> dict[Bound, float]:
-        """Seconds by what bounds them; they sum to the step's."""
+        """Return the seconds by cause; they sum to the step's seconds."""
         found: dict[Bound, float] = dict.fromkeys(BOUNDS, 0.0)
         for t in self.operations:
             found[t.bound] += t.seconds
@@ -78,15 +78,15 @@ class StepTime:
 
 
 def time_step(operations: Sequence[Operation], hardware: HardwareSpec) -> StepTime:
-    """The roofline of a step: operations run one after the other, each at the slower of its two limits.
+    """Return the time of a step if operations run one after the other, each at the slower of its two limits.
 
-    Raises RequestError where devices send to each other over a link that the machine does not have.
+    Raises RequestError if devices send data to each other over a link that the machine does not have.
     """
     return StepTime(tuple(_time(op, hardware) for op in operations), hardware.step_overhead_s)
 
 
 def link_seconds(op: Operation, hardware: HardwareSpec) -> float:
-    """Of what devices send to each other in all layers. Raises RequestError where there is no link."""
+    """Return the seconds of sending data between devices in all layers. Raises RequestError if there is no link."""
     if not op.messages:
         return 0.0
     if hardware.link is None:

@@ -1,15 +1,16 @@
-"""A model on several devices: what each of them does in a step, and what they send to each other.
+"""Count a model on several devices: the work of each device in a step, and the data that devices send to each other.
 
-    replicas   whole copies; a request is at one of them: latency as of one, throughput times their number
-    tp         tensor parallel: every matrix and the heads are cut; a ring all-reduce after each matrix that is cut
-               along its inputs: 2 (p - 1) / p of its bytes and 2 (p - 1) messages from each device
-    ep         expert parallel: each device has whole attention and its own sequences, and its share of the experts;
-               a token is sent once to each other device that has an expert of its, and back: p - 1 messages, twice
-    pp         pipeline: each device has its share of the layers, and the batch is cut into as many parts, which follow
-               each other; a token passes all devices in turn
+    replicas   whole copies; each request runs on one copy. Latency is that of one copy, throughput that of all.
+    tp         tensor parallel: every matrix and the heads are cut. After each matrix that is cut along its inputs there
+               is a ring all-reduce: each device sends 2 (p - 1) / p of the bytes in 2 (p - 1) messages.
+    ep         expert parallel: each device has whole attention, its own sequences and its share of the experts. A token
+               is sent once to each other device that has one of its experts, and back: p - 1 messages, twice.
+    pp         pipeline: each device has its share of the layers. The batch is cut into p parts, which follow each
+               other; a token passes all devices in turn.
 
-Collectives: bytes over the bandwidth and messages times the latency (Thakur et al. 2005). Nothing is hidden behind
-computing. Keys and values of fewer heads than devices are held, and read, by several; so are latents.
+A collective takes its bytes over the bandwidth plus its messages times the latency (Thakur et al. 2005). It does not
+overlap with computing. If there are fewer KV heads than devices, several devices hold and read the same heads; latents
+are held by all devices. A mixer says how far it can be cut (`cut` in spec/mixer.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from ridgeline.spec import ModelSpec, Weight
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How many devices, and how the model lies on them. Raises RequestError for what is below 1 or not counted."""
+    """Number of devices, and how the model is divided over them.
+
+    Raises RequestError for a number below 1, and for tp together with ep.
+    """
 
     replicas: int = 1
     tp: int = 1
@@ -40,11 +44,14 @@ class Scheme:
 
     @property
     def devices(self) -> int:
-        """Of all replicas."""
+        """Number of devices of all replicas."""
         return self.replicas * self.tp * self.ep * self.pp
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises RequestError where a model cannot be divided so, with the nearest number that can be."""
+        """Raise RequestError if a model cannot be divided like this.
+
+        The message names the nearest number that works.
+        """
         experts = [layer.mlp.num_experts for layer in spec.layers if layer.mlp and layer.mlp.num_experts]
         heads = [n for layer in spec.layers if layer.mixer and (n := layer.mixer.cut().heads)]
         for name, count, sizes, what in (
@@ -60,7 +67,7 @@ class Scheme:
 
 
 def device_operations(forward: Forward, batch: Sequence[Slice], scheme: Scheme) -> tuple[Operation, ...]:
-    """What a token passes through in one step: on one device, or of a pipeline on one after the other."""
+    """Return the operations that a token passes in one step: on one device, or in a pipeline on all of them in turn."""
     parts = tuple(replace(s, count=-(-s.count // (scheme.pp * scheme.ep))) for s in batch)
     found = list(forward.operations(parts))
     if scheme.ep > 1:
@@ -76,13 +83,16 @@ def device_operations(forward: Forward, batch: Sequence[Slice], scheme: Scheme) 
 
 
 def device_state_operations(forward: Forward, s: Slice, scheme: Scheme) -> tuple[Operation, ...]:
-    """Of those, what reads the state of one slice, where matrices are cut at most: tp."""
+    """Return the operations that read the state of one slice; only tp cuts them."""
     found = forward.state_operations((s,))
     return tuple(next(_tensor_parallel(op, scheme.tp)) for op in found) if scheme.tp > 1 else found
 
 
 def device_weight_bytes(weight: Weight, stored: float, scheme: Scheme) -> float:
-    """Of one weight that takes `stored` bytes in all, on the device with most of it, a pipeline's share aside."""
+    """Return the bytes of a weight on the device that holds most of it, before pp divides the layers.
+
+    stored: bytes of the whole weight.
+    """
     if scheme.ep > 1:
         return stored / scheme.ep if ".experts." in weight.name else stored
     return stored / scheme.tp if weight.split else stored
@@ -110,11 +120,16 @@ def _tensor_parallel(op: Operation, devices: int) -> Iterator[Operation]:
 def _expert_parallel(
     forward: Forward, own: Sequence[Operation], whole: Sequence[Operation], batch: Sequence[Slice], devices: int
 ) -> Iterator[Operation]:
-    """own: operations on a device's sequences. whole: on all of them, of which the experts are divided."""
+    """Yield the operations of one device.
+
+    own: operations on the device's sequences. whole: operations on all sequences; devices divide those of the experts.
+    """
     tokens = sum(s.count * s.tokens for s in batch)
     sent = forward.precision.activation_bytes(tokens * forward.spec.hidden_size)
     chosen = max(layer.mlp.num_experts_per_tok for layer in forward.spec.layers if layer.mlp)
-    others = (devices - 1) * (1 - (1 - 1 / devices) ** chosen)  # that a token is expected to visit, each once
+    others = (devices - 1) * (
+        1 - (1 - 1 / devices) ** chosen
+    )  # other devices that a token is expected to visit, each once
     for op, of_all in zip(own, whole, strict=True):
         if not op.name.startswith("experts."):
             yield op

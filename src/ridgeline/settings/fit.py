@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import sqrt
 
-from ridgeline.cost.memory import PAGE_BOOK_BYTES, Workspace
+from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.settings.config import EngineOptions
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups
@@ -129,14 +129,14 @@ class Settings:
         """Bytes that are left for pages and their books."""
         return self.problem.limit - self.workspace()
 
-    def sequence(self, book_bytes: int = 0) -> int:
+    def sequence(self, bookkeeping_bytes: int = 0) -> int:
         """Bytes of the pages of one sequence of full length, and of the null pages."""
-        return sum((g.most_pages(self.length) + 1) * (g.page_bytes + book_bytes) for g in self.groups)
+        return sum((g.most_pages(self.length) + 1) * (g.page_bytes + bookkeeping_bytes) for g in self.groups)
 
     def fits(self) -> bool:
         """Is there room for a sequence of full length, and for the pages that the user asked for?"""
         fixed, room = self.problem.options.kv_cache_memory_bytes, self.room()
-        return (not fixed or self.sequence() <= fixed <= room) and self.sequence(PAGE_BOOK_BYTES) <= room
+        return (not fixed or self.sequence() <= fixed <= room) and self.sequence(BOOKKEEPING_BYTES) <= room
 
     def cut(self) -> Settings:
         """The longest sequence up to the present length that fits, 0 for none; by bisection."""
@@ -192,13 +192,13 @@ class Settings:
     def _affordable(self, full: Sequence[int]) -> Fraction:
         """How many sequences with `full` pages of each group there is room for."""
         fixed = self.problem.options.kv_cache_memory_bytes
-        shares = [share_of(full, self.groups, self.room(), PAGE_BOOK_BYTES)]
+        shares = [share_of(full, self.groups, self.room(), BOOKKEEPING_BYTES)]
         return min([*shares, share_of(full, self.groups, fixed, 0)] if fixed else shares)
 
     def host_pages(self) -> tuple[int, ...]:
         """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
         full = self._full()
-        share = min(Fraction(self.seqs), share_of(full, self.groups, self.problem.swap, PAGE_BOOK_BYTES))
+        share = min(Fraction(self.seqs), share_of(full, self.groups, self.problem.swap, BOOKKEEPING_BYTES))
         pages = tuple(int(n * share) + 1 for n in full)
         return pages if min(pages) > 1 else (0,) * len(full)
 
@@ -244,7 +244,7 @@ def num_pages(
     return tuple(int(n * min(Fraction(seqs), share)) + 1 for n in more)
 
 
-def share_of(full: Sequence[int], groups: Sequence[StateGroup], room: int, book_bytes: int) -> Fraction:
+def share_of(full: Sequence[int], groups: Sequence[StateGroup], room: int, bookkeeping_bytes: int) -> Fraction:
     """The factor on `full` pages of each group with which they, and a null page of each, fill `room` bytes."""
-    sizes = [g.page_bytes + book_bytes for g in groups]
+    sizes = [g.page_bytes + bookkeeping_bytes for g in groups]
     return max(Fraction(room - sum(sizes), sum(n * size for n, size in zip(full, sizes, strict=True))), Fraction(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from ridgeline.cost.memory import PAGE_BOOK_BYTES
+from ridgeline.cost.memory import BOOKKEEPING_BYTES
 from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
 from ridgeline.settings.config import EngineConfig, EngineOptions
@@ -81,7 +81,8 @@ def resolve(
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
-        workspace_bytes=found.workspace() + PAGE_BOOK_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0)),
+        workspace_bytes=found.workspace()
+        + BOOKKEEPING_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0)),
         free_bytes=free_bytes,
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")

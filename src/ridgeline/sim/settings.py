@@ -64,7 +64,7 @@ def settings(deployment: Deployment, *, max_model_len: int | None = None, max_nu
             f"{decimal_bytes(one.pages_bytes)} for one sequence of {length} tokens do not fit into "
             f"{deployment.hardware.name}'s {decimal_bytes(one.memory_bytes)}; {remedy}"
         )
-    full, books = [g.most_pages(length) for g in memory.groups], memory.book_bytes
+    full, books = [g.most_pages(length) for g in memory.groups], memory.bookkeeping_bytes
 
     def affordable(pages: Sequence[int], seqs: int) -> Fraction:
         return share_of(pages, memory.groups, memory.room_bytes(seqs, length), books)
