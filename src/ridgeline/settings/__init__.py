@@ -1,4 +1,4 @@
-"""What to run with: settings from the model, the machine and the user's aim, each with its reason."""
+"""Choose the settings of an engine, each with its reason. Counting what they cost belongs in cost/."""
 
 from ridgeline.settings.config import EngineConfig, EngineOptions
 from ridgeline.settings.preempt import PreemptCost

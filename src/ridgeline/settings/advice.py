@@ -1,11 +1,11 @@
-"""What the cost model says of an engine's settings on a machine that was calibrated: each with its reason.
+"""Choose settings on a calibrated machine with the cost model, each with its reason.
 
-max_num_batched_tokens   the shortest chunk that reads prompts nearly as fast as any
-max_num_seqs             the smallest batch that gives as many tokens a second as any, at short contexts, where batches
-                         pay most: more of them would only wait longer
-threads                  why as many as there are
-drafts                   for each batch size, the number of drafts with the most tokens a second
-preemption               what it takes to compute a token again, and to copy a byte out or in
+max_num_batched_tokens   the shortest chunk that computes prompts nearly as fast as the best one
+max_num_seqs             the smallest batch with nearly the highest throughput at short contexts, where large batches
+                         help most; a larger batch would only make each sequence wait longer
+threads                  the reason for the number of threads
+drafts                   for each batch size, the number of draft tokens with the highest throughput
+preemption               the time to compute a token again, and to copy a byte to host memory or back
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from ridgeline.spec import ModelSpec
 
 CHUNKS = (64, 128, 256, 512, 1024, 2048)  # tokens
 BATCHES = (16, 32, 64, 128, 256)
-NEARLY, ALMOST_ALL = 0.95, 0.99  # of the best: of chunks, whose length others wait for; of batches
-CONTEXT, SHORT = 1024, 128  # tokens of a sequence, where the model has as many
-COPIES = 2  # of pages on their way out, or in
+NEARLY, ALMOST_ALL = 0.95, 0.99  # share of the best rate that a chunk and a batch must reach
+CONTEXT, SHORT = 1024, 128  # tokens of a sequence, or the model's longest context if that is shorter
+COPIES = 2  # times that a page is copied in one direction
 ACCEPTANCE, DRAFT_COST, DEPTHS, DRAFT_BATCHES = 0.7, 0.05, (1, 2, 3, 4, 6, 8), (1, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Settings where memory allows them; drafts: their number by batch size, 0 where they do not pay. preempt: what
-    making room costs. reasons: a line for each, by its name.
+    """Settings that are best if memory allows them.
+
+    drafts: number of draft tokens by batch size; 0 if they do not pay. preempt: the cost of preemption. reasons: a line
+    for each setting, by its name.
     """
 
     max_num_seqs: int
@@ -43,7 +45,10 @@ class Advice:
 
 
 def machine_advice(spec: ModelSpec, weights: str, state: str, threads: int | None = None) -> Advice | None:
-    """Of this machine, if it was calibrated with so many threads (None: with those that it has)."""
+    """Return advice for this machine if it was calibrated with `threads` threads; None otherwise.
+
+    threads: None accepts any number of threads.
+    """
     machine, _ = this_machine()
     if machine.rates is None or threads not in (None, machine.rates.threads):
         return None
@@ -51,7 +56,7 @@ def machine_advice(spec: ModelSpec, weights: str, state: str, threads: int | Non
 
 
 def advise(deployment: Deployment) -> Advice | None:
-    """None where the machine was not calibrated: roofs say nothing of overheads, which these settings are about."""
+    """Return the best settings; None if the machine is not calibrated, because a roofline has no overheads."""
     rates = deployment.hardware.rates
     if rates is None:
         return None
@@ -100,13 +105,13 @@ def _seqs(planner: Planner, chunk: int) -> tuple[int, str]:
     best = max(rates.values())
     chosen = min(n for n, rate in rates.items() if rate >= ALMOST_ALL * best)
     return chosen, (
-        f"together they are given {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the most; a step takes "
+        f"together they get {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the most; a step takes "
         f"{seconds(chosen / rates[chosen])} at {context:,} tokens"
     )
 
 
 def _preempt(planner: Planner) -> tuple[PreemptCost, str]:
-    """One way pages are copied twice: gathered, and put in their places on the other side."""
+    """Return the cost of preemption. A swap copies pages twice: they are gathered, and then written to their slots."""
     rates, context = planner.deployment.hardware.rates, _context(planner.deployment.spec)
     assert rates is not None
     found = PreemptCost(planner.ttft_s(context) / context, COPIES / rates.copy[str(rates.threads)].values[-1])
@@ -117,7 +122,7 @@ def _preempt(planner: Planner) -> tuple[PreemptCost, str]:
 
 
 def _drafts(planner: Planner, batch: int) -> int:
-    """The number of drafts with the least time for a token, 0 for none."""
+    """Return the number of draft tokens with the least time per token; 0 if none is faster."""
     context = _context(planner.deployment.spec)
     best, found = planner.decode(batch, context).seconds, 0
     for depth in DEPTHS:

@@ -1,4 +1,4 @@
-"""What a user may fix of an engine, and what was chosen, with how to show it."""
+"""Define the settings of an engine: the options that a user may set, and the resolved configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ridgeline.spec.text import num_bytes
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a user may fix; None is chosen. Names as in vLLM.
+    """Options that a user may set, with vLLM's names. None: `resolve` chooses the value.
 
-    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of one step. block_size: tokens of a page.
-    kv_cache_memory_bytes: for the pages of all groups. steps_in_flight: 1 or 2. swap_space_bytes: memory of the host
-    for the pages of sequences that had to make room, instead of computing them again. state_snapshot_tokens: between
-    snapshots of the state of recurrent layers, from which a later request may go on; a multiple of block_size where
-    there is attention too. num_speculative_tokens: draft tokens that a sequence may verify in a step; it needs a
-    proposer (`LLM(proposer=...)`).
+    Args:
+        max_num_seqs: Sequences that run at once.
+        max_num_batched_tokens: Tokens of one step.
+        block_size: Tokens of a page.
+        state_snapshot_tokens: Tokens between two snapshots of the state of recurrent layers, from which a later request
+            can continue. A multiple of block_size if the model also has attention.
+        kv_cache_memory_bytes: Bytes of the pages of all groups.
+        steps_in_flight: 1 or 2.
+        swap_space_bytes: Host memory for the pages of preempted sequences; without it they are recomputed.
     """
 
     max_num_seqs: int | None = None
@@ -35,7 +38,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of an engine as it is shown. override: what a user gives to fix it."""
+    """One setting of an engine as it is shown. override: the option that sets it."""
 
     name: str
     value: str
@@ -50,9 +53,10 @@ class EngineConfig:
     block_size: tokens in a page of keys and values. state_snapshot_tokens: tokens between two kept recurrent states.
     kv_cache_dtype: the type of keys and values; the states of recurrent layers are float32. num_pages: pages in each
     group, with the null page. num_host_pages: pages in host memory for swapping; 0 where there is none.
-    workspace_bytes: the peak of what a step and the page tables take. free_bytes: what the device had free for all of
-    it. reasons: one line for each option, by its name, whether it was given, chosen or cut. num_speculative_tokens:
-    draft tokens that a sequence may have in a step. threads: threads of the kernels, None where the device has its own.
+    workspace_bytes: peak memory of a step and of the page tables. free_bytes: memory that was free on the device for
+    all of this. reasons: one line for each option, by its name, whether it was given, chosen or cut.
+    num_speculative_tokens: draft tokens that a sequence may have in a step. threads: threads of the kernels, None where
+    the device has its own.
     preempt: the cost of preemption where there are host pages, None if it is measured at the start.
     """
 
@@ -84,7 +88,10 @@ class EngineConfig:
         return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
 
     def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
-        """What lies in memory, by name, in bytes. on_host: the device's memory is the host's, swap space included."""
+        """Return the uses of memory and their bytes.
+
+        On_host: whether the device computes in host memory, like swap space.
+        """
         left = self.free_bytes - self.state_bytes - self.workspace_bytes - (self.swap_bytes if on_host else 0)
         return (
             ("weights", weight_bytes),
@@ -95,7 +102,7 @@ class EngineConfig:
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        """Every setting with its reason and how to fix it: what `explain`, `generate --verbose` and `serve` show."""
+        """Return each setting with its reason and its option, for `explain`, `generate --verbose` and `serve`."""
         values = {
             "max_model_len": f"{self.max_model_len}",
             "max_num_seqs": f"{self.max_num_seqs}",

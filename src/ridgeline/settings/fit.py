@@ -1,19 +1,19 @@
-"""The largest settings that fit a memory.
+"""Find the largest settings that fit in memory.
 
-What is counted against it: the pages, their books, what a step holds besides (memory.py) and, where the device is the
-host, swap space. Where memory is short, what is open becomes smaller, in this order:
+Memory holds the pages, their bookkeeping, the workspace of a step (cost/memory.py) and, if the device is the host, swap
+space. If memory is short, the settings that the user has not set become smaller in this order:
 
-    1. tokens and sequences of a step, while they take more than their share of the memory beyond the least they need
-    2. max_model_len, unless it was asked for
+    1. tokens and sequences of a step, while they take more than their share of the memory beyond their minimum
+    2. max_model_len, unless the user set it
     3. tokens and sequences again, down to one
     4. block_size
 
-so that nothing is found only where the smallest settings do not fit either.
+So no settings are found only if the smallest ones do not fit.
 
-Snapshots of recurrent layers, S bytes each, every C tokens: N sequences that each leave a prefix of P tokens take
-N S P / C of the M bytes of all pages; a request that goes on from such a prefix computes C / 2 of its P tokens again.
-Both shares together are least at C = P sqrt(2 N S / M): the rule for snapshots of long computations (Young, CACM
-17(9), 1974), with a share of memory as the cost of one.
+Snapshots of recurrent layers have S bytes each and are kept every C tokens. N sequences that each leave a prefix of P
+tokens take N S P / C of the M bytes of all pages; a request that continues from such a prefix recomputes C / 2 of its P
+tokens. The sum of both shares is least at C = P sqrt(2 N S / M): this is the rule for checkpoints of long computations
+(Young, CACM 17(9), 1974), with a share of memory as the cost of a snapshot.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.storage import SNAPSHOTS, Storage
 
-SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # what is chosen where memory allows it
-STEP_SHARE = Fraction(1, 4)  # of the memory, for the tokens and sequences of a step
+SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # the choice if memory allows it
+STEP_SHARE = Fraction(1, 4)  # share of the memory for the tokens and sequences of a step
 PREFIX_TOKENS = 2048  # P above, unless the longest sequence is shorter
-LEAST_SNAPSHOT = 64  # tokens: fewer are computed again in no time
+LEAST_SNAPSHOT = 64  # tokens; recomputing fewer takes almost no time
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is given: see `resolve`. storage: of rows. swap: bytes of swap space.
-    float_bytes: of a number in the type in which the device computes. most_seqs, most_tokens: of a step, where memory
-    allows it.
+    """The inputs of `resolve`.
+
+    storage: how keys and values are stored. swap: bytes of swap space. drafts: draft tokens of a sequence in one step.
+    float_bytes: bytes of a number in the type in which the device computes. most_seqs, most_tokens: sequences and
+    tokens of a step if memory allows them.
     """
 
     spec: ModelSpec
@@ -57,7 +59,7 @@ class Problem:
 
     @property
     def limit(self) -> int:
-        """Bytes that pages and workspace may take."""
+        """Limit of the bytes of pages and workspace."""
         most = self.free if self.options.kv_cache_memory_bytes else int(self.free * self.fraction)
         return most - self.swap if self.on_host else most
 
@@ -67,7 +69,7 @@ class Problem:
         return self.max_model_len if self.fixed_len else 1
 
     def solve(self) -> Settings | None:
-        """The first settings that fit, in the order at the top of the file; None if none do."""
+        """Return the first settings that fit, in the order of the module's docstring; None if none do."""
         size = self.options.block_size or PAGE_TOKENS
         found = self._with_pages(size)
         while found is None and self.options.block_size is None and size > 1:
@@ -76,7 +78,7 @@ class Problem:
         return found and found.with_snapshots()
 
     def least(self, page_tokens: int, length: int) -> Settings:
-        """As few tokens and sequences to a step as may be."""
+        """Return settings with the fewest tokens and sequences of a step."""
         groups = state_groups(
             self.spec,
             page_tokens=page_tokens,
@@ -90,7 +92,7 @@ class Problem:
         return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 
     def most(self) -> tuple[int, int]:
-        """Tokens and sequences of a step where memory allows it."""
+        """Return the tokens and sequences of a step if memory allows them."""
         fixed_tokens, fixed_seqs = self.options.max_num_batched_tokens, self.options.max_num_seqs
         tokens = fixed_tokens or max(self.most_tokens, fixed_seqs or 0)
         return tokens, fixed_seqs or min(self.most_seqs, tokens)
@@ -109,8 +111,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A choice, and what it takes. page_tokens: of a page of rows. tokens, seqs: of a step. length: of the longest
-    sequence, in tokens. groups: counted with as many snapshots as there may be, until `with_snapshots`.
+    """A choice of settings, and the memory that it takes.
+
+    page_tokens: tokens of a page of keys and values. tokens, seqs: tokens and sequences of a step. length: tokens of
+    the longest sequence. groups: state groups, with the largest possible number of snapshots until `with_snapshots`.
     """
 
     problem: Problem
@@ -122,24 +126,24 @@ class Settings:
     length: int
 
     def workspace(self) -> int:
-        """Bytes that a step holds."""
+        """Return the bytes that a step holds."""
         return self.count.bytes(self.tokens, self.seqs, self.length, self.problem.swap)
 
     def room(self) -> int:
-        """Bytes that are left for pages and their books."""
+        """Return the bytes that are left for pages and their bookkeeping."""
         return self.problem.limit - self.workspace()
 
     def sequence(self, bookkeeping_bytes: int = 0) -> int:
-        """Bytes of the pages of one sequence of full length, and of the null pages."""
+        """Return the bytes of the pages of one sequence of full length, and of the null pages."""
         return sum((g.most_pages(self.length) + 1) * (g.page_bytes + bookkeeping_bytes) for g in self.groups)
 
     def fits(self) -> bool:
-        """Is there room for a sequence of full length, and for the pages that the user asked for?"""
+        """Return whether a sequence of full length and the pages that the user set fit."""
         fixed, room = self.problem.options.kv_cache_memory_bytes, self.room()
         return (not fixed or self.sequence() <= fixed <= room) and self.sequence(BOOKKEEPING_BYTES) <= room
 
     def cut(self) -> Settings:
-        """The longest sequence up to the present length that fits, 0 for none; by bisection."""
+        """Return these settings with the longest sequence up to the present length that fits; 0 if none does."""
         low, high = 0, self.length
         while low < high:
             middle = (low + high + 1) // 2
@@ -147,7 +151,10 @@ class Settings:
         return replace(self, length=low)
 
     def smaller(self) -> Settings:
-        """Half the tokens or half the sequences of a step, whichever frees more; one of them is open and above 1."""
+        """Return these settings with half the tokens or half the sequences of a step, whichever frees more memory.
+
+        At least one of the two must be above 1 and not set by the user.
+        """
         options, found = self.problem.options, []
         if options.max_num_batched_tokens is None and self.tokens > 1:
             half = self.tokens // 2
@@ -159,44 +166,48 @@ class Settings:
 
     @property
     def prefix(self) -> int:
-        """Tokens of the prefix that a sequence is taken to leave for others."""
+        """Tokens of the prefix that a sequence is assumed to leave for others."""
         return left_prefix(self.length)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a snapshot, 0 where no layer is recurrent."""
+        """Bytes of a snapshot; 0 if no layer is recurrent."""
         return snapshot_bytes(self.groups)
 
     @property
     def state_snapshot_tokens(self) -> int:
-        """From one snapshot to the next: as given, or what is said at the top of the file, on the grid of pages."""
+        """Tokens between two snapshots: set by the user, or by the rule of the module's docstring, in whole pages."""
         if self.problem.options.state_snapshot_tokens:
             return self.problem.options.state_snapshot_tokens
         return snapshot_grid(self.page_tokens, self.prefix * sqrt(2 * self.snapshot_share(1)))
 
     def snapshot_share(self, number: int) -> float:
-        """What `number` snapshots for each of `seqs` sequences take of all pages."""
+        """Return the share of all pages that `number` snapshots for each sequence take."""
         room = min(self.room(), self.problem.options.kv_cache_memory_bytes or self.room())
         return number * self.seqs * self.state_bytes / room
 
     def with_snapshots(self) -> Settings:
-        """The same, with the groups' pages as long as from one snapshot to the next."""
+        """Return these settings with pages of snapshots that cover `state_snapshot_tokens` tokens."""
         return replace(self, groups=with_snapshots(self.groups, self.state_snapshot_tokens))
 
     def pages(self) -> tuple[int, ...]:
-        """Per group, for `seqs` sequences of full length and the snapshots that they leave, or fewer by one factor;
-        the null pages included.
+        """Return the number of pages of each group, null pages included.
+
+        They serve `seqs` sequences of full length and the snapshots that these leave, or fewer by one factor.
         """
         return num_pages(self.groups, self.length, self.seqs, self._affordable)
 
     def _affordable(self, full: Sequence[int]) -> Fraction:
-        """How many sequences with `full` pages of each group there is room for."""
+        """Return how many sequences with `full` pages of each group fit."""
         fixed = self.problem.options.kv_cache_memory_bytes
         shares = [share_of(full, self.groups, self.room(), BOOKKEEPING_BYTES)]
         return min([*shares, share_of(full, self.groups, fixed, 0)] if fixed else shares)
 
     def host_pages(self) -> tuple[int, ...]:
-        """Per group, as many as the swap space holds, in the proportion of the pages; all 0 if one would have none."""
+        """Return the number of host pages of each group, in the proportion of the pages.
+
+        All 0 if one would have none.
+        """
         full = self._full()
         share = min(Fraction(self.seqs), share_of(full, self.groups, self.problem.swap, BOOKKEEPING_BYTES))
         pages = tuple(int(n * share) + 1 for n in full)
@@ -207,7 +218,7 @@ class Settings:
 
 
 def snapshot_grid(page_tokens: int, wanted: float) -> int:
-    """Tokens of 1, 2, 4, ... pages: those that come nearest to `wanted`, but not less than LEAST_SNAPSHOT."""
+    """Return the tokens of 1, 2, 4, ... pages that are nearest to `wanted`, and at least LEAST_SNAPSHOT."""
     tokens = page_tokens
     while tokens < LEAST_SNAPSHOT or tokens * sqrt(2) <= wanted:
         tokens *= 2
@@ -215,25 +226,27 @@ def snapshot_grid(page_tokens: int, wanted: float) -> int:
 
 
 def left_prefix(length: int) -> int:
-    """Tokens of the prefix that a sequence of at most `length` tokens is taken to leave for others."""
+    """Return the tokens of the prefix that a sequence of at most `length` tokens is assumed to leave for others."""
     return min(PREFIX_TOKENS, length)
 
 
 def snapshot_bytes(groups: Sequence[StateGroup]) -> int:
-    """Of the state of all recurrent layers, 0 where there are none."""
+    """Return the bytes of the state of all recurrent layers; 0 if there are none."""
     return sum(g.page_bytes for g in groups if g.snapshot)
 
 
 def with_snapshots(groups: Sequence[StateGroup], tokens: int) -> tuple[StateGroup, ...]:
-    """Groups with so many tokens from one snapshot to the next."""
+    """Return the groups with `tokens` tokens between two snapshots."""
     return tuple(replace(g, page_tokens=tokens) if g.snapshot else g for g in groups)
 
 
 def num_pages(
     groups: Sequence[StateGroup], length: int, seqs: int, affordable: Callable[[Sequence[int]], Fraction]
 ) -> tuple[int, ...]:
-    """Per group, for `seqs` sequences of `length` tokens and the snapshots that they leave, or fewer by one factor;
-    the null pages included. affordable: how many sequences with so many pages of each group there is room for.
+    """Return the number of pages of each group, null pages included.
+
+    They serve `seqs` sequences of `length` tokens and the snapshots that these leave, or fewer by one factor.
+    affordable: returns how many sequences fit that have a given number of pages of each group.
     """
     full = [g.most_pages(length) for g in groups]
     prefix = left_prefix(length)
@@ -245,6 +258,6 @@ def num_pages(
 
 
 def share_of(full: Sequence[int], groups: Sequence[StateGroup], room: int, bookkeeping_bytes: int) -> Fraction:
-    """The factor on `full` pages of each group with which they, and a null page of each, fill `room` bytes."""
+    """Return the factor on `full` pages of each group that fills `room` bytes, with a null page of each group."""
     sizes = [g.page_bytes + bookkeeping_bytes for g in groups]
     return max(Fraction(room - sum(sizes), sum(n * size for n, size in zip(full, sizes, strict=True))), Fraction(0))

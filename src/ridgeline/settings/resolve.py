@@ -1,4 +1,4 @@
-"""Every setting of an engine, chosen once from the model, the memory and what the user fixed, each with its reason."""
+"""Choose every setting of an engine from the model, the memory and the user's options, each with its reason."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
 NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
-SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # one part in so many of the host's free memory; vLLM's default
-# Of sequences and of tokens of a step, where the cost model was not asked.
+SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # divisor of the host's free memory; vLLM's default
+# Reasons for the sequences and the tokens of a step on a machine that is not calibrated.
 UNCALIBRATED = (
     "vLLM's default, within the tokens of a step; pages are taken only when they are needed",
     "a chunk of prefill beside the decodes",
 )
-# Option -> the least and the most that it may be.
+# Option -> the least and the largest value.
 RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
     "state_snapshot_tokens": (1, None),
@@ -44,14 +44,12 @@ def resolve(
     float_bytes: int = 4,
     advice: Advice | None = None,
 ) -> EngineConfig:
-    """Choose what is open.
+    """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
-    free_bytes: memory of the device once the weights are there. fraction: of it that may be used; the rest is for the
-    allocator and for other programs. A user who fixes kv_cache_memory_bytes may use all of it. fixed_len: the user
-    asked for max_model_len, so it is not cut. device_is_host: the device is a CPU, and swap space is taken from
-    free_bytes. host_free_bytes: memory of another host, None where that is not known.
-    kv_cache_dtype: see `choose_storage`. float_bytes: `Memory.float_bytes`. advice:
-    of the cost model. Raises RequestError, with the numbers, where even the smallest open settings do not fit.
+    free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
+    set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
+    in free_bytes. host_free_bytes: free memory of another host, None if unknown. num_speculative_tokens: drafts of a
+    sequence in a step. float_bytes: bytes of a computed number. advice: choices of the cost model.
     """
     given = _given(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
@@ -62,7 +60,7 @@ def resolve(
         float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
     )  # fmt: skip
     found = problem.solve()
-    if found is None and options.swap_space_bytes is None:  # what it takes on the device is what is missing
+    if found is None and options.swap_space_bytes is None:  # its bookkeeping may take too much
         problem, why_swap = replace(problem, swap=0), "none: there is no room on the device to make use of it"
         found = problem.solve()
     if found is None:
@@ -93,10 +91,9 @@ def resolve(
 
 
 def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
-    """How the rows of attention are stored, and why. Raises RequestError for a name that is not known.
+    """Return how keys and values are stored, and why. Raises RequestError for an unknown name.
 
-    `auto` is float32, in every case: the engine's promise, that an answer is what the model says, whatever its company,
-    is kept without asking what the model says when it is rounded.
+    `auto` is always float32, so that an answer is what the model computes without rounding, whatever the batch.
     """
     if kv_cache_dtype == "auto":
         return EXACT, "as computed; bfloat16, float16 and int8 are smaller, at a price that is printed"
@@ -107,7 +104,7 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
-    """What the user fixed. Raises RequestError for a number out of range."""
+    """Return the options that the user set. Raises RequestError for a number out of range."""
     given = {name: value for name, value in asdict(options).items() if value is not None}
     for name, value in given.items():
         _check(name, value, *RANGES[name])
@@ -149,7 +146,7 @@ def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) 
 
 
 def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[str, str]:
-    """Of every setting that may be chosen, but the swap space."""
+    """Return the reason for every setting except the swap space."""
     limit, workspace = num_bytes(problem.limit), num_bytes(found.workspace())
     tokens, seqs = problem.most()
     lowered = f"lowered from {{}}: a step's workspace takes {workspace} of {limit}"
@@ -192,7 +189,7 @@ def _why_snapshots(found: Settings) -> str:
 
 
 def _failure(problem: Problem, given: dict[str, Any]) -> str:
-    """Why nothing fits: what is needed at least, what is there, and which change to what the user fixed would do."""
+    """Return why nothing fits: the least that is needed, the memory, and which change of the user's options helps."""
     least = problem.least(problem.options.block_size or PAGE_TOKENS, problem.least_length)
     asked = "".join(f", {name} is {value}" for name, value in given.items())
     text = (
@@ -215,7 +212,7 @@ def _failure(problem: Problem, given: dict[str, Any]) -> str:
 
 
 def _chosen(found: Settings, option: str) -> int:
-    """What was chosen for an option that was fixed before."""
+    """Return the value that was chosen for an option."""
     if option == "kv_cache_memory_bytes":
         return sum(n * g.page_bytes for n, g in zip(found.pages(), found.groups, strict=True))
     of_step = {"max_num_seqs": found.seqs, "max_num_batched_tokens": found.tokens}

@@ -8,6 +8,6 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 
 
 def check_activation(name: str) -> None:
-    """Raise ValueError for a name that is none."""
+    """Raise ValueError for an unknown name."""
     if name not in get_args(Activation):
         raise ValueError(f"activation {name!r} is none of {get_args(Activation)}")

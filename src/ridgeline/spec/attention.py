@@ -27,7 +27,7 @@ class Attention(Mixer):
         sinks: Each head has a learned logit that takes part in its softmax and has no value (GPT-OSS). softcap does not
             apply to it.
         pattern: Which keys a token sees instead of, or in addition to, those of the window.
-        out_gate: Results are multiplied by sigmoid(out_gate(x)), elementwise (arXiv:2505.06708).
+        out_gate: Results are multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
     """
 
     num_heads: int

@@ -16,19 +16,19 @@ from typing import Any
 from ridgeline.errors import ConfigError
 from ridgeline.spec import model
 
-MAX_LAYERS = 10_000  # of one run: a typing error must not fill the memory
-Json = Any  # what json.loads returns
+MAX_LAYERS = 10_000  # limit for one run of equal layers, so that a typing error does not fill the memory
+Json = Any  # a value that json.loads returns
 
 
 def to_json(spec: model.ModelSpec) -> Json:
-    """A plain object for `json.dumps`; `from_json(to_json(spec)) == spec`."""
+    """Return a plain object for `json.dumps`; `from_json(to_json(spec)) == spec`."""
     out = _encode(spec)
     out["layers"] = [{"count": len(list(run)), "layer": _encode(layer)} for layer, run in groupby(spec.layers)]
     return out
 
 
 def from_json(value: Json) -> model.ModelSpec:
-    """Read what `to_json` wrote. Raises ConfigError, naming the place, for anything unknown, missing or mistyped."""
+    """Read what `to_json` wrote. Raises ConfigError, with its position, for anything unknown, missing or mistyped."""
     if not isinstance(value, dict) or not isinstance(value.get("layers"), list):
         raise ConfigError('a model spec is an object with "layers": [{"count": n, "layer": {...}}, ...]')
     layers: list[Json] = []
@@ -56,7 +56,7 @@ def _encode(value: Any) -> Json:
 
 
 def _decode(value: Json, expected: Any, where: str) -> Any:
-    """`value` as an instance of the annotation `expected` (a part, a scalar, a union, a literal or a tuple)."""
+    """Return `value` as an instance of the annotation `expected` (a part, a scalar, a union, a literal or a tuple)."""
     origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(value, typing.get_args(expected), where)

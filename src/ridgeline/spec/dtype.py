@@ -20,6 +20,6 @@ DTYPE_NAMES: Final[Mapping[str, DType]] = {
 
 
 def config_dtype(config: Mapping[str, object]) -> DType:
-    """What config.json says its weights are; float32 where it says nothing that is known."""
+    """Return the type of the weights in config.json; float32 if it names none or an unknown one."""
     stored = config.get("dtype", config.get("torch_dtype"))
     return DTYPE_NAMES.get(str(stored), "float32")

@@ -1,4 +1,4 @@
-"""Small files: where this program may keep what it can work out again, how it keeps it whole, how JSON is read."""
+"""Find the cache folder, write files atomically, and read text and JSON files safely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.errors import CheckpointError
 
-MAX_CONFIG_BYTES = 4 << 20  # of a config.json; published ones have up to 100 KB
+MAX_CONFIG_BYTES = 4 << 20  # limit for a config.json; published ones have up to 100 KB
 
 
 def check_regular(path: Path) -> None:
@@ -24,7 +24,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The text of a regular file, every end of a line as a newline.
+    """Return the text of a regular file, with \\n as the end of every line.
 
     Raises CheckpointError for one that is larger, and for what is no regular file; OSError; ValueError for what is not
     UTF-8.
@@ -51,7 +51,7 @@ def _check_kind(path: Path, found: os.stat_result) -> None:
 
 
 def cache_folder() -> Path:
-    """By the platform's convention."""
+    """Return the cache folder by the platform's convention."""
     home = Path.home()
     if given := os.environ.get("XDG_CACHE_HOME"):
         base = Path(given)
@@ -65,7 +65,7 @@ def cache_folder() -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that at every moment the old or the new one is there. Raises OSError."""
+    """Write a file atomically: a reader sees either the old or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -78,7 +78,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_json(path: Path, most_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or something else."""
+    """Return a JSON object from a file. Raises CheckpointError if it is missing, unreadable or something else."""
     try:
         value = json.loads(read_text(path, most_bytes))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights, by the format that its matrices are kept in."""
+"""Count the bytes of a model's weights by the format of its matrices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import PLAIN, Format, coded_bytes, packed_bytes
 from ridgeline.spec.weight import Weight
 
-TABLES = ("embed.weight", "position_embed.weight")  # rows are looked up in them, as they are stored
+TABLES = ("embed.weight", "position_embed.weight")  # tables whose rows are looked up
 
 
 class Footprint(NamedTuple):
-    """products: of the matrices that are multiplied with. rest: of what stays as it is stored."""
+    """Bytes of weights. products: matrices that activations are multiplied with. rest: weights that stay as stored."""
 
     products: int
     rest: int
@@ -25,7 +25,10 @@ class Footprint(NamedTuple):
 
 
 def footprint(spec: ModelSpec, format: Format, dtype: DType, *, packs: bool) -> Footprint:
-    """What the weights take in memory. dtype: of matrices as they are stored. packs: kernels lay matrices out anew."""
+    """Return the bytes of the weights in memory.
+
+    dtype: type of the matrices in the checkpoint. packs: whether kernels copy matrices into a layout of their own.
+    """
     paired = _paired(spec) if packs else frozenset()
     products = rest = 0
     for weight in spec.weights():
@@ -60,7 +63,7 @@ def _paired(spec: ModelSpec) -> frozenset[str]:
 
 
 def _absorbed(spec: ModelSpec, dtype: DType) -> int:
-    """Matrices of each head of latent attention, one into the latents' space and one out of it."""
+    """Return the bytes of the two packed matrices of each head of latent attention: to latents, and from latents."""
     total = 0
     for layer in spec.layers:
         if isinstance(m := layer.mixer, LatentAttention):

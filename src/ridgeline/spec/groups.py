@@ -1,4 +1,4 @@
-"""State groups: layers that share one page table, as the scheduler sees them: pages, and how far back a step reads.
+"""Group layers that share one page table: for the scheduler, a group has pages and a lookback.
 
     kind                    page_tokens   lookback     page_bytes                              snapshot
     MHA / GQA / MQA         16            ALL          2 * kv_heads * head_dim * 16 * dtype    no
@@ -25,8 +25,9 @@ NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may poin
 
 @dataclass(frozen=True, slots=True)
 class PartSlot:
-    """Where a part of a layer's state lies in a page: from byte `offset` on, as elements of `dtype`, [page_tokens,
-    *shape], or of a snapshot [*shape].
+    """Position of a part of a layer's state in a page: elements of `dtype` from byte `offset` on.
+
+    Their shape is [page_tokens, *shape], or [*shape] for a snapshot.
     """
 
     offset: int
@@ -36,7 +37,7 @@ class PartSlot:
 
 @dataclass(frozen=True, slots=True)
 class LayerSlot:
-    """Where a layer lies in its group's page: `bytes` bytes from byte `offset`. layer: its index in the model."""
+    """Position of a layer in its group's page: `bytes` bytes from byte `offset`. layer: its index in the model."""
 
     layer: int
     offset: int
@@ -50,8 +51,8 @@ class StateGroup:
 
     page_tokens: tokens that a page covers. lookback: how many computed tokens the next token reads.
     page_bytes: bytes of one page, all layers. snapshot: a page is one state rather than page_tokens rows.
-    slots: what a page holds, layer by layer in the model's order; the scheduler never asks.
-    first_tokens: of a sequence, which are read for ever, whatever the lookback: their pages are never let go.
+    slots: the content of a page, layer by layer in the model's order; the scheduler does not use it.
+    first_tokens: first tokens of a sequence that every later token reads; their pages are kept as long as the sequence.
     """
 
     name: str
@@ -72,47 +73,47 @@ class StateGroup:
 
     @property
     def first_pages(self) -> int:
-        """Pages at the beginning that are never let go."""
+        """Pages at the beginning of a sequence that are kept as long as the sequence."""
         return self.num_pages(self.first_tokens)
 
     def page_of(self, token: int) -> int:
-        """Index of the page that covers a token."""
+        """Return the index of the page that covers a token."""
         return token // self.page_tokens
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages that cover `num_tokens` tokens."""
+        """Return the number of pages that cover `num_tokens` tokens."""
         return -(-num_tokens // self.page_tokens)
 
     def first_live_page(self, position: int) -> int:
-        """The oldest page index that a step starting at `position` can still read, but for the first tokens'."""
+        """Return the index of the oldest page that a step from `position` on reads, the first tokens' pages aside."""
         return max(0, position - self.lookback) // self.page_tokens
 
     def reads(self, position: int) -> Sequence[int]:
-        """Page indices that hold what a sequence needs to go on from `position`, ascending."""
+        """Return the indices of the pages that a sequence needs to continue from `position`, ascending."""
         live = range(self.first_live_page(position), self.num_pages(position))
         first = range(min(self.first_pages, live.start))
         return [*first, *live] if first else live
 
     def new_pages(self, num_held: int, end: int) -> range:
-        """Page indices to append to a table of `num_held` entries, so that tokens [.., end) have somewhere to go."""
+        """Return the page indices to append to a table of `num_held` entries so that it covers tokens [0, end)."""
         return range(num_held, self.num_pages(end))
 
     def writes(self, index: int, end: int) -> bool:
-        """Does a step that ends at `end` write new page `index`? A snapshot is left only where the step ends."""
+        """Return whether a step that ends at `end` writes new page `index`: it leaves only one snapshot, at its end."""
         return not self.snapshot or index == self.page_of(end - 1)
 
     def resumable(self, position: int, num_cached: int) -> bool:
-        """Can another sequence begin at `position`, if the last `num_cached` pages before it are cached?
+        """Return whether another sequence can begin at `position` if the last `num_cached` pages before it are cached.
 
-        Rows resume at full pages only. A snapshot resumes wherever one was published. Where the first tokens' pages
-        are not cached, `num_cached` is 0.
+        Rows resume only at the end of a full page, a snapshot wherever one was published. `num_cached` is 0 if the
+        pages of the first tokens are not cached.
         """
         if not self.snapshot and position % self.page_tokens:
             return False
         return num_cached >= self.num_pages(position) - self.first_live_page(position)
 
     def most_pages(self, num_tokens: int) -> int:
-        """Pages with which a sequence of `num_tokens` tokens can always finish, if need be one token at a time."""
+        """Return how many pages always suffice to finish a sequence of `num_tokens` tokens, one token at a time."""
         if self.snapshot:
             return 2  # the state that a step reads and the one that it leaves
         window = (min(self.lookback, num_tokens) + self.page_tokens - 1) // self.page_tokens + 1
@@ -127,10 +128,10 @@ def state_groups(
     snapshots: Storage = EXACT,
     state_snapshot_tokens: int = 256,
 ) -> tuple[StateGroup, ...]:
-    """The groups of a model, in order of first use: one per (lookback, first tokens, snapshot); shapes may differ.
+    """Return the groups of a model in order of first use: one per (lookback, first tokens, snapshot).
 
-    page_tokens, state_snapshot_tokens: tokens that a page of rows and a snapshot cover. storage: of rows. snapshots: of
-    states. Layers that keep nothing are in no group.
+    page_tokens, state_snapshot_tokens: tokens that a page of rows and a snapshot cover. storage, snapshots: how rows
+    and recurrent states are stored. Layers of a group may have different shapes. Layers without state are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
     for i, layer in enumerate(spec.layers):
@@ -156,7 +157,7 @@ def state_groups(
 
 
 def _slot(layer: int, offset: int, state: State, storage: Storage, tokens: int) -> LayerSlot:
-    """tokens: of a page."""
+    """Return the slot of a layer in a page that covers `tokens` tokens."""
     parts, end = [], offset
     for shape in state.parts:
         parts.append(PartSlot(end, storage.stored(shape), storage.dtype))

@@ -1,4 +1,4 @@
-"""A machine as the roofline sees it: how fast it computes, how fast it reads, how much it holds, how it is linked."""
+"""Describe a machine for the roofline: peak rates, memory size and links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from ridgeline.spec.rates import Rates
 
-# What a product is computed in where a machine has no unit for the type itself.
+# The type that products are computed in if a machine has no unit for the type of the operands.
 WIDER: Mapping[str, str] = MappingProxyType(
     {"int4": "int8", "mxfp4": "fp8", "fp8": "bfloat16", "int8": "bfloat16", "float16": "bfloat16",
      "bfloat16": "float32"}
@@ -18,7 +18,11 @@ WIDER: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins devices. bytes_per_s: of each device, one way. latency_s: of a message. source: of the figures."""
+    """A link between devices.
+
+    bytes_per_s: rate of each device in one direction. latency_s: time of an empty message. source: source of the
+    figures.
+    """
 
     name: str
     bytes_per_s: float
@@ -34,11 +38,14 @@ class Link:
 class HardwareSpec:
     """One device.
 
-    memory_bytes: decimal, as the maker states it. read_bytes_per_s: of that memory. flops_per_s: dense operations by
-    type of the operands, a product and its sum are two. op_overhead_s, step_overhead_s: seconds that a kernel, and a
-    step, takes besides; 0 is the roof itself. kind "cpu": its memory is the host's. sources: where each figure is from,
-    by "memory", "bandwidth", "operations", "link". rates: what it was measured to do, where it was: times are then
-    computed from these.
+    Args:
+        memory_bytes: Size of the memory, as its maker states it.
+        read_bytes_per_s: Bandwidth of that memory.
+        flops_per_s: Dense operations per second by type of the operands; a product and its sum are two.
+        op_overhead_s, step_overhead_s: Extra seconds of each kernel and of each step. Default: 0, the pure roofline.
+        kind: "cpu" means that its memory is the host's.
+        sources: Source of each figure, by "memory", "bandwidth", "operations" and "link".
+        rates: Measured rates of a calibrated machine; times are then computed from these.
     """
 
     name: str
@@ -62,7 +69,7 @@ class HardwareSpec:
             raise ValueError(f"{self.name}: overheads must not be negative")
 
     def unit(self, kind: str) -> str:
-        """The type that products of operands of a type are computed in: the next wider one where there is no unit."""
+        """Return the type that products of a type are computed in: the next wider one if there is no unit."""
         while kind not in self.flops_per_s:
             if kind not in WIDER:
                 return max(self.flops_per_s, key=lambda name: self.flops_per_s[name])
@@ -70,9 +77,9 @@ class HardwareSpec:
         return kind
 
     def peak(self, kind: str) -> float:
-        """Operations per second on operands of a type."""
+        """Return the operations per second on operands of a type."""
         return self.flops_per_s[self.unit(kind)]
 
     def ridge(self, kind: str) -> float:
-        """Operations per byte from which on it is bound by computing."""
+        """Return the operations per byte above which an operation is compute-bound."""
         return self.peak(kind) / self.read_bytes_per_s

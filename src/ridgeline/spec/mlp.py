@@ -116,7 +116,7 @@ class ExpertGroups:
     """Experts in `count` equal groups of neighbors; a token chooses only from experts in the best `chosen` groups.
 
     score: the score of a group is that of its best expert (DeepSeek-V2, arXiv:2405.04434, 2.2.2) or the sum of its two
-    best (DeepSeek-V3, 2412.19437). Of groups with equal scores, the lower one is chosen.
+    best (DeepSeek-V3, 2412.19437). If groups have equal scores, the lower one is chosen.
     """
 
     count: int
@@ -131,7 +131,7 @@ class ExpertGroups:
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
 
-    Of experts with equal scores, the one with the lower index is chosen.
+    If experts have equal scores, the one with the lower index is chosen.
 
     Args:
         activation: Activation of the experts; Ungated: experts are down(act(up(x))).
@@ -184,7 +184,7 @@ class MoE:
 
     @property
     def gated(self) -> bool:
-        """Whether experts have a gate matrix."""
+        """Return whether experts have a gate matrix."""
         return not isinstance(self.activation, Ungated)
 
     @property

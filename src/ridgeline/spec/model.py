@@ -1,4 +1,4 @@
-"""A model is a tuple of layers. This is all that the engine, the planner and the pruner know of an architecture."""
+"""Define a model as a tuple of layers: all that the engine and the planner use of an architecture."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ class ParallelLayer:
 
 @dataclass(frozen=True, slots=True)
 class DeepNormLayer:
-    """x = norm(x); x = alpha x + beta mixer(x), then the same with the channel mixer: what a branch is added to is what
-    it read, the normed stream (DeepNorm, arXiv:2203.00555; MiniMax-01, 2501.08313).
+    """x = norm(x); x = alpha x + beta mixer(x), then the same with the channel mixer.
+
+    A branch is added to its own input, the normalized stream (DeepNorm, arXiv:2203.00555; MiniMax-01, 2501.08313).
     """
 
     mixer: TokenMixer
@@ -86,7 +87,7 @@ def _branch_weights(
 
 
 def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAttention) -> str | None:
-    """Why a layer cannot share the keys and values that it asks for; None if it can."""
+    """Return why a layer cannot share the keys and values of its source layer; None if it can."""
     if mixer.source >= index:
         return f"it shares the keys and values of layer {mixer.source}, which does not come before it"
     owner: object = layers[mixer.source].mixer
@@ -167,11 +168,11 @@ class ModelSpec:
         return [own for i in indices if (own := self.attention(i))]
 
     def num_params(self) -> int:
-        """Parameters; a tied head counts once."""
+        """Return the number of parameters; a tied head counts once."""
         return sum(w.num_params for w in self.weights())
 
     def num_active_params(self) -> int:
-        """Parameters that one token is multiplied with: all but the experts that it does not visit."""
+        """Return the number of parameters that one token is multiplied with: all but the experts that it skips."""
         idle = sum(
             sum(w.num_params for w in layer.mlp.weights(self.hidden_size)) - layer.mlp.active_params(self.hidden_size)
             for layer in self.layers
@@ -180,11 +181,11 @@ class ModelSpec:
         return self.num_params() - idle
 
     def state_elements(self, num_tokens: int) -> int:
-        """Numbers kept for one sequence of `num_tokens` tokens, over all layers."""
+        """Return the numbers that all layers keep for one sequence of `num_tokens` tokens."""
         return sum(layer.mixer.state().elements_at(num_tokens) for layer in self.layers if layer.mixer)
 
     def resolve_max_model_len(self, wanted: int | None) -> int:
-        """The longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
+        """Return the longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
         limit = self.max_position_embeddings
         if wanted is None:
             return limit
@@ -194,17 +195,10 @@ class ModelSpec:
             )
         return wanted
 
-    def regimes(self, max_model_len: int) -> Regimes:
-        """How rotations follow the lengths of sequences of at most `max_model_len` tokens."""
-        return regimes_of((rope.scaling for rope in self.ropes()), max_model_len)
-
-    def frequency_bytes(self, max_model_len: int) -> int:
-        """Bytes that a model keeps for rotations that follow the length: the regimes, and their frequencies."""
-        breaks = len(self.regimes(max_model_len).breaks)
-        if not breaks:
-            return 0
-        return 8 * breaks + 4 * (breaks + 1) * sum(rope.dim // 2 for rope in self.ropes() if rope.follows_length)
+    def notes(self, max_model_len: int) -> tuple[str, ...]:
+        """Return notes for the user on choices that depend on the longest context to serve."""
+        return tuple(note for rope in self.ropes() if (note := rope.note(max_model_len)))
 
     def ropes(self) -> tuple[Rope, ...]:
-        """The distinct rotations in use, in order of first use."""
+        """Return the distinct rotations in use, in order of first use."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer and layer.mixer.rope))

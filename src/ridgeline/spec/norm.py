@@ -1,4 +1,4 @@
-"""Normalizations: what is divided by what, and which weights it has."""
+"""Define normalizations and their weights."""
 
 from __future__ import annotations
 

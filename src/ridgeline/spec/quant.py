@@ -1,4 +1,4 @@
-"""The formats that a matrix can be kept in."""
+"""Define the formats of matrices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """bits: of a number; 0: the type that the matrix comes in. group: of a row's neighboring numbers with one scale;
-    0: the whole row has one.
+    """A format of matrices.
+
+    bits: bits of a number; 0 keeps the type of the checkpoint. group: neighboring numbers of a row that share a scale; 0
+    means that the whole row has one scale.
     """
 
     name: str
@@ -22,17 +24,17 @@ class Format:
 
     @property
     def is_lossy(self) -> bool:
-        """Are numbers rounded?"""
+        """Return whether numbers are rounded."""
         return self.bits > 0
 
     def number_bytes(self, dtype: DType) -> float:
-        """Bytes of a number of a matrix, with its share of the scale of a group; `dtype`: that it came in."""
+        """Return the bytes of a number, with its share of the scale of a group. dtype: type in the checkpoint."""
         return self.bits / 8 + (2 / self.group if self.group else 0) if self.is_lossy else DTYPE_BYTES[dtype]
 
 
 PLAIN: Final = Format("plain")
 INT8: Final = Format("int8", 8)
-# What users write -> the format.
+# Name -> format.
 FORMATS: Final[Mapping[str, Format]] = {
     "auto": PLAIN,
     "int8": INT8,
@@ -42,19 +44,20 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 def format_of(name: str) -> Format:
-    """A format by the name that users write. Raises RequestError for one that is not known."""
+    """Return a format by its name. Raises RequestError for an unknown name."""
     if name not in FORMATS:
         raise RequestError(f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
-PANEL = 32  # rows that kernels lay side by side (csrc/matrix.h)
+PANEL = 32  # rows that kernels pack together (csrc/matrix.h)
 
 
 def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paired: bool = False) -> int:
-    """What the kernels of the cpu backend take for a matrix whose numbers came as `dtype`, in whole panels.
+    """Return the bytes of a matrix as the kernels of the cpu backend pack it, in whole panels.
 
-    paired: it is one of two that are laid into one another, 16 rows of each to a panel; for both.
+    dtype: type in the checkpoint. paired: the matrix is interleaved with another one, 16 rows of each in a panel; the
+    result then counts both.
     """
     panels = -(-rows // (PANEL // 2)) if paired else -(-rows // PANEL)
     if format.bits == 8:
@@ -66,5 +69,5 @@ def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paire
 
 
 def coded_bytes(format: Format, rows: int, columns: int) -> int:
-    """What a rounded matrix takes without kernels: a byte for each number, and scales in float32."""
+    """Return the bytes of a rounded matrix without kernels: a byte for each number, and scales in float32."""
     return rows * columns + 4 * rows * (-(-columns // format.group) if format.group else 1)

@@ -1,4 +1,4 @@
-"""What a machine was measured to do: seconds, as functions of how much there is to do."""
+"""Store the measured rates of a machine: seconds as functions of the amount of work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import exp, isfinite, log
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A positive function that was measured at ascending places: straight between them in logarithms, flat beyond."""
+    """A positive function, measured at ascending points: linear between them in logarithms, constant outside."""
 
     places: tuple[float, ...]
     values: tuple[float, ...]
@@ -35,7 +35,7 @@ class Curve:
 
 
 def least(a: Curve, b: Curve) -> Curve:
-    """The lesser of two curves over the same places."""
+    """Return the lesser of two curves over the same points."""
     if a.places != b.places:
         raise ValueError(f"the places of two curves must be the same, not {a.places} and {b.places}")
     return Curve(a.places, tuple(map(min, a.values, b.values)))
@@ -43,27 +43,30 @@ def least(a: Curve, b: Curve) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Rows of activations that meet numbers which lie in memory: a matrix, or keys and values.
+    """Times of passes: rows of activations are multiplied with stored numbers, a matrix or keys and values.
 
-    Seconds of a number and a row, by the number of rows. near: the numbers lie in caches. far: they come from memory.
+    near, far: seconds of one number and one row, by the number of rows, if numbers are in caches or in memory.
     """
 
     near: Curve
     far: Curve
 
     def seconds(self, numbers: float, rows: float, far: float) -> float:
-        """far: the share of the numbers that comes from memory. Never less with more rows or numbers."""
+        """Return the seconds of a pass. It never falls with more rows or numbers. far: share of numbers from memory."""
         one = (1 - far) * self.near.at(rows) + far * self.far.at(rows)
         return numbers * rows * one
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """One machine with one number of threads.
+    """Measured rates of one machine with one number of threads.
 
-    read, copy: bytes per second by bytes in use, for each number of threads. far: the share of what a step reads that
-    comes from memory, by the bytes that it reads. products, attention: by the type in which numbers are stored. terms:
-    seconds of one of each thing that a step does besides (cost/calibrated.py). isa: the kernels' instruction set.
+    Args:
+        isa: Instruction set of the kernels.
+        read, copy: Bytes per second by bytes in use, for each number of threads.
+        far: Share of the bytes read in a step that come from memory, by the number of bytes.
+        products, attention: Times of passes by the type of the stored numbers.
+        terms: Seconds of one unit of each term (cost/calibrated.py).
     """
 
     threads: int

@@ -1,8 +1,8 @@
 """Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
 
-The frequencies of two scalings follow from a length as well (regimes.py). Under dynamic NTK a prompt turns as a context
-of its length, and each token after it as a context that ends with that token. Under LongRoPE all tokens of a sequence
-turn with the same set of divisors, and the set follows from the length of the sequence.
+A token's key must not change when its sequence grows, or neither a cache nor a prefix could be reused. The published
+code of two scalings uses the current length; here, dynamic NTK rotates each token as in a context that ends
+with it, and LongRoPE chooses its set of divisors once, when a model is loaded, from `max_model_len`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DynamicNTKScaling:
     original_max_position_embeddings: int
 
     def theta(self, theta: float, dim: int, length: int) -> float:
-        """The base for a context of `length` tokens."""
+        """Return the base for a context of `length` tokens."""
         original = self.original_max_position_embeddings
         length = max(length, original)
         grown: float = (self.factor * length / original - (self.factor - 1)) ** (dim / (dim - 2))
@@ -64,9 +64,9 @@ class LongRopeScaling:
     original_max_position_embeddings: int
     attention_factor: float
 
-    def divisors(self, length: int) -> tuple[float, ...]:
-        """The set for a context of `length` tokens."""
-        long = length > self.original_max_position_embeddings
+    def divisors(self, max_model_len: int) -> tuple[float, ...]:
+        """Return the divisors for contexts up to `max_model_len` tokens."""
+        long = max_model_len > self.original_max_position_embeddings
         return self.long_factor if long else self.short_factor
 
 
@@ -77,8 +77,8 @@ RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | 
 class Rope:
     """Rotation of the first `dim` elements of each query and key head.
 
-    dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2). odd: the
-    frequencies are those of dim - 1 elements, a size that a config may ask for and that is rotated as one more.
+    dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2). odd: frequencies
+    are those of dim - 1 elements, for configs with an odd size, which is rotated as one more.
     """
 
     dim: int
@@ -106,3 +106,12 @@ class Rope:
             for name in ("short_factor", "long_factor"):
                 if (n := len(getattr(self.scaling, name))) != self.dim // 2:
                     raise ValueError(f"rope {name} must have {self.dim // 2} entries, not {n}")
+
+    def note(self, max_model_len: int) -> str | None:
+        """Return which set of divisors LongRoPE uses, and how to get the other one; None for other rotations."""
+        match self.scaling:
+            case LongRopeScaling(original_max_position_embeddings=original) if max_model_len > original:
+                return (
+                    f"LongRoPE uses its set for long contexts; --max-model-len {original} keeps the one for short ones"
+                )
+        return None

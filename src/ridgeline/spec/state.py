@@ -1,4 +1,4 @@
-"""What a layer must remember of a sequence: shapes, a number and a flag; pools and planners derive the rest."""
+"""Describe the state that a layer keeps of a sequence. Page pools and planners derive all else from it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ALL = 1 << 60  # a lookback that no sequence reaches
 class State:
     """State of one layer for one sequence.
 
-    parts: shapes of the arrays kept per token, or per sequence where `snapshot` is set; they lie one after the other.
+    parts: shapes of the arrays kept per token, or per sequence if `snapshot` is set, in their order in memory.
     lookback: how many already computed tokens the next token reads.
     snapshot: the state is one summary of everything before it (recurrent layers), not a row per token.
-    first_tokens: of the sequence, which are read for ever, besides.
+    first_tokens: number of first tokens of the sequence that every later token reads, whatever the lookback.
     """
 
     parts: tuple[tuple[int, ...], ...]
@@ -25,13 +25,13 @@ class State:
 
     @property
     def elements(self) -> int:
-        """Numbers kept per token, or per sequence where `snapshot` is set."""
+        """Numbers kept per token, or per sequence if `snapshot` is set."""
         return sum(prod(shape) for shape in self.parts)
 
     def rows_at(self, num_tokens: int) -> int:
-        """Of a sequence of `num_tokens` tokens, those of which something is kept; of a snapshot 1."""
+        """Return for how many of `num_tokens` tokens a row is kept; 1 for a snapshot."""
         return 1 if self.snapshot else min(num_tokens, self.lookback + self.first_tokens)
 
     def elements_at(self, num_tokens: int) -> int:
-        """Numbers kept for a sequence of `num_tokens` tokens."""
+        """Return the numbers that are kept for a sequence of `num_tokens` tokens."""
         return self.elements * self.rows_at(num_tokens)

@@ -1,7 +1,7 @@
-"""How the rows of state that attention keeps are stored: sizes of pages, their arrays and all counts derive from it.
+"""Define how keys, values and latents are stored; the sizes of pages and all counts of memory derive from it.
 
-The states of recurrent layers are kept in the type in which the device computes, float32 or float64: each step would
-round what the one before it rounded already.
+The states of recurrent layers are kept in the type in which the device computes, float32 or float64, because every step
+would round them again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ ALIGNMENT = 4  # bytes: every array of a page begins on a multiple
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Elements of `dtype`. int8: each head of a token has a scale besides, the largest magnitude over 127, of which its
-    numbers are stored as the nearest multiples; it takes as many elements of the row as it has bytes.
+    """Elements of `dtype`.
+
+    int8: each head of a token also has a scale, its largest magnitude over 127; numbers are rounded to the nearest
+    multiple of it. The scale takes as many elements of the row as it has bytes.
     """
 
     dtype: StateDType
@@ -34,35 +36,35 @@ class Storage:
 
     @property
     def is_exact(self) -> bool:
-        """Is every number stored as it was computed?"""
+        """Return whether every number is stored as it was computed."""
         return self.dtype == "float32"
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a token's part (heads, numbers) in elements, scales included."""
+        """Return the shape (heads, elements) of a token's part, scales included."""
         return (*shape[:-1], shape[-1] + SCALE_BYTES) if self.dtype == "int8" else shape
 
     def part_bytes(self, shape: tuple[int, ...]) -> int:
-        """Of a part of this shape of one token."""
+        """Return the bytes of a part of this shape for one token."""
         return prod(self.stored(shape)) * self.element_bytes
 
 
 EXACT: Final = Storage("float32")
-SNAPSHOTS: Final[Mapping[int, Storage]] = {4: EXACT, 8: Storage("float64")}  # by the bytes of a number that is computed
-# How rows may be stored.
+SNAPSHOTS: Final[Mapping[int, Storage]] = {4: EXACT, 8: Storage("float64")}  # by the bytes of a computed number
+# The choices for keys, values and latents.
 STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_args(StateDType) if name != "float64"}
 
 
 def storage_of(state: State, storage: Storage) -> Storage:
-    """How a layer's state is stored where rows are stored so."""
+    """Return how a layer's state is stored if keys and values are stored as `storage`."""
     return EXACT if state.snapshot else storage
 
 
 def has_rows(spec: ModelSpec) -> bool:
-    """Does any layer keep a row for each token?"""
+    """Return whether any layer keeps a row for each token."""
     return any(s.elements and not s.snapshot for s in (layer.mixer.state() for layer in spec.layers if layer.mixer))
 
 
 def state_bytes(state: State, storage: Storage, num_tokens: int) -> int:
-    """Bytes that a sequence of `num_tokens` tokens keeps of a layer, not counting what pages leave empty."""
+    """Return the bytes that a sequence of `num_tokens` tokens keeps in a layer, without empty slots of pages."""
     one = sum(storage_of(state, storage).part_bytes(shape) for shape in state.parts)
     return one * state.rows_at(num_tokens)

@@ -15,7 +15,7 @@ from ridgeline.spec.workspace import SSD_CHUNK, in_chunks
 class TaylorAttention(RecurrentBase):
     """Linear attention that is softmax attention to the second order of its scores: BASED (arXiv:2402.18668).
 
-    The weight of a key is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim). That is a product of features of q and
+    The weight of a key is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim). This is a product of features of q and
     features of k, so the keys and values seen so far are one matrix.
 
     feature_dim: size of a head's queries and keys. head_dim: size of its values.

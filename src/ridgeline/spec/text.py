@@ -1,4 +1,4 @@
-"""A part of a spec in one readable line."""
+"""Format parts of a spec, ranges and sizes as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def describe(part: object) -> str:
-    """The part's kind and every field that is not at its default: `Rope(dim=64, theta=500000)`."""
+    """Return the part's kind and all fields that differ from the default: `Rope(dim=64, theta=500000)`."""
     if not is_dataclass(part) or isinstance(part, type):
         return _value(part)
     shown = [f"{f.name}={describe(item)}" for f in fields(part) if (item := getattr(part, f.name)) != f.default]
@@ -15,7 +15,7 @@ def describe(part: object) -> str:
 
 
 def index_ranges(indices: list[int]) -> str:
-    """Ascending numbers as ranges: `0-4, 6-10, 12`."""
+    """Format ascending numbers as ranges: `0-4, 6-10, 12`."""
     ranges: list[list[int]] = []
     for i in indices:
         if ranges and ranges[-1][1] == i - 1:
@@ -26,7 +26,7 @@ def index_ranges(indices: list[int]) -> str:
 
 
 def num_bytes(count: float) -> str:
-    """Bytes as people read them, in powers of 1024."""
+    """Format a number of bytes with a unit, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.4g} {unit}"

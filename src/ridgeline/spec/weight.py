@@ -1,4 +1,4 @@
-"""Parameters as data: a name, a shape, and the axis along which a matrix may be split over devices."""
+"""Define a parameter: a name, a shape, and the axis along which a matrix may be split over devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-# Matrices whose results decide (which expert, how much is forgotten) where those of others add up; they are small.
+# Small matrices that are never rounded: their results decide something (which expert, how fast a state decays).
 DECIDING = frozenset(("router", "shared_gate", "decay", "decay_a", "decay_b", "beta", "dt", "x"))
 SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head, out, in]
 
@@ -28,19 +28,19 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices may be stored in a narrow type or quantized; the rest (norms, biases, sinks, decays) is float32."""
+        """Return whether it may be stored in 16 bits or quantized; norms, biases, sinks and decays are float32."""
         return len(self.shape) > 1 and self.name.endswith(".weight")
 
     @property
     def may_be_rounded(self) -> bool:
-        """May a format that rounds hold it? Of the embedding, that is said of the head that is tied to it."""
+        """Return whether a lossy format may store it. For the embedding, this holds for the head that is tied to it."""
         module = self.name.split(".")[-2:-1]
         is_product = len(self.shape) == 2 or ".experts." in self.name
         return self.is_matrix and is_product and not DECIDING.intersection(module)
 
 
 def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:
-    """The weights of `x @ weight.T + bias`. A matrix split along "in" adds its bias once, after the reduce."""
+    """Yield the weights of `x @ weight.T + bias`. A matrix split along "in" adds its bias once, after the reduce."""
     yield Weight(f"{name}.weight", (n_out, n_in), split)
     if bias:
         yield Weight(f"{name}.bias", (n_out,), "out" if split == "out" else None)
