@@ -1,4 +1,4 @@
-"""How OpenAI's two endpoints are asked, and what their events hold. Names are those of vLLM's bench."""
+"""Define requests to OpenAI's two endpoints, and the content of their events. Names are those of vLLM's bench."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """path: of the endpoint. prompt: from token ids, the fields that say it. has_text: has a choice a token's text?"""
+    """An endpoint.
+
+    path: its path. prompt: returns the fields of a prompt from token ids. has_text: whether a choice has text.
+    """
 
     path: str
     prompt: Callable[[Sequence[int]], Mapping[str, Any]]
@@ -26,8 +29,9 @@ class Backend:
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """A word for each id, the same for the same id: what is shared stays shared. How many tokens it is, a server's
-    usage says.
+    """Return a word for each id, so that shared prefixes stay shared.
+
+    A server's usage says how many tokens they are.
     """
     return " ".join(WORDS[i % len(WORDS)] for i in ids)
 
@@ -51,7 +55,7 @@ BACKENDS = {
 
 
 def backend_of(name: str) -> Backend:
-    """Raises RequestError for a name that is none."""
+    """Return a backend by its name. Raises RequestError for an unknown name."""
     if name not in BACKENDS:
         raise RequestError(f"--backend {name!r} is not known; choose one of {', '.join(BACKENDS)}")
     return BACKENDS[name]

@@ -1,4 +1,4 @@
-"""One streamed answer of an OpenAI server, and when each of its tokens came."""
+"""Request streamed answers of an OpenAI server, and record when each token arrives."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LONGEST_ERROR = 200  # characters
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request. Times are nanoseconds of time.perf_counter_ns.
+    """The result of one request. Times are nanoseconds of time.perf_counter_ns.
 
-    arrival_ns: when it was due; sent_ns: when it went out. times_ns: of its tokens, several of one event with one time;
-    where a server does not say how many an event has, one for each event with text, or the end's where none has any.
-    tokens: as the server counts them (usage); else as many as were asked for, where it says that it stopped for their
-    number (length); else events with text. prompt_tokens: as it counts them, else as they were asked for. error: why it
-    is not complete.
+    arrival_ns: time when it was due. sent_ns: time when it was sent. times_ns: arrival of each token; tokens of one
+    event have the same time. If a server does not say how many tokens an event has, there is one time for each event
+    with text, or that of the end if no event has any. tokens: the server's count (usage); otherwise the requested
+    number if its finish_reason is length; otherwise the number of events with text. prompt_tokens: the server's count,
+    otherwise the requested one. error: why the answer is not complete.
     """
 
     arrival_ns: int
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server says of itself. owner: of its models; max_model_len: None where it does not say."""
+    """A server's model. owner: owner of the model. max_model_len: None if the server does not say it."""
 
     model: str
     owner: str
@@ -49,8 +49,9 @@ class Server:
 
 
 class Client:
-    """Requests to one server. base_url: without /v1. seconds: that a request may take. endpoint: where, if not where
-    the backend says.
+    """Sends requests to one server.
+
+    base_url: URL without /v1. seconds: longest time of a request. endpoint: path, if it differs from the backend's.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Client:
         )
 
     async def server(self, model: str | None) -> Server:
-        """The model of that name, or its first one. Raises RequestError where there is no such server or model."""
+        """Return the model of that name, or the first one. Raises RequestError if there is no such server or model."""
         listed = await self.get("/v1/models")
         models = {str(m["id"]): m for m in (listed or {}).get("data", [])}
         if not models:
@@ -79,7 +80,7 @@ class Client:
         return Server(name, str(found.get("owned_by", "")), found.get("max_model_len"))
 
     async def get(self, path: str) -> Any:
-        """The JSON of a path; None where the server has no such path. Raises RequestError for other answers."""
+        """Return the JSON of a path; None if the server has no such path. Raises RequestError for other answers."""
         try:
             response = await self.http.get(path)
         except httpx.HTTPError as e:
@@ -94,14 +95,14 @@ class Client:
             raise RequestError(f"{self.url}{path} is no JSON; is this an OpenAI server?") from None
 
     def body(self, server: Server, ids: Sequence[int], max_tokens: int, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a request: greedy, to the full length."""
+        """Return the body of a request: greedy, with an answer of full length."""
         told = {"return_token_ids": True} if server.owner in KNOWS_TOKEN_IDS else {}
         fixed = {"model": server.model, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True,
                  "stream_options": {"include_usage": True}}  # fmt: skip
         return {**fixed, **self.backend.prompt(ids), **told, **extra}
 
     async def complete(self, body: Mapping[str, Any], answer: Answer) -> None:
-        """Ask for a completion, and write down what comes. Never raises for what the server does."""
+        """Request a completion and record its events. Errors of the server are recorded and do not raise."""
         answer.sent_ns = time.perf_counter_ns()
         try:
             async with self.http.stream("POST", self._path, json=body) as response:
@@ -135,7 +136,7 @@ async def _listen(response: httpx.Response, answer: Answer, has_text: HasText, m
 
 
 def _close(answer: Answer, now: int, max_tokens: int) -> None:
-    """All of it has come."""
+    """Count the tokens of a finished answer."""
     if answer.counted_by == "events" and answer.finish_reason == "length":
         answer.tokens, answer.counted_by = max_tokens, "length"
         if max_tokens > len(answer.times_ns):  # texts that the server held back, or left out
@@ -165,7 +166,7 @@ def _take(event: Mapping[str, Any], now: int, answer: Answer, has_text: HasText)
 
 
 def _reason(status: int, content: bytes) -> str:
-    """One line of what a server said instead of an answer."""
+    """Return one line with a server's error."""
     try:
         text = str(json.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -27,7 +27,7 @@ from ridgeline.sim.workload import SECOND, Request, Workload
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a workload. report: of the requests that were answered; goodput and attainment are of all.
+    """The results of a workload. report: figures of answered requests; goodput and attainment count all requests.
 
     failures: why requests were not answered, and how many. lateness_s: most of the time between when a request was due
     and when it went out. at_once: most requests that were open at one time. answers: one for each request.
@@ -50,7 +50,10 @@ class Measured:
 
 
 class Loop:
-    """Sends a workload to a server. extra: fields of every request's body. on_done: called with the tokens of each."""
+    """Sends a workload to a server.
+
+    Extra: fields for every request. on_done: called with the tokens of each request.
+    """
 
     def __init__(
         self, client: Client, server: Server, *, vocab_size: int, seed: int, extra: Mapping[str, Any],
@@ -62,7 +65,7 @@ class Loop:
         self._answers: list[Answer] = []
 
     async def warm_up(self, requests: Sequence[Request]) -> None:
-        """Requests one after the other, with prompts of their own. Raises RequestError where one is not answered."""
+        """Send requests one by one, with their own prompts. Raises RequestError if one is not answered."""
         for index, request in enumerate(requests):
             answer = Answer(time.perf_counter_ns(), request.prompt_tokens)
             await self._client.complete(self._body(request, index, self._seed + 1), answer)
@@ -73,7 +76,7 @@ class Loop:
                 )
 
     async def run(self, workload: Workload, slo: Slo | None) -> Measured:
-        """The workload to its end. Raises RequestError where nothing was answered."""
+        """Run the whole workload. Raises RequestError if no request was answered."""
         bodies = [self._body(request, i, self._seed) for i, request in enumerate(workload.requests)]  # takes a while
         if workload.clients is None:
             await self._by_time(workload.requests, bodies)
@@ -117,7 +120,7 @@ class Loop:
 
 
 def measured(answers: Sequence[Answer], at_once: int, slo: Slo | None) -> Measured:
-    """The columns of a run. Raises RequestError where nothing was answered."""
+    """Return the figures of a run. Raises RequestError if no request was answered."""
     good = sorted((a for a in answers if a.error is None), key=lambda a: a.arrival_ns)
     failures = Counter(a.error for a in answers if a.error is not None)
     if not good:
@@ -129,7 +132,7 @@ def measured(answers: Sequence[Answer], at_once: int, slo: Slo | None) -> Measur
         [a.prompt_tokens for a in good], [a.tokens for a in good], gaps, [1] * len(gaps),
     )  # fmt: skip
     found = report(Answered(*(np.array(column, np.int64) for column in columns)), Usage(), slo)
-    if found.attainment is not None:  # who was not answered did not get what was promised
+    if found.attainment is not None:  # requests without an answer missed the SLO
         found = replace(found, attainment=found.attainment * len(good) / len(answers))
     late = max(a.sent_ns - a.arrival_ns for a in answers) / SECOND
     return Measured(found, dict(failures.most_common()), late, at_once, answers)

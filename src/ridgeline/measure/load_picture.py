@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SIZE_INCHES = (13.0, 8.6)
 TTFT, TPOT, E2E, LIMIT = "#d62728", "#1f77b4", "#2ca02c", "#555555"
-BINS = 60  # of time
+BINS = 60  # time bins of a picture
 
 
 def check_name(path: str) -> None:

@@ -1,7 +1,7 @@
-"""Rates of passes over numbers, through the ops table: products with matrices, attention over keys and values.
+"""Measure rates of passes over numbers through the ops table: products with matrices, attention over keys and values.
 
-Near: the same few numbers again and again. Far: as many in turn as no cache holds. The best of a few tries: what
-disturbs a try makes it longer.
+Near passes read the same few numbers again and again; far passes read more numbers than any cache holds. Each figure is
+the best of a few tries, because other programs only make a try longer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = {"float32": ("auto", "float32"), "bfloat16": ("auto", "bfloat16"), "int8
          "int4": ("int4", "float32")}  # fmt: skip
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 ATTENTION_ROWS = (1, 2, 4, 8, 16, 64, 512, 2048)
-OUT, WIDTH = 1536, 768  # of the matrices that are timed
+OUT, WIDTH = 1536, 768  # size of the timed matrices
 FAR_BYTES, NEAR_BYTES = 192 << 20, 4 << 20
 FAR_SIZES = (4 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20, FAR_BYTES)
 TRIES, TRY_S = 4, 0.1
@@ -38,7 +38,7 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0
 
 
 def best_s(run: Callable[[], Any]) -> float:
-    """Seconds of the best of some tries, after one that warms up."""
+    """Return the seconds of the best of some tries, after one that warms up."""
     run()
     begin, best = time.perf_counter(), float("inf")
     for _ in range(TRIES):
@@ -51,7 +51,7 @@ def best_s(run: Callable[[], Any]) -> float:
 
 
 def product_passes(table: OpsTable, kind: str) -> Passes:
-    """Seconds of a number and a row, by rows, of matrices stored as `kind`."""
+    """Return the seconds of one number and one row by the number of rows, for matrices stored as `kind`."""
     near = _products(table, kind, NEAR_BYTES)
     far = _products(table, kind, FAR_BYTES)
     few = [_seconds_each(near, rows) for rows in ROWS]
@@ -60,7 +60,7 @@ def product_passes(table: OpsTable, kind: str) -> Passes:
 
 
 def far_shares(table: OpsTable) -> Curve:
-    """Of the bytes that are read again and again, the share that comes from memory each time, by how many they are."""
+    """Return the share of repeatedly read bytes that comes from memory each time, by the number of bytes."""
     products = _products(table, "float32", FAR_BYTES)
     size = int(BYTES["float32"]) * OUT * WIDTH
     seconds = [_seconds_each(products[: max(1, n // size)], 1) for n in FAR_SIZES]
@@ -137,7 +137,7 @@ def _attention_s(table: OpsTable, kind: str, group: int, tokens: int, layers: in
 def _pages(
     table: OpsTable, case: Attention, kind: str, sequences: int, context: int, layers: int
 ) -> tuple[list[Any], Any]:
-    """Views of so many layers' keys and values, and the page tables."""
+    """Return views of the keys and values of `layers` layers, and the page tables."""
     from ridgeline.spec import Layer
 
     spec = ModelSpec("x", 1, 1, 1, (Layer(case, None, RMSNorm()),) * layers, RMSNorm())

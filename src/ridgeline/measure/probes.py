@@ -1,7 +1,7 @@
-"""Small models of each kind, whose steps say what is paid besides passes over weights and keys: the terms of a step.
+"""Fit the terms of a step, its costs besides passes over weights and keys, with small models of each kind of layer.
 
-The seconds of each term are fitted: least squares of what is left of a step's time when the passes are taken off, in
-shares of it, none below zero (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
+The seconds of the terms are fitted by least squares to the step times without their passes, relative to the step time,
+and none is below zero (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXACT = Precision("float32", "float32", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model, how many sequences decode together, and the lengths of prompts that come at once."""
+    """A model, the numbers of sequences that decode together, and the lengths of prompts that start together."""
 
     spec: ModelSpec
     batches: tuple[int, ...]
@@ -86,7 +86,7 @@ PROBES: Mapping[str, Probe] = {
         (1, 8), (ONE_LONG,),
     ),
     "large states": Probe(_spec(Mamba2(16, 64, 128, 1, 4, NORM), None, SMALL, 4, 4_000), (1, 12, 40), (MANY,)),
-    # As the others of their kind, but for the layers: what is of a step, and what of each of them.
+    # Like others of their kind but with more layers, to separate the cost of a step from that of each layer.
     "deep": Probe(_spec(RECURRENT["Mamba2"], GatedMLP(SMALL), SMALL, 16, 4_000), (1, 8), ()),
     "deep, gated": Probe(_spec(RECURRENT["GatedDelta"], GatedMLP(SMALL), SMALL, 12, 4_000), (1, 8), ()),
     **{name: Probe(_spec(m, GatedMLP(SMALL), SMALL, 4, 8_000), (1, 8, 32), (ONE_LONG, MANY))
@@ -96,7 +96,7 @@ PROBES: Mapping[str, Probe] = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A step of a probe, or the median of some: what it had of each term, and seconds, those of its passes apart."""
+    """A step of a probe: its amount of each term, and its seconds, with those of its passes apart."""
 
     probe: str
     terms: Mapping[str, float]
@@ -105,7 +105,7 @@ class Sample:
 
 
 def run_probe(name: str, probe: Probe, rates: Rates, device: str) -> list[Sample]:
-    """The steps of one probe."""
+    """Return the measured steps of one probe."""
     loaded, found = load_random(probe.spec, device=device), []
     steps = Steps(loaded, max(*probe.batches, 8), LENGTH)
     forward, facts = Forward(probe.spec, EXACT), facts_of(probe.spec)
@@ -114,7 +114,7 @@ def run_probe(name: str, probe: Probe, rates: Rates, device: str) -> list[Sample
         ops = forward.operations(timed[0].batch)
         far = far_share(ops, rates)
         passes = sum(passes_s(op, rates, far) for op in ops)
-        seconds = sorted(t.seconds for t in timed)[len(timed) // 4]  # what disturbs a step makes it longer
+        seconds = sorted(t.seconds for t in timed)[len(timed) // 4]  # other programs only make a step longer
         found.append(Sample(name, terms_of(facts, Counts.of(ops, timed[0].batch), far), passes, seconds))
 
     for prompts in probe.prompts:
@@ -129,13 +129,13 @@ def run_probe(name: str, probe: Probe, rates: Rates, device: str) -> list[Sample
 
 
 def fit_terms(samples: Sequence[Sample]) -> dict[str, float]:
-    """Seconds of each term."""
+    """Return the fitted seconds of each term."""
     names = sorted({name for s in samples for name in s.terms})
     amounts = np.array([[s.terms.get(name, 0.0) / s.seconds for name in names] for s in samples])
     wanted = np.array([(s.seconds - s.passes_s) / s.seconds for s in samples])
     scale = np.maximum(np.abs(amounts).max(0), 1e-30)
     weights = np.ones(len(samples))
-    for _ in range(ROUNDS):  # steps that something else disturbed count for less (Huber 1964)
+    for _ in range(ROUNDS):  # disturbed steps count for less (Huber 1964)
         found = nonnegative(amounts / scale * weights[:, None], wanted * weights)
         off = np.abs(amounts / scale @ found - wanted)
         weights = np.sqrt(1 / np.maximum(off / max(2 * float(np.median(off)), 0.02), 1.0))
@@ -143,7 +143,7 @@ def fit_terms(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def nonnegative(a: Floats, b: Floats) -> Floats:
-    """x >= 0 with the least |a x - b|."""
+    """Return x >= 0 with the least |a x - b|."""
     n = a.shape[1]
     x, free = np.zeros(n), np.zeros(n, bool)
     for _ in range(10 * n):
@@ -168,7 +168,7 @@ def nonnegative(a: Floats, b: Floats) -> Floats:
 
 
 def fit(rates: Rates, device: str, rounds: int, on_probe: Callable[[], None]) -> tuple[dict[str, float], list[Sample]]:
-    """The seconds of all terms, and what they were fitted to: each step the best of some rounds."""
+    """Return the seconds of all terms, and the samples: each step is the best of some rounds."""
     samples: list[Sample] = []
     for number in range(rounds):
         found = []

@@ -1,4 +1,4 @@
-"""Whether other programs load the machine while we measure."""
+"""Detect other programs that load the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ridgeline.system import busy_seconds
 
 
 class OthersLoad:
-    """The share of all cores that other programs took since it was made."""
+    """Measures the share of all cores that other programs used since the object was created."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter(), busy_seconds(), _own_s()

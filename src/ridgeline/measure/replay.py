@@ -27,7 +27,7 @@ from ridgeline.spec.request import OutputChunk, SamplingParams
 class _Answer:
     arrival_ns: int
     request: Request
-    times: list[int] = field(default_factory=list)  # of its tokens
+    times: list[int] = field(default_factory=list)  # time of each token
 
 
 def replay(llm: LLM, workload: Workload, *, slo: Slo | None = None, seed: int = 0) -> Run:

@@ -1,4 +1,4 @@
-"""What a Ridgeline server says of itself (GET /plan), as the simulator takes it: model, machine, settings."""
+"""Convert a Ridgeline server's description (GET /plan: model, machine, settings) for the simulator."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def describe(deployment: Deployment, settings: Mapping[str, Any]) -> dict[str, A
 
 
 def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, seed: int) -> tuple[Report, str]:
-    """The same workload through the simulator, and a line that says whose step times these are.
+    """Simulate a workload on the described server, and return a line that says where its step times are from.
 
-    Raises RequestError for what is no such description.
+    Raises RequestError for an invalid description.
     """
     try:
         settings, machine = described["settings"], _machine(described["machine"])

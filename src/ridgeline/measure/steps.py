@@ -1,4 +1,4 @@
-"""Steps of the engine, timed one by one: prompts, and decodes at a context that was computed or filled in."""
+"""Time steps of the engine one by one: prompts, and decodes at a given context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHUNK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """What a step ran, as the planner takes it, and its seconds."""
+    """A step's batch, as the planner describes it, and its seconds."""
 
     batch: tuple[Slice, ...]
     seconds: float
@@ -37,7 +37,7 @@ class TimedStep:
 
 
 def load_random(spec: ModelSpec, *, dtype: str = "float32", weights: str = "auto", device: str = "auto") -> LoadedModel:
-    """A spec with random weights. dtype, weights: see LoadOptions."""
+    """Load a spec with random weights. dtype, weights: see LoadOptions."""
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "ridgeline", "spec": to_json(spec)}
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -46,7 +46,7 @@ def load_random(spec: ModelSpec, *, dtype: str = "float32", weights: str = "auto
 
 
 class Steps:
-    """An engine for `sequences` of up to `length` tokens, whose steps are timed."""
+    """An engine for `sequences` sequences of up to `length` tokens that times its steps."""
 
     def __init__(self, loaded: LoadedModel, sequences: int, length: int, *, chunk: int = CHUNK_TOKENS) -> None:
         self._loaded, self._vocab, self._salt = loaded, loaded.spec.vocab_size, 0
@@ -61,13 +61,15 @@ class Steps:
         self._session = Session(self._engine, None)
 
     def run(self, prompts: Sequence[int], new: int) -> list[TimedStep]:
-        """Prompts of these lengths, all there from the start, of random tokens; `new` tokens for each, greedy."""
+        """Run random prompts of these lengths, which start together, with `new` greedy tokens for each."""
         self._add(prompts, new)
         return [self._timed() for _ in iter(lambda: len(self._session) > 0, False)]
 
     def decodes(self, sequences: int, context: int, steps: int) -> list[TimedStep]:
-        """Steps in which each of the sequences, which hold `context` tokens, is given one more. Their pages are filled
-        with random numbers: the prompts are not computed."""
+        """Run decode steps of sequences that hold `context` tokens.
+
+        Their pages are filled with random numbers, so prompts are not computed.
+        """
         self._add([context] * sequences, steps + 2)
         with self._loaded.model.without_layers():
             self._session.step()  # the last one before was of other sequences

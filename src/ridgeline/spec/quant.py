@@ -14,8 +14,8 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 class Format:
     """A format of matrices.
 
-    bits: bits of a number; 0 keeps the type of the checkpoint. group: neighboring numbers of a row that share a scale; 0
-    means that the whole row has one scale.
+    bits: bits of a number; 0 keeps the type of the checkpoint. group: neighboring numbers of a row that share a scale;
+    0 means that the whole row has one scale.
     """
 
     name: str
