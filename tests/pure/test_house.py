@@ -238,17 +238,56 @@ def test_files_and_functions_stay_small() -> None:
     assert not too_long, f"over 500 lines in a file or 60 in a function: {too_long}"
 
 
+# Instructions of x86 (SSE to AVX-512, VNNI, AMX) and of ARM (NEON, SVE, SME), and the headers that declare them.
+INSTRUCTIONS = re.compile(
+    r"\b_mm\d*_|\b__m\d{3}|\bv?p?dpbusd|\bvpdp|\b_tile_|\b__tile|\btile(?:load|stored?|zero|release)d?\b|\bt(?:dp|cmm)[a-z0-9]+\b"
+    r"|\bv(?:ld|st)[1-4]q?_|\bv[a-z0-9]+q?_(?:lane_|laneq_|n_|high_)?[fsup]\d+|\bbf?dotq|\b(?:float|int|uint)\d+x\d+(?:x\d)?_t\b"
+    r"|\bsv[a-z0-9]+_[a-z]|\b__arm_|arm_(?:neon|sve|sme|acle)|\b[a-z]{1,2}mmintrin|\b\w+intrin\.h"
+)
+
+
+def names_instructions(text: str) -> bool:
+    """Return whether C++ source names instructions of a processor, which only simd.h may do."""
+    return bool(INSTRUCTIONS.search(text))
+
+
 def test_kernels_stay_small() -> None:
-    """Files of C++; and instructions have names in one of them."""
+    """Files of C++ are short, and only one of them names instructions."""
     found = []
     for path in sorted(ROOT.glob("csrc/**/*.*")):
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
         if len(lines) > 500:
             found.append(f"{path.name}: {len(lines)} lines")
         found += [f"{path.name}:{i}: over 120 columns" for i, line in enumerate(lines, 1) if len(line) > 120]
-        if path.name != "simd.h" and any(re.search(r"_mm\d*_|\bvpdp|immintrin", line) for line in lines):
+        if path.name != "simd.h" and names_instructions(text):
             found.append(f"{path.name}: names instructions, which is for simd.h")
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "__m512 a = _mm512_loadu_ps(p);", "_mm_pause();", 'asm("vpdpbusd %0");', "#include <immintrin.h>",
+        "#include <emmintrin.h>", "_tile_loadd(0, p, 64);", "_tile_dpbssd(0, 1, 2);", 'asm("tdpbf16ps %tmm0");',
+        "__tile_dpbf16ps(&c, a, b);", 'asm("tdpbusd");', "float32x4_t a;", "int8x16_t b;", "a = vld1q_f32(p);",
+        "vst1_u8(p, x);", "a = vfmaq_f32(a, b, c);", "a = vdotq_s32(a, b, c);", "a = vfmaq_laneq_f32(a, b, c, 1);",
+        "#include <arm_neon.h>", "#include <arm_sve.h>", "svfloat32_t a = svld1_f32(g, p);", "vmmlaq_s32(a, b, c);",
+    ],
+)  # fmt: skip
+def test_instructions_are_recognized(line: str) -> None:
+    assert names_instructions(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "int64_t tile = tiles.tile_of(token);", "out[v] = keys + v * W;", "void prefetch(const char* p);", "vt = x;",
+        "tile_zero(a);", "tdata.size()", "vector_of(ids)", "svec.push_back(1);", "std::vector<float> v1_s;",
+    ],
+)  # fmt: skip
+def test_plain_code_is_not_taken_for_instructions(line: str) -> None:
+    assert not names_instructions(line)
 
 
 # The head of a definition, as clang-format writes it: not a forward declaration, nor one of a member (`struct A::B {`).
