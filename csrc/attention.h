@@ -39,7 +39,7 @@ struct AttentionCase {
 };
 
 // Keys and values of one layer, in pages; strides are in bytes. Number d of a key of head h in slot s of page p is at
-//   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `turned`: neighboring keys are neighbors
+//   keys + p * key_page + h * key_head + (d * page_tokens + s) * size    if `transposed`: keys are neighbors
 //   keys + p * key_page + h * key_head + s * key_row + d * size          if not
 // and number d of its value is at
 //   values + p * value_page + h * value_head + s * value_row + d * size
@@ -52,7 +52,7 @@ struct KeyValues {
     int64_t pages, page_tokens;
     int64_t key_page, key_head, key_row;
     int64_t value_page, value_head, value_row;
-    bool turned;
+    bool transposed;
     int64_t key_scale = 0, key_scale_row = 0, value_scale = 0, value_scale_row = 0;
 };
 

@@ -18,7 +18,7 @@ struct PageWrite {
     StateType stored;
     char* to;
     int64_t pages, page_stride, page_tokens;
-    bool turned;
+    bool transposed;
 };
 void write_pages(Pool::Hold&, const PageWrite& w);
 

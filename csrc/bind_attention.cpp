@@ -19,7 +19,15 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
     if (heads < 1 || kv_heads < 1 || heads % kv_heads || key_dim < 1 || value_dim < 1 || window < 0 ||
         (kind != Pattern::none && number < 1))
         refuse("heads, dimensions, window or pattern out of range");
-    return {heads, kv_heads, key_dim, value_dim, scale, softcap, window, kind, number};
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .key_dim = key_dim,
+            .value_dim = value_dim,
+            .scale = scale,
+            .softcap = softcap,
+            .window = window,
+            .pattern = kind,
+            .number = number};
 }
 
 // Numbers as they are stored: float32, bfloat16 as uint16, float16, or int8, of which each row of numbers has four
@@ -47,8 +55,12 @@ Part part_of(const Anything& a, const char* name) {
     const StateType stored = stored_of(a, name);
     const Rows<char> rows = bytes_of(a, name, size_of(stored));
     const size_t last = a.ndim() - 1;
-    return {stored, rows.data, rows.rows, int64_t(a.shape(last - 1)), int64_t(a.shape(last)) - scale_bytes(stored),
-            rows.stride};
+    return {.stored = stored,
+            .data = rows.data,
+            .count = rows.rows,
+            .heads = int64_t(a.shape(last - 1)),
+            .numbers = int64_t(a.shape(last)) - scale_bytes(stored),
+            .stride = rows.stride};
 }
 
 // A layer's part of every page, [pages, page_tokens, heads, row] by its shape.
@@ -61,13 +73,23 @@ Paged pages_of(const Anything& a, const char* name) {
     return {part_of(a, name), int64_t(a.shape(1))};
 }
 
-void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, const Ids& slot, bool turned) {
+void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, const Ids& slot, bool transposed) {
     const Paged p = pages_of(pages, "pages");
     const int64_t tokens = int64_t(page.size());
     const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
-    const PageWrite job{from.data, tokens, from.stride, p.heads, p.numbers, vector_of(page, "write pages", tokens),
-                        vector_of(slot, "write slots", tokens), p.stored, p.data, p.count, p.stride, p.page_tokens,
-                        turned};
+    const PageWrite job{.from = from.data,
+                        .tokens = tokens,
+                        .stride = from.stride,
+                        .heads = p.heads,
+                        .numbers = p.numbers,
+                        .page = vector_of(page, "write pages", tokens),
+                        .slot = vector_of(slot, "write slots", tokens),
+                        .stored = p.stored,
+                        .to = p.data,
+                        .pages = p.count,
+                        .page_stride = p.stride,
+                        .page_tokens = p.page_tokens,
+                        .transposed = transposed};
     perform(pool, pool, [job](Pool::Hold& hold) { write_pages(hold, job); }, pages, x, page, slot);
 }
 
@@ -76,7 +98,13 @@ AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& 
     const int64_t tokens = int64_t(q.shape(0));
     const Rows<const float> queries = rows_of(q, "q", tokens, int64_t(c.heads) * c.key_dim);
     const Rows<float> to = rows_of(out, "out", tokens, int64_t(c.heads) * c.value_dim);
-    return {c, kv, queries.data, queries.stride, vector_of(sinks, "sinks", c.heads), to.data, to.stride};
+    return {.c = c,
+            .kv = kv,
+            .q = queries.data,
+            .q_stride = queries.stride,
+            .sinks = vector_of(sinks, "sinks", c.heads),
+            .out = to.data,
+            .out_stride = to.stride};
 }
 
 void check_sum(int64_t rows, int64_t sum) {
@@ -96,7 +124,12 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
         for (int64_t p = 0; p * kv.page_tokens < starts[i] + lengths[i]; ++p)
             if (table[p] < 0 || table[p] >= kv.pages)
                 throw std::out_of_range("page " + std::to_string(table[p]) + " is not in the arena");
-        sequences.push_back({starts[i], lengths[i], row, table, tables.columns, 0});
+        sequences.push_back({.start = starts[i],
+                             .length = lengths[i],
+                             .row = row,
+                             .table = table,
+                             .table_size = tables.columns,
+                             .base = 0});
         row += lengths[i];
     }
     check_sum(rows, row);
@@ -124,16 +157,35 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
     check_parts(c, k, v);
     if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values are not of one size");
     const int64_t tokens = k.page_tokens, n = int64_t(starts.size()), size = k.size();
-    const KeyValues kv{k.stored,  k.data,   v.data,   k.count,           tokens, k.stride,
-                       k.head(),  0,        v.stride, v.head(),          c.value_dim * size, true,
-                       c.key_dim * size * tokens, 4,  c.value_dim * size * tokens, 4};
+    const KeyValues kv{.stored = k.stored,
+                       .keys = k.data,
+                       .values = v.data,
+                       .pages = k.count,
+                       .page_tokens = tokens,
+                       .key_page = k.stride,
+                       .key_head = k.head(),
+                       .key_row = 0,
+                       .value_page = v.stride,
+                       .value_head = v.head(),
+                       .value_row = c.value_dim * size,
+                       .transposed = true,
+                       .key_scale = c.key_dim * size * tokens,
+                       .key_scale_row = 4,
+                       .value_scale = c.value_dim * size * tokens,
+                       .value_scale_row = 4};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
                   *count = vector_of(lengths, "lengths", n);
     const Rows<const int64_t> table = rows_of(tables, "tables");
     // Where the sequences stand is read anew each time that the call is run.
     auto job = [kv, step, rows, first, count, table, n](Pool::Hold& hold) {
-        const AttentionStep own{step.c, kv, step.q, step.q_stride, step.sinks, step.out, step.out_stride};
+        const AttentionStep own{.c = step.c,
+                                .kv = kv,
+                                .q = step.q,
+                                .q_stride = step.q_stride,
+                                .sinks = step.sinks,
+                                .out = step.out,
+                                .out_stride = step.out_stride};
         attend(hold, own, paged_sequences(kv, rows, first, count, table, n));
     };
     perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out);
@@ -142,7 +194,9 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
 std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
     std::vector<Sequence> sequences;
     int64_t row = 0;
-    for (int64_t i = 0; i < n; row += lengths[i++]) sequences.push_back({0, lengths[i], row, nullptr, 0, row});
+    for (int64_t i = 0; i < n; row += lengths[i++])
+        sequences.push_back(
+            {.start = 0, .length = lengths[i], .row = row, .table = nullptr, .table_size = 0, .base = row});
     check_sum(rows, row);
     return sequences;
 }
@@ -154,10 +208,22 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
     const Part k = rows_part(keys, "keys", tokens), v = rows_part(values, "values", tokens);
     check_parts(c, k, v);
     const int64_t size = k.size();
-    const KeyValues kv{k.stored, k.data,   v.data,         1, std::max<int64_t>(1, tokens),
-                       0,        k.row(),  k.stride,       0,
-                       v.row(),  v.stride, false,          c.key_dim * size,
-                       k.stride, c.value_dim * size, v.stride};
+    const KeyValues kv{.stored = k.stored,
+                       .keys = k.data,
+                       .values = v.data,
+                       .pages = 1,
+                       .page_tokens = std::max<int64_t>(1, tokens),
+                       .key_page = 0,
+                       .key_head = k.row(),
+                       .key_row = k.stride,
+                       .value_page = 0,
+                       .value_head = v.row(),
+                       .value_row = v.stride,
+                       .transposed = false,
+                       .key_scale = c.key_dim * size,
+                       .key_scale_row = k.stride,
+                       .value_scale = c.value_dim * size,
+                       .value_scale_row = v.stride};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
@@ -176,8 +242,22 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
     const Paged p = pages_of(latents, "latents");
     check_latents(c, p);
     const int64_t row = p.numbers * p.size(), scales = row * p.page_tokens;
-    const KeyValues kv{p.stored, p.data, p.data, p.count, p.page_tokens, p.stride, 0, row, p.stride, 0, row, false,
-                       scales,   4,      scales, 4};
+    const KeyValues kv{.stored = p.stored,
+                       .keys = p.data,
+                       .values = p.data,
+                       .pages = p.count,
+                       .page_tokens = p.page_tokens,
+                       .key_page = p.stride,
+                       .key_head = 0,
+                       .key_row = row,
+                       .value_page = p.stride,
+                       .value_head = 0,
+                       .value_row = row,
+                       .transposed = false,
+                       .key_scale = scales,
+                       .key_scale_row = 4,
+                       .value_scale = scales,
+                       .value_scale_row = 4};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const int64_t n = int64_t(starts.size());
     const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
@@ -192,8 +272,22 @@ void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
     const Part p = rows_part(latents, "latents", tokens);
     check_latents(c, p);
     const int64_t scale = p.numbers * p.size();
-    const KeyValues kv{p.stored, p.data, p.data,   1,     std::max<int64_t>(1, tokens), 0,     0,       p.stride, 0,
-                       0,        p.stride, false, scale, p.stride,                     scale, p.stride};
+    const KeyValues kv{.stored = p.stored,
+                       .keys = p.data,
+                       .values = p.data,
+                       .pages = 1,
+                       .page_tokens = std::max<int64_t>(1, tokens),
+                       .key_page = 0,
+                       .key_head = 0,
+                       .key_row = p.stride,
+                       .value_page = 0,
+                       .value_head = 0,
+                       .value_row = p.stride,
+                       .transposed = false,
+                       .key_scale = scale,
+                       .key_scale_row = p.stride,
+                       .value_scale = scale,
+                       .value_scale_row = p.stride};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
@@ -204,7 +298,7 @@ void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
 
 void bind_attention(nb::module_& m) {
     m.def("write_pages", write, nb::arg("pool"), array("pages"), array("x"), array("write_pages"), array("write_slots"),
-          nb::arg("turned"));
+          nb::arg("transposed"));
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,

@@ -53,8 +53,17 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
     const Rows<const float> more = plus ? rows_of(*plus, "plus", tokens, width) : Rows<const float>{};
     const Rows<const float> factor = gate ? rows_of(*gate, "gate", tokens, 1) : Rows<const float>{};
     const Rows<float> to = rows_of(out, "out", tokens, width);
-    const Visits v{from.data,   from.stride, tokens,        chosen.columns, chosen.data, scores.data, more.data,
-                   more.stride, factor.data, factor.stride, {to.data, to.stride}};
+    const Visits v{.x = from.data,
+                   .stride = from.stride,
+                   .tokens = tokens,
+                   .choices = chosen.columns,
+                   .ids = chosen.data,
+                   .weights = scores.data,
+                   .plus = more.data,
+                   .plus_stride = more.stride,
+                   .gate = factor.data,
+                   .gate_stride = factor.stride,
+                   .out = {to.data, to.stride}};
     Work work(self.pool);
     e.run(work.hold, v);
 }
@@ -64,7 +73,14 @@ void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid
            const Output& weights) {
     const Rows<const float> from = rows_of(logits, "logits");
     const Rows<int64_t> chosen = rows_of(ids, "ids");
-    const RouteCase c{from.columns, chosen.columns, groups, open, best_two, sigmoid, normalize, scale};
+    const RouteCase c{.experts = from.columns,
+                      .choices = chosen.columns,
+                      .groups = groups,
+                      .open = open,
+                      .best_two = best_two,
+                      .sigmoid = sigmoid,
+                      .normalize = normalize,
+                      .scale = scale};
     if (chosen.rows != from.rows || c.choices < 1 || c.choices > c.experts)
         refuse("ids have a row for each token, of 1 to as many choices as there are experts");
     if (groups < 0 || (groups && (c.experts % groups || open < 1 || open > groups)))

@@ -19,17 +19,35 @@ Format format_of(const std::string& name) {
 
 // ---- matrices -----------------------------------------------------------------------------------------------------
 
+nb::dlpack::dtype dtype_of(Kind kind) {
+    return kind == Kind::float32 ? nb::dtype<float>()
+           : kind == Kind::codes ? nb::dtype<int8_t>()
+                                 : nb::dtype<uint16_t>();
+}
+
 SourceRows stored(const Any& a, Kind kind, int64_t k) {
-    const bool wide = kind == Kind::float32;
-    if (a.dtype() != (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()))
-        refuse(wide ? "a part of kind float32 must be a float32 array"
-                    : "a part of 16-bit numbers must be given as a uint16 array");
+    if (a.dtype() != dtype_of(kind))
+        refuse(kind == Kind::float32 ? "a part of kind float32 must be a float32 array"
+               : kind == Kind::codes ? "a part of codes must be an int8 array"
+                                     : "a part of 16-bit numbers must be given as a uint16 array");
     if (a.ndim() != 2 || (a.size() && a.shape(1) > 1 && a.stride(1) != 1))
         refuse("a part " + shape_text(a.shape_ptr(), a.ndim()) + " must have two axes, the last one dense");
     if (int64_t(a.shape(1)) != k)
         refuse("parts of a matrix must have one width, not " + std::to_string(k) + " and " +
                std::to_string(a.shape(1)));
-    return {a.data(), kind, int64_t(a.shape(0)), int64_t(a.stride(0))};
+    return {.data = a.data(), .kind = kind, .rows = int64_t(a.shape(0)), .stride = int64_t(a.stride(0))};
+}
+
+// The scales that come with codes: one array [rows, groups] for each part, none for floats.
+void set_scales(std::vector<SourceRows>& parts, const std::vector<Input>& scales, Format format, int group, int64_t k) {
+    const bool coded = parts[0].kind == Kind::codes;
+    if (scales.size() != (coded ? parts.size() : 0)) refuse("codes need as many scales as parts, and floats need none");
+    if (coded && format != Format::int8 && format != Format::int4) refuse("codes are for int8 and int4");
+    for (size_t i = 0; i < scales.size(); ++i) {
+        const Rows<const float> rows = rows_of(scales[i], "scales", parts[i].rows, group ? (k + group - 1) / group : 1);
+        parts[i].scales = rows.data;
+        parts[i].scale_stride = rows.stride;
+    }
 }
 
 void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
@@ -46,8 +64,8 @@ void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
 
 void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const std::string& kind_name,
                   const std::string& format_name, int group, const std::vector<std::optional<Input>>& biases,
-                  bool interleave) {
-    const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});
+                  bool interleave, const std::vector<Input>& scales) {
+    const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16", "codes"});
     const Format format = format_of(format_name);
     if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
     if (parts[0].ndim() != 2) refuse("a part must have two axes");
@@ -65,6 +83,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     if (k < 1 || *std::min_element(rows.begin(), rows.end()) < 1)
         refuse("a matrix has at least one row and one column");
     if (interleave && (rows.size() != 2 || rows[0] != rows[1])) refuse("two parts of one height can be interleaved");
+    set_scales(from, scales, format, group, k);
     new (self) Matrix(pool, format, k, group, interleave, rows);
     std::atomic<bool> good{true};
     {
@@ -76,7 +95,9 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     }
     if (!good) {
         self->~Matrix();
-        refuse("a weight is not finite, or too large for " + format_name);
+        refuse((kind == Kind::codes ? "a code or a scale is outside of the range of "
+                                    : "a weight is not finite, or too large for ") +
+               format_name);
     }
     set_bias(*self, biases);
 }
@@ -216,12 +237,14 @@ void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& d
 }
 
 void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm, float scale, int64_t head_dim,
-                 int64_t rope_dim, bool interleaved, bool over_all, const std::vector<Norm*>& norms, int turned) {
+                 int64_t rope_dim, bool interleaved, bool over_all, const std::vector<Norm*>& norms, int num_rotated) {
     if (m.interleaved) refuse("heads need a matrix whose parts are not interleaved");
-    if (turned < 0 || size_t(turned) > m.parts.size() || norms.size() > size_t(turned))
-        refuse("more parts are turned than there are");
-    HeadsProjection h{projection(m, norm, scale), {head_dim, rope_dim, interleaved, over_all, 0}, {}};
-    for (int i = 0; i < turned; ++i) {
+    if (num_rotated < 0 || size_t(num_rotated) > m.parts.size() || norms.size() > size_t(num_rotated))
+        refuse("num_rotated is more than the number of parts");
+    HeadsProjection h{projection(m, norm, scale),
+                      {.head_dim = head_dim, .rope_dim = rope_dim, .interleaved = interleaved, .over_all = over_all},
+                      {}};
+    for (int i = 0; i < num_rotated; ++i) {
         if (m.parts[size_t(i)].rows % head_dim) refuse("a part's rows are not whole heads");
         h.norms.push_back(size_t(i) < norms.size() ? *norms[size_t(i)] : Norm{});
         const int64_t wanted = over_all ? m.parts[size_t(i)].rows : head_dim;
@@ -247,15 +270,15 @@ void run_norm(const Norm& norm, Pool& pool, const Input& x, const Output& out) {
     perform(pool, norm, job, x, out);
 }
 
-void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t rope_dim, bool interleaved,
-          const Input& cos, const Input& sin) {
+void rotate(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t rope_dim, bool interleaved,
+            const Input& cos, const Input& sin) {
     const Rows<float> rows = rows_of(x, "x");
     if (head_dim < 1 || rows.columns % head_dim || rope_dim < 2 || rope_dim % 2 || first < 0 ||
         rope_dim > head_dim - first)
-        refuse("x is not whole heads of which rope_dim elements turn");
+        refuse("x must consist of whole heads, and rope_dim must be even and fit into a head");
     const Rows<const float> c = rows_of(cos, "cos", rows.rows, rope_dim / 2),
                             s = rows_of(sin, "sin", rows.rows, rope_dim / 2);
-    const HeadsCase heads{head_dim, rope_dim, interleaved, false, first};
+    const HeadsCase heads{.head_dim = head_dim, .rope_dim = rope_dim, .interleaved = interleaved, .first = first};
     Work work(pool);
     work.hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t)
@@ -267,7 +290,7 @@ void turn(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_t 
 void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix")
         .def("__init__", build_matrix, nb::arg("pool"), array("parts"), nb::arg("kind"), nb::arg("format"),
-             nb::arg("group"), array("biases").none(), nb::arg("interleave"))
+             nb::arg("group"), array("biases").none(), nb::arg("interleave"), nb::arg("scales") = std::vector<Input>{})
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
         .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })
@@ -275,7 +298,7 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Norm>(m, "Norm")
         .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), array("weight"), array("bias").none())
         .def("__call__", run_norm, nb::arg("pool"), array("x"), array("out"));
-    m.def("turn", turn, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("first"), nb::arg("rope_dim"),
+    m.def("rotate", rotate, nb::arg("pool"), array("x"), nb::arg("head_dim"), nb::arg("first"), nb::arg("rope_dim"),
           nb::arg("interleaved"), array("cos"), array("sin"));
 }
 
@@ -303,7 +326,7 @@ void bind_linear(nb::module_& m) {
     nb::class_<BoundHeads>(m, "Heads")
         .def("__init__", build_heads, nb::arg("pool"), nb::arg("matrix"), nb::arg("norm").none(),
              nb::arg("residual_scale"), nb::arg("head_dim"), nb::arg("rope_dim"), nb::arg("interleaved"),
-             nb::arg("over_all"), nb::arg("norms"), nb::arg("turned"), Keep2(), Keep3())
+             nb::arg("over_all"), nb::arg("norms"), nb::arg("num_rotated"), Keep2(), Keep3())
         .def("__call__", run_heads, array("x"), array("delta").none(), array("residual").none(), array("cos").none(),
              array("sin").none(), array("outs"));
     nb::class_<BoundMlp>(m, "Mlp")

@@ -11,7 +11,8 @@ void bind_record(nb::module_& m) {
     nb::class_<Rooms>(m, "Rooms").def(nb::init<>()).def("poison", &Rooms::poison);
     nb::class_<Program>(m, "Program")
         .def(nb::init<Pool&, std::shared_ptr<Rooms>>(), nb::arg("pool"), nb::arg("rooms"), nb::keep_alive<1, 2>())
-        .def("know", [](Program& p, const nb::ndarray<nb::ro, nb::device::cpu>& a) { p.know(a); }, array("array"))
+        .def(
+            "know", [](Program& p, const nb::ndarray<nb::ro, nb::device::cpu>& a) { p.know(a); }, array("array"))
         .def("record", &Program::record, nb::arg("work"))
         .def(
             "borrow", [](Program& p, const Output& a) { return Rooms::borrow(p.rooms(), a); }, array("array"))

@@ -53,15 +53,15 @@ void short_conv(Pool& pool, const Input& x, const Input& kept, const Input& weig
                 const Ids& lengths, const Output& y, const Output& left, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t channels = columns_of(x), before = int64_t(weight.shape(0)) - 1;
-    const ShortConv c{s,
-                      channels,
-                      before,
-                      rows(x, "x", s, channels),
-                      states_of(kept, "before", read, s.n, before * channels),
-                      each(weight, "weight", before + 1, channels),
-                      vector_of(bias, "bias", channels),
-                      rows(y, "y", s, channels),
-                      states_of(left, "left", write, s.n, before * channels)};
+    const ShortConv c{.s = s,
+                      .channels = channels,
+                      .before = before,
+                      .x = rows(x, "x", s, channels),
+                      .kept = states_of(kept, "before", read, s.n, before * channels),
+                      .weight = each(weight, "weight", before + 1, channels),
+                      .bias = vector_of(bias, "bias", channels),
+                      .y = rows(y, "y", s, channels),
+                      .left = states_of(left, "left", write, s.n, before * channels)};
     Work work(pool);
     run(work.hold, c);
 }
@@ -71,18 +71,18 @@ void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a,
                     const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t channels = columns_of(x), states = columns_of(b);
-    const SelectiveScan scan{s,
-                             channels,
-                             states,
-                             rows(x, "x", s, channels),
-                             rows(dt, "dt", s, channels),
-                             rows(b, "B", s, states),
-                             rows(c, "C", s, states),
-                             each(a, "A", states, channels),
-                             vector_of(d, "D", channels),
-                             states_of(before, "the state", read, s.n, states * channels),
-                             states_of(h, "h", write, s.n, states * channels),
-                             rows(y, "y", s, channels)};
+    const SelectiveScan scan{.s = s,
+                             .channels = channels,
+                             .states = states,
+                             .x = rows(x, "x", s, channels),
+                             .dt = rows(dt, "dt", s, channels),
+                             .b = rows(b, "B", s, states),
+                             .c = rows(c, "C", s, states),
+                             .a = each(a, "A", states, channels),
+                             .d = vector_of(d, "D", channels),
+                             .before = states_of(before, "the state", read, s.n, states * channels),
+                             .h = states_of(h, "h", write, s.n, states * channels),
+                             .y = rows(y, "y", s, channels)};
     Work work(pool);
     run(work.hold, scan);
 }
@@ -95,27 +95,27 @@ void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, co
     if (heads < 1 || groups < 1 || heads % groups || columns_of(x) % heads || columns_of(b) % groups)
         refuse("x, dt or B do not divide into heads");
     const int64_t width = columns_of(x) / heads, states = columns_of(b) / groups, size = heads * states * width;
-    const LinearScan scan{s,
-                          heads,
-                          width,
-                          states,
-                          heads / groups,
-                          rows(x, "x", s, heads * width),
-                          rows(b, "B", s, groups * states),
-                          rows(c, "C", s, groups * states),
-                          width,
-                          states,
-                          states,
-                          states_of(before, "the state", read, s.n, size),
-                          states_of(h, "h", write, s.n, size),
-                          rows(y, "y", s, heads * width),
-                          nullptr,
-                          rows(dt, "dt", s, heads),
-                          vector_of(dt_bias, "dt_bias", heads),
-                          vector_of(a, "A", heads),
-                          vector_of(d, "D", heads),
-                          least,
-                          most};
+    const LinearScan scan{.s = s,
+                          .heads = heads,
+                          .width = width,
+                          .states = states,
+                          .group = heads / groups,
+                          .x = rows(x, "x", s, heads * width),
+                          .b = rows(b, "B", s, groups * states),
+                          .c = rows(c, "C", s, groups * states),
+                          .x_head = width,
+                          .b_head = states,
+                          .c_head = states,
+                          .before = states_of(before, "the state", read, s.n, size),
+                          .h = states_of(h, "h", write, s.n, size),
+                          .y = rows(y, "y", s, heads * width),
+                          .decay = nullptr,
+                          .dt = rows(dt, "dt", s, heads),
+                          .dt_bias = vector_of(dt_bias, "dt_bias", heads),
+                          .a = vector_of(a, "A", heads),
+                          .d = vector_of(d, "D", heads),
+                          .dt_least = least,
+                          .dt_most = most};
     Work work(pool);
     run(work.hold, scan);
 }
@@ -127,14 +127,21 @@ void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, 
     const int64_t rows_of_all = s.n * s.m, heads = int64_t(q.shape(1)), dim = int64_t(q.shape(2));
     const auto queries = heads_of(q, "q", rows_of_all, heads, dim), keys = heads_of(k, "k", rows_of_all, heads, dim),
                values = heads_of(v, "v", rows_of_all, heads, dim);
-    LinearScan scan{};
-    scan.s = s, scan.heads = heads, scan.width = scan.states = dim, scan.group = 1;
-    scan.x = {values.data, values.stride}, scan.b = {keys.data, keys.stride}, scan.c = {queries.data, queries.stride};
-    scan.x_head = values.head, scan.b_head = keys.head, scan.c_head = queries.head;
-    scan.before = states_of(before, "the state", read, s.n, heads * dim * dim);
-    scan.h = states_of(h, "h", write, s.n, heads * dim * dim);
-    scan.y = rows(y, "y", s, heads * dim);
-    scan.decay = vector_of(decay, "decay", heads);
+    const LinearScan scan{.s = s,
+                          .heads = heads,
+                          .width = dim,
+                          .states = dim,
+                          .group = 1,
+                          .x = {values.data, values.stride},
+                          .b = {keys.data, keys.stride},
+                          .c = {queries.data, queries.stride},
+                          .x_head = values.head,
+                          .b_head = keys.head,
+                          .c_head = queries.head,
+                          .before = states_of(before, "the state", read, s.n, heads * dim * dim),
+                          .h = states_of(h, "h", write, s.n, heads * dim * dim),
+                          .y = rows(y, "y", s, heads * dim),
+                          .decay = vector_of(decay, "decay", heads)};
     Work work(pool);
     run(work.hold, scan);
 }
@@ -149,22 +156,22 @@ void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, c
     const int64_t dim = columns_of(q) / key_heads, width = columns_of(v) / heads, size = heads * dim * width;
     const bool by_channel = columns_of(decay) != heads;
     const int64_t decays = by_channel ? heads * dim : heads;
-    const DeltaScan scan{s,
-                         heads,
-                         key_heads,
-                         dim,
-                         width,
-                         by_channel,
-                         rows(q, "q", s, key_heads * dim),
-                         rows(k, "k", s, key_heads * dim),
-                         rows(v, "v", s, heads * width),
-                         rows(decay, "decay", s, decays),
-                         rows(beta, "beta", s, heads),
-                         vector_of(rate, "rate", heads),
-                         vector_of(dt_bias, "dt_bias", decays),
-                         states_of(before, "the state", read, s.n, size),
-                         states_of(h, "h", write, s.n, size),
-                         rows(y, "y", s, heads * width)};
+    const DeltaScan scan{.s = s,
+                         .heads = heads,
+                         .key_heads = key_heads,
+                         .dim = dim,
+                         .width = width,
+                         .by_channel = by_channel,
+                         .q = rows(q, "q", s, key_heads * dim),
+                         .k = rows(k, "k", s, key_heads * dim),
+                         .v = rows(v, "v", s, heads * width),
+                         .decay = rows(decay, "decay", s, decays),
+                         .beta = rows(beta, "beta", s, heads),
+                         .rate = vector_of(rate, "rate", heads),
+                         .dt_bias = vector_of(dt_bias, "dt_bias", decays),
+                         .before = states_of(before, "the state", read, s.n, size),
+                         .h = states_of(h, "h", write, s.n, size),
+                         .y = rows(y, "y", s, heads * width)};
     Work work(pool);
     run(work.hold, scan);
 }
@@ -191,16 +198,16 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
     if (terms.ndim() != 4 || (terms.shape(2) != 6 && terms.shape(2) != 14))
         refuse("terms are [blocks, modes, 6 or 14, 16]");
     const int64_t channels = columns_of(u), modes = int64_t(terms.shape(1));
-    StateSpace scan{s,
-                    channels,
-                    modes,
-                    terms.shape(2) == 14,
-                    rows(u, "u", s, channels),
-                    nullptr,
-                    vector_of(d, "D", channels),
-                    states_of(before, "the state", read, s.n, modes * 2 * channels),
-                    states_of(h, "h", write, s.n, modes * 2 * channels),
-                    rows(y, "y", s, channels)};
+    StateSpace scan{.s = s,
+                    .channels = channels,
+                    .modes = modes,
+                    .low_rank = terms.shape(2) == 14,
+                    .u = rows(u, "u", s, channels),
+                    .terms = nullptr,
+                    .d = vector_of(d, "D", channels),
+                    .before = states_of(before, "the state", read, s.n, modes * 2 * channels),
+                    .h = states_of(h, "h", write, s.n, modes * 2 * channels),
+                    .y = rows(y, "y", s, channels)};
     scan.terms = each(terms, "terms", scan.blocks(), modes * scan.num_terms() * StateSpace::BLOCK);
     Work work(pool);
     run(work.hold, scan);
@@ -212,16 +219,16 @@ void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, cons
     if (heads < 1 || columns_of(q) % heads || columns_of(v) % heads) refuse("q or v do not divide into heads");
     const int64_t dim = columns_of(q) / heads, width = columns_of(v) / heads,
                   size = heads * (1 + dim + dim * dim) * (width + 1);
-    const TaylorScan scan{s,
-                          heads,
-                          dim,
-                          width,
-                          rows(q, "q", s, heads * dim),
-                          rows(k, "k", s, heads * dim),
-                          rows(v, "v", s, heads * width),
-                          states_of(before, "the state", read, s.n, size),
-                          states_of(h, "h", write, s.n, size),
-                          rows(y, "y", s, heads * width)};
+    const TaylorScan scan{.s = s,
+                          .heads = heads,
+                          .dim = dim,
+                          .width = width,
+                          .q = rows(q, "q", s, heads * dim),
+                          .k = rows(k, "k", s, heads * dim),
+                          .v = rows(v, "v", s, heads * width),
+                          .before = states_of(before, "the state", read, s.n, size),
+                          .h = states_of(h, "h", write, s.n, size),
+                          .y = rows(y, "y", s, heads * width)};
     Work work(pool);
     run(work.hold, scan);
 }

@@ -98,8 +98,8 @@ void best(Pool& pool, const Input& logits, const Places& ids, const Output& valu
         hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t at = i % blocks * BLOCK;
-                most[i] = elementwise_kernels().largest(x.data + i / blocks * x.stride + at,
-                                                        std::min(BLOCK, x.columns - at));
+                most[i] =
+                    elementwise_kernels().largest(x.data + i / blocks * x.stride + at, std::min(BLOCK, x.columns - at));
             }
         });
         for (int64_t r = 0; r < x.rows; ++r) {

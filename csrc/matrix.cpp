@@ -18,8 +18,7 @@ int64_t bytes_of_panel(Format format, int64_t k, int group) {
 
 }  // namespace
 
-Matrix::Matrix(Pool& pool, Format format, int64_t k, int group, bool interleaved,
-               const std::vector<int64_t>& part_rows)
+Matrix::Matrix(Pool& pool, Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows)
     : format(format), k(k), padded_k(round_up(k, step_of(format, group))), group(group), interleaved(interleaved) {
     const int64_t rows_of_panel = interleaved ? PANEL / 2 : PANEL;
     for (int64_t rows : part_rows) {

@@ -59,13 +59,16 @@ struct Matrix {
     }
 };
 
-enum class Kind { float32, bfloat16, float16 };
+enum class Kind { float32, bfloat16, float16, codes };
 
-// A part as it is stored, row r at data + r * stride elements.
+// A part as the checkpoint stores it, row r at data + r * stride elements. Codes (int8) come with float32 scales, row r
+// at scales + r * scale_stride: one for each group of int4, one for the row of int8.
 struct SourceRows {
     const void* data;
     Kind kind;
     int64_t rows, stride;
+    const float* scales = nullptr;
+    int64_t scale_stride = 0;
 };
 
 // Tokens of a step, as the kernels read them: tiles of at most `tile` tokens, which lie k by k:

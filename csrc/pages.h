@@ -15,14 +15,14 @@ constexpr int64_t size_of(StateType s) { return s == StateType::float32 ? 4 : s 
 constexpr int64_t scale_bytes(StateType s) { return s == StateType::int8 ? 4 : 0; }
 
 // n tokens, [heads, numbers] each and `stride` numbers apart, into neighboring slots of a page from `to` on, of which
-// head h begins at to + h * head: [numbers, page_tokens] if `turned`, else [page_tokens, numbers]; then the scales,
+// head h begins at to + h * head: [numbers, page_tokens] if `transposed`, else [page_tokens, numbers]; then the scales,
 // [page_tokens]. slot: of the first token.
 struct Tokens {
     const float* from;
     int64_t stride, n, heads, numbers;
     char* to;
     int64_t head, page_tokens, slot;
-    bool turned;
+    bool transposed;
 };
 
 struct PageKernels {

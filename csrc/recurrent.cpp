@@ -9,8 +9,7 @@ struct Rooms {
     size_t each;
     float* data;
     Rooms(Pool::Hold& hold, size_t floats)
-        : each((floats + 15) / 16 * 16),
-          data((float*)hold.scratch(0, each * size_t(hold.threads()) * sizeof(float))) {}
+        : each((floats + 15) / 16 * 16), data((float*)hold.scratch(0, each * size_t(hold.threads()) * sizeof(float))) {}
     float* of(int thread) const { return data + each * size_t(thread); }
 };
 
@@ -57,9 +56,8 @@ void run(Pool::Hold& hold, const LinearScan& s) {
 
 void run(Pool::Hold& hold, const DeltaScan& s) {
     const Rooms rooms(hold, delta_kernels().room(s.dim));
-    hold.draw(s.s.n * s.heads, [&](int64_t i, int thread) {
-        delta_kernels().scan(s, i / s.heads, i % s.heads, rooms.of(thread));
-    });
+    hold.draw(s.s.n * s.heads,
+              [&](int64_t i, int thread) { delta_kernels().scan(s, i / s.heads, i % s.heads, rooms.of(thread)); });
 }
 
 void run(Pool::Hold& hold, const StateSpace& s) {

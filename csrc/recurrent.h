@@ -59,7 +59,7 @@ struct SelectiveScan {
 struct LinearScan {
     Sequences s;
     int64_t heads, width, states, group;
-    Matrix2<const float> x, b, c;  // rows of heads, [width], [states] and [states]
+    Matrix2<const float> x, b, c;    // rows of heads, [width], [states] and [states]
     int64_t x_head, b_head, c_head;  // from one to the next; of B and C, of a group
     States<const float> before;      // [heads, states, width]
     States<float> h;
@@ -67,9 +67,9 @@ struct LinearScan {
     const float* decay;  // [heads], the same for every token: lightning attention, which has nothing of what follows
     // Mamba-2: x is multiplied by dt = softplus(dt + bias), between least and most; the decay is exp(dt a); D x is
     // added.
-    Matrix2<const float> dt;       // rows [heads]
-    const float *dt_bias, *a, *d;  // [heads]
-    float dt_least, dt_most;
+    Matrix2<const float> dt = {};                                // rows [heads]
+    const float *dt_bias = nullptr, *a = nullptr, *d = nullptr;  // [heads]
+    float dt_least = 0, dt_most = 0;
 };
 
 // Linear attention: B and C are features of keys and queries, 1 + dim + dim^2 of them, there is no decay, and a last

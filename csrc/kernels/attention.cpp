@@ -20,11 +20,11 @@ int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
 struct Room {
     int64_t width;
     float *q, *keys, *wide, *scores, *rescale;  // wide: values, where they are stored otherwise
-    float *most, *sums, *values;             // of the segment: [rows], [rows, 16], [rows, width]
-    float *all_most, *all_sum, *all_values;  // of the segments before
+    float *most, *sums, *values;                // of the segment: [rows], [rows, 16], [rows, width]
+    float *all_most, *all_sum, *all_values;     // of the segments before
 
     Room(float* at, const AttentionCase& c, StateType stored, int64_t rows) : width(rounded(c.value_dim)) {
-        float** const parts[] = {&q,    &keys, &wide,   &scores,   &rescale, &most,
+        float** const parts[] = {&q,    &keys,   &wide,     &scores,  &rescale,   &most,
                                  &sums, &values, &all_most, &all_sum, &all_values};
         const Sizes s = sizes(c, stored, rows);
         for (size_t i = 0; i < s.size(); ++i) {
@@ -129,9 +129,8 @@ void weigh(const Scales& scales, int begin, int end, float most, float rescale, 
 
 // Both, of a block of R rows: each pass over all of them, because within a row each waits for the one before.
 // most, sums: of the segment so far, and they go on. rescale: by what the rows' values so far are to be multiplied.
-template <int R>
-void weigh_rows(const AttentionCase& c, const Scales& scales, const uint64_t* masks, const Span& span, float* scores,
-                float* most, float* sums, float* rescale) {
+template <int R> void weigh_rows(const AttentionCase& c, const Scales& scales, const uint64_t* masks, const Span& span,
+                                 float* scores, float* most, float* sums, float* rescale) {
     const int begin = span.first / W, end = span.last / W + 1;
     float high[(R + W - 1) / W * W] = {};
     for (int r = 0; r < R; ++r) high[r] = mask_scores(c, scales, masks[r], begin, end, scores + r * TILE);
@@ -153,9 +152,9 @@ Span span_of(uint64_t any, uint64_t all) {
     return {first, last, begin, after ? begin + __builtin_ctzll(after) : TILE};
 }
 
-template <int R, class T>
-void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, int64_t offset, const uint64_t* masks,
-               int64_t own, const float* q, int64_t row, Room& m) {
+template <int R, class T> void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead,
+                                         int64_t offset, const uint64_t* masks, int64_t own, const float* q,
+                                         int64_t row, Room& m) {
     constexpr int WIDE = wide(R);
     uint64_t seen_by[R], any = 0, all = ~uint64_t(0);
     for (int r = 0; r < R; ++r) {
@@ -176,30 +175,29 @@ void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead, 
     const bool some = ~all;
     for (; d + WIDE * W <= numbers; d += WIDE * W)
         (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, span, ahead, offset, d, numbers,
-                                                                             m.scores, m.rescale, to, m.width);
+                                                                              m.scores, m.rescale, to, m.width);
     for (; d < numbers; d += W)
         (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, span, ahead, offset, d, numbers, m.scores,
-                                                                       m.rescale, to, m.width);
+                                                                        m.rescale, to, m.width);
 }
 
 template <class T, int... R>
 constexpr std::array<decltype(&tile_rows<1, T>), sizeof...(R)> all_rows(std::integer_sequence<int, R...>) {
     return {tile_rows<R + 1, T>...};
 }
-template <class T>
-constexpr auto TILE_ROWS = all_rows<T>(std::make_integer_sequence<int, std::is_same_v<T, float> ? BLOCK : FEW>());
+template <class T> constexpr auto TILE_ROWS =
+    all_rows<T>(std::make_integer_sequence<int, std::is_same_v<T, float> ? BLOCK : FEW>());
 
 // ---- segments --------------------------------------------------------------------------------------------------
 
-template <class T>
-void run_rows(const AttentionStep& a, const AttentionWork& w, const Tile<T>& t, const T* const* ahead, int64_t offset,
-              const uint64_t* masks, int head, Room& m) {
+template <class T> void run_rows(const AttentionStep& a, const AttentionWork& w, const Tile<T>& t,
+                                 const T* const* ahead, int64_t offset, const uint64_t* masks, int head, Room& m) {
     const int64_t rows = (w.last - w.first) * a.c.group();
     const Blocks blocks(rows);
     for (int64_t b = 0; b < blocks.count; ++b) {
         const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own, row = (head - w.head) * rows + own;
         TILE_ROWS<T>[size_t(n - 1)](a, t, b == 0 ? ahead : t.values, b == 0 ? offset : t.value, masks, own,
-                                    m.q + row * a.c.key_dim, row, m);
+                                    m.q + row* a.c.key_dim, row, m);
     }
 }
 
@@ -348,8 +346,7 @@ void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {{attend<float>, attend<BFloat16>, attend<Float16>, attend<int8_t>},
-                                                  merge,
-                                                  room_floats};
+extern const AttentionKernels attention_kernels = {
+    {attend<float>, attend<BFloat16>, attend<Float16>, attend<int8_t>}, merge, room_floats};
 
 }  // namespace ridgeline::RL_ISA

@@ -20,14 +20,14 @@ constexpr int VECTORS = TILE / W;  // of a tile
 
 // What is found once for a tile is that of key head 0; other heads are some numbers on.
 template <class T> struct Tile {
-    int first, last;               // keys that some query sees lie in [first, last]
-    bool in_place;                 // keys are read where they are stored; else they stand in a room, turned and wide
-    const T* keys[TILE];           // the first number of each; of each vector's keys the next is `step` on
-    const float* turned[VECTORS];  // the same of vectors, in the room
+    int first, last;      // keys that some query sees lie in [first, last]
+    bool in_place;        // keys are read where they are stored; else they stand in a room, transposed and wide
+    const T* keys[TILE];  // the first number of each; of each vector's keys the next is `step` on
+    const float* transposed[VECTORS];  // the same of vectors, in the room
     int64_t step;
     const T* values[TILE];
-    bool blocks;           // the values of a vector's keys lie in one piece
-    int64_t key, value;    // numbers from head 0 to the head at work
+    bool blocks;                             // the values of a vector's keys lie in one piece
+    int64_t key, value;                      // numbers from head 0 to the head at work
     const float *key_scales, *value_scales;  // of that head, [TILE]; null: there are none
 };
 
@@ -78,7 +78,7 @@ inline void scales_ahead(const KeyValues& kv, const Sequence& s, int64_t at, int
     }
 }
 
-// W rows of keys, turned. Rows that no query sees are null.
+// W rows of keys, transposed. Rows that no query sees are null.
 template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* to) {
     for (int64_t d = 0; d < numbers; d += W) {
         F x[W];
@@ -91,10 +91,10 @@ template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* 
 }
 
 // Does a vector of keys lie in one page, and in order?
-inline bool in_place(const KeyValues& kv) { return kv.turned && kv.page_tokens % W == 0; }
+inline bool in_place(const KeyValues& kv) { return kv.transposed && kv.page_tokens % W == 0; }
 
 template <class T> void turn_vector(const KeyValues& kv, int64_t numbers, const T* const* rows, float* to) {
-    if (!kv.turned || kv.page_tokens == 1) return turn_rows(rows, numbers, to);
+    if (!kv.transposed || kv.page_tokens == 1) return turn_rows(rows, numbers, to);
     for (int i = 0; i < W; ++i)
         for (int64_t d = 0; d < numbers; ++d) to[d * TILE + i] = rows[i] ? number(rows[i][d * kv.page_tokens]) : 0.f;
 }
@@ -105,7 +105,7 @@ void find_keys(const AttentionCase& c, const KeyValues& kv, const Sequence& s, i
     const int begin = t.first / W * W, end = (t.last / W + 1) * W;
     std::fill_n(t.keys, TILE, nullptr);
     find(kv, s, at, t.in_place ? begin : t.first, t.in_place ? end - 1 : t.last, kv.keys, kv.key_page,
-         kv.turned ? int64_t(sizeof(T)) : kv.key_row, t.keys);
+         kv.transposed ? int64_t(sizeof(T)) : kv.key_row, t.keys);
     t.step = t.in_place ? kv.page_tokens : TILE;
     find(kv, s, at, t.first, t.last, kv.values, kv.value_page, kv.value_row, t.values);
     t.blocks = kv.value_row == int64_t(sizeof(T)) * c.value_dim && kv.page_tokens % W == 0;
@@ -116,7 +116,7 @@ void find_keys(const AttentionCase& c, const KeyValues& kv, const Sequence& s, i
 // The keys of the head at work, where they are not read in place.
 template <class T> void turn_keys(const AttentionCase& c, const KeyValues& kv, Tile<T>& t, float* room) {
     for (int v = t.first / W; v <= t.last / W; ++v) {
-        t.turned[v] = room + v * W;
+        t.transposed[v] = room + v * W;
         if (t.in_place) continue;
         const T* rows[W];
         RL_FOR(i, W) rows[i] = t.keys[v * W + i] ? t.keys[v * W + i] + t.key : nullptr;
@@ -125,19 +125,19 @@ template <class T> void turn_keys(const AttentionCase& c, const KeyValues& kv, T
 }
 
 // The lines of keys of the tile at a position; `t`'s values, which are there already, where the sequence is over.
-template <class T> void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile<T>& t,
-                                   const T** lines) {
+template <class T>
+void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile<T>& t, const T** lines) {
     const KeyValues& kv = a.kv;
     std::copy_n(t.values, TILE, lines);
     if (at > w.sequence->start + w.last - 1) return;
-    const int64_t slot = kv.turned ? kv.key_head / kv.page_tokens : kv.key_row;
+    const int64_t slot = kv.transposed ? kv.key_head / kv.page_tokens : kv.key_row;
     find(kv, *w.sequence, at, 0, TILE - 1, kv.keys, kv.key_page, slot, lines);
 }
 
 // Of a vector's keys, the values, where they lie in one piece; else something near.
 template <class T> const void* block_of(const Tile<T>& t, int v) {
     if (t.blocks) return t.values[v * W < t.first ? t.first : v * W] + t.value;
-    return t.in_place ? (const void*)(t.keys[v * W] + t.key) : (const void*)t.turned[v];
+    return t.in_place ? (const void*)(t.keys[v * W] + t.key) : (const void*)t.transposed[v];
 }
 
 // The same tile in float32, in rooms of [numbers][TILE] and [TILE][numbers]: for many rows, which would convert it
@@ -148,7 +148,7 @@ template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t,
     out.in_place = false, out.step = TILE, out.blocks = true, out.key = out.value = 0;
     out.key_scales = t.key_scales, out.value_scales = t.value_scales;
     for (int v = t.first / W; v <= t.last / W; ++v) {
-        out.turned[v] = keys + v * W;
+        out.transposed[v] = keys + v * W;
         const T* from = t.keys[v * W] + t.key;
         if (t.in_place)
             for (int64_t d = 0; d < c.key_dim; ++d) store(keys + d * TILE + v * W, load(from + d * t.step));
@@ -171,9 +171,9 @@ template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t,
 // the loop over values for the next keys, both `ahead`; for each line of memory once.
 
 // keys[v * apart] + offset: the first number of vector v's keys, the next is `step` on. T: of the values ahead.
-template <class T, int R, int N, class K>
-void score_vectors(const K* const* keys, int apart, int64_t offset, const void* const* ahead, int64_t step,
-                   int64_t numbers, const float* q, float* to) {
+template <class T, int R, int N, class K> void score_vectors(const K* const* keys, int apart, int64_t offset,
+                                                             const void* const* ahead, int64_t step, int64_t numbers,
+                                                             const float* q, float* to) {
     constexpr int EACH = 4 / sizeof(T);  // numbers of W keys for which one line of values comes
     F acc[R][N];
     RL_FOR(r, R)
@@ -204,7 +204,7 @@ void score_vectors(const K* const* keys, int apart, int64_t offset, const void* 
 template <int R, int N, class T> void scores(const Tile<T>& t, int first, int64_t numbers, const float* q, float* to) {
     const void* ahead[N];
     RL_FOR(v, N) ahead[v] = block_of(t, first + v);
-    if (!t.in_place) return score_vectors<T, R, N>(t.turned + first, 1, 0, ahead, t.step, numbers, q, to);
+    if (!t.in_place) return score_vectors<T, R, N>(t.transposed + first, 1, 0, ahead, t.step, numbers, q, to);
     score_vectors<T, R, N>(t.keys + first * W, W, t.key, ahead, t.step, numbers, q, to);
 }
 

@@ -79,10 +79,10 @@ RL_INLINE void find(const float* found, int64_t dim, const float* from, int64_t 
 }
 
 // One token. written: beta (v - e). e: what the next one will find, if `next` is not null.
-template <bool WHOLE, bool NEXT>
-RL_INLINE void pass(const float* q, const float* k, const float* decay, const float* next, int64_t dim,
-                    const float* from, int64_t from_stride, float* to, int64_t to_stride, int n, const F (&written)[N],
-                    F (&y)[N], F (&e)[N]) {
+template <bool WHOLE, bool NEXT> RL_INLINE void pass(const float* q, const float* k, const float* decay,
+                                                     const float* next, int64_t dim, const float* from,
+                                                     int64_t from_stride, float* to, int64_t to_stride, int n,
+                                                     const F (&written)[N], F (&y)[N], F (&e)[N]) {
     RL_FOR(v, N) y[v] = e[v] = set(0.f);
     for (int64_t i = 0; i < dim; ++i, from += from_stride, to += to_stride) {
         const F ks = set(k[i]), qs = set(q[i]), as = set(decay[i]), ns = set(NEXT ? next[i] : 0.f);
@@ -100,15 +100,13 @@ RL_INLINE void pass(const float* q, const float* k, const float* decay, const fl
 }
 
 // Channels [at, at + n) of a head's values through some tokens; the state goes by the tile, if they are several.
-template <bool WHOLE>
-void block(const DeltaScan& s, const Ready& r, int64_t head, int64_t row, int64_t tokens, const float* before, float* h,
-           int64_t at, int n) {
+template <bool WHOLE> void block(const DeltaScan& s, const Ready& r, int64_t head, int64_t row, int64_t tokens,
+                                 const float* before, float* h, int64_t at, int n) {
     const int64_t stride = padded(s.dim), column = head * s.width + at;
     F e[N], y[N], written[N];
     find(r.found, s.dim, before, s.width, n, e);
     for (int64_t t = 0; t < tokens; ++t) {
-        RL_FOR(v, N)
-            written[v] = set(r.beta[t]) * (load(s.v.row(row + t) + column + v * W, n - v * W) - e[v]);
+        RL_FOR(v, N) written[v] = set(r.beta[t]) * (load(s.v.row(row + t) + column + v * W, n - v * W) - e[v]);
         const float *q = r.q + t * stride, *k = r.k + t * stride, *decay = r.decay + t * stride;
         const float* from = t ? r.tile : before;
         const int64_t from_stride = t ? LANES : s.width;

@@ -12,7 +12,7 @@ template <class T> void write(const Tokens& t) {
         for (int64_t i = 0; i < t.n; ++i) {
             const float* x = t.from + i * t.stride + h * t.numbers;
             const int64_t slot = t.slot + i;
-            if (t.turned)
+            if (t.transposed)
                 for (int64_t d = 0; d < t.numbers; ++d) put(to[d * t.page_tokens + slot], x[d]);
             else
                 for (int64_t d = 0; d < t.numbers; ++d) put(to[slot * t.numbers + d], x[d]);
@@ -39,8 +39,8 @@ void write_int8(const Tokens& t) {
             if (!(inverse > 0.f)) scale = floats(set(0x7fc00000))[0], inverse = 0.f;  // infinite, or NaN
             if (inverse > 0x1.fffffep127f) scale = inverse = 0.f;
             memcpy(to + t.numbers * t.page_tokens + slot * 4, &scale, 4);
-            int8_t* first = (int8_t*)to + (t.turned ? slot : slot * t.numbers);
-            const int64_t step = t.turned ? t.page_tokens : 1;
+            int8_t* first = (int8_t*)to + (t.transposed ? slot : slot * t.numbers);
+            const int64_t step = t.transposed ? t.page_tokens : 1;
             for (int64_t d = 0; d < t.numbers; d += W) {
                 const int n = int(t.numbers - d < W ? t.numbers - d : W);
                 const F product = (n == W ? load(x + d) : load(x + d, n)) * set(inverse);

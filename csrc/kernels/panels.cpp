@@ -91,8 +91,8 @@ bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
             RL_FOR(j, 2) {
                 uint32_t four[2];
                 memcpy(four, q + j * 8, 8);  // q + 8 in four bits is q with its highest one turned
-                const uint32_t both =
-                    ((four[0] ^ 0x08080808u) & 0x0f0f0f0fu) | ((four[1] ^ 0x08080808u) & 0x0f0f0f0fu) << 4;
+                const uint32_t both = ((four[0] ^ 0x08080808u) & 0x0f0f0f0fu) | ((four[1] ^ 0x08080808u) & 0x0f0f0f0fu)
+                                                                                    << 4;
                 memcpy(out + (c / 8 + j) * 128 + row * 4, &both, 4);
             }
         }
@@ -124,6 +124,45 @@ bool pack_row(Matrix& m, char* panel, int row, const float* x) {
     }
 }
 
+bool pack_codes_int8(char* panel, int64_t k, int64_t padded, int row, const int8_t* q, const float* scales) {
+    if (!(scales[0] >= 0.f && std::isfinite(scales[0]))) return false;
+    bool good = true;
+    for (int64_t i = 0; i < padded; ++i) {
+        const int code = i < k ? q[i] : 0;
+        good &= code >= -127;
+        panel[i / 4 * 128 + row * 4 + i % 4] = char(128 + code);
+    }
+    memcpy(panel + padded / 4 * 128 + row * 4, scales, 4);
+    return good;
+}
+
+bool pack_codes_int4(char* panel, int64_t k, int group, int row, const int8_t* q, const float* scales) {
+    const int64_t block = group / 8 * 128 + 64;
+    bool good = true;
+    for (int64_t g = 0; g * group < k; ++g) {
+        uint8_t* out = (uint8_t*)panel + g * block;
+        const uint16_t half = to_f16(scales[g]);
+        if (!(scales[g] >= 0.f && scales[g] <= 65504.f) || from_f16(half) != scales[g]) return false;
+        for (int i = 0; i < group; i += 8)
+            for (int j = 0; j < 4; ++j) {
+                const int64_t at = g * group + i + j;
+                const int low = at < k ? q[at] : 0, high = at + 4 < k ? q[at + 4] : 0;
+                good &= low >= -8 && low <= 7 && high >= -8 && high <= 7;
+                out[i / 8 * 128 + row * 4 + j] = uint8_t((low + 8) & 15) | uint8_t(((high + 8) & 15) << 4);
+            }
+        memcpy(out + group / 8 * 128 + row * 2, &half, 2);
+    }
+    return good;
+}
+
+// A row of codes. Returns whether the format can hold its codes and scales.
+bool pack_codes(Matrix& m, char* panel, int row, const SourceRows& from, int64_t r) {
+    const int8_t* q = (const int8_t*)from.data + r * from.stride;
+    const float* scales = from.scales + r * from.scale_stride;
+    return m.format == Format::int8 ? pack_codes_int8(panel, m.k, m.padded_k, row, q, scales)
+                                    : pack_codes_int4(panel, m.k, m.group, row, q, scales);
+}
+
 bool pack(Matrix& m, int64_t panel, const SourceRows* parts, float* room) {
     char* to = m.panel(panel);
     bool good = true;
@@ -136,6 +175,10 @@ bool pack(Matrix& m, int64_t panel, const SourceRows* parts, float* room) {
         } else {
             while (part + 1 < int(m.parts.size()) && m.parts[part + 1].first_panel <= panel) ++part;
             r = (panel - m.parts[part].first_panel) * PANEL + row;
+        }
+        if (r < m.parts[part].rows && parts[part].kind == Kind::codes) {
+            good &= pack_codes(m, to, row, parts[part], r);
+            continue;
         }
         if (r < m.parts[part].rows)
             widen(parts[part], r, m.k, room);

@@ -98,8 +98,7 @@ void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room)
         RL_FOR(v, N) store(s.y.row(t) + at + v * W, fma(load(s.d + at + v * W, n - v * W), x[v], y[v]), n - v * W);
     }
     for (int64_t j = 0; j < s.states; ++j)
-        for (int v = 0; v < N; ++v)
-            store(h + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
+        for (int v = 0; v < N; ++v) store(h + j * s.channels + v * W, load(room + j * PAIR + v * W), n - v * W);
 }
 
 void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, float* room) {

@@ -8,7 +8,7 @@ namespace ridgeline::RL_ISA {
 namespace {
 
 constexpr int64_t B = StateSpace::BLOCK;
-constexpr int TOGETHER = W == 16 ? 4 : 2;  // tokens
+constexpr int TOGETHER = W == 16 ? 4 : 2;                            // tokens
 enum Term { A = 0, IN = 2, OUT = 4, E = 6, G = 8, P = 10, Q = 12 };  // h += e Re(p h) + g Re(q h)
 
 // Re(x h), where x has its imaginary part negated: in two chains, one of each part.
@@ -59,9 +59,8 @@ RL_INLINE F low_rank(const float* terms, int64_t modes, F u, float* state, Real&
 }
 
 // Tokens [first, first + T) of W channels, of which n count.
-template <bool LOW_RANK, int T>
-RL_INLINE void tokens(const StateSpace& s, int64_t first, int64_t channel, int n, const float* terms, float* state,
-                      Real& p, Real& q) {
+template <bool LOW_RANK, int T> RL_INLINE void tokens(const StateSpace& s, int64_t first, int64_t channel, int n,
+                                                      const float* terms, float* state, Real& p, Real& q) {
     const F d = load(s.d + channel, n);
     F u[T], y[T];
     RL_FOR(t, T) {
@@ -86,8 +85,7 @@ template <bool LOW_RANK> void scan_block(const StateSpace& s, int64_t i, int64_t
         if (!n) return;
         float* own = state + v * W;
         Real p{set(0.f), set(0.f)}, q = p;
-        for (int64_t m = 0; m < 2 * s.modes; ++m)
-            store(own + m * B, load(before + m * s.channels + channel, n));
+        for (int64_t m = 0; m < 2 * s.modes; ++m) store(own + m * B, load(before + m * s.channels + channel, n));
         for (int64_t m = 0; LOW_RANK && m < s.modes; ++m) {
             const F re = load(own + 2 * m * B), im = load(own + (2 * m + 1) * B);
             add(p, terms + (m * 14 + P) * B + v * W, re, im), add(q, terms + (m * 14 + Q) * B + v * W, re, im);
@@ -98,8 +96,7 @@ template <bool LOW_RANK> void scan_block(const StateSpace& s, int64_t i, int64_t
             for (; t + TOGETHER <= end; t += TOGETHER)
                 tokens<false, TOGETHER>(s, t, channel, n, terms + v * W, own, p, q);
         for (; t < end; ++t) tokens<LOW_RANK, 1>(s, t, channel, n, terms + v * W, own, p, q);
-        for (int64_t m = 0; m < 2 * s.modes; ++m)
-            store(h + m * s.channels + channel, load(own + m * B), n);
+        for (int64_t m = 0; m < 2 * s.modes; ++m) store(h + m * s.channels + channel, load(own + m * B), n);
     }
 }
 

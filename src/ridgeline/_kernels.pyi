@@ -77,17 +77,28 @@ class Matrix:
         self,
         pool: Pool,
         parts: Sequence[Array],
-        kind: Literal["float32", "bfloat16", "float16"],
+        kind: Literal["float32", "bfloat16", "float16", "codes"],
         format: Literal["fp32", "bf16", "fp16", "int8", "int4"],
         group: int,
         biases: Sequence[Floats | None],
         interleave: bool,
+        scales: Sequence[Floats] = (),
     ) -> None:
-        """parts: one below the other, each [rows, columns]; 16-bit numbers as uint16. group: columns that share a
-        scale, 32 or 128, of int4; otherwise 0. biases: one for each part. interleave: two parts, gate and up of an MLP.
+        """Pack the parts of a matrix, one below the other.
 
-        int8: a scale for each row, the largest magnitude is 127. int4: a float16 scale for each group of a row, the
-        largest magnitude is 7.5. Raises ValueError for weights that are not finite, or too large for the format.
+        Args:
+            parts: each [rows, columns]; 16-bit floats as uint16, codes as int8.
+            kind: type of the parts.
+            format: type in the panels. int8 has a scale for each row, whose largest magnitude is 127; int4 a float16
+                scale for each group of a row, whose largest magnitude is 7.5.
+            group: columns that share a scale: 32 or 128 for int4, otherwise 0.
+            biases: one for each part.
+            interleave: whether two parts, gate and up of an MLP, share panels.
+            scales: [rows, groups] for each part of codes; none for floats.
+
+        Raises:
+            ValueError: for weights that are not finite or too large for the format, and for codes or scales that it
+                cannot hold.
         """
     @property
     def rows(self) -> int: ...
@@ -104,7 +115,7 @@ class Norm:
     def __init__(self, kind: Literal["rms", "layer"], eps: float, weight: Floats, bias: Floats | None) -> None: ...
     def __call__(self, pool: Pool, x: Floats, out: Floats) -> None: ...
 
-def turn(
+def rotate(
     pool: Pool, x: Floats, head_dim: int, first: int, rope_dim: int, interleaved: bool, cos: Floats, sin: Floats
 ) -> None:
     """Rotate the heads of x [T, heads * head_dim] in place, elements from `first` on. cos, sin: [T, rope_dim / 2]."""
@@ -126,7 +137,8 @@ class Projection:
         """rows: of x and delta that are taken; None: all."""
 
 class Heads:
-    """Queries, keys and values: outs = the parts of the matrix, the first `turned` of them normalized and rotated."""
+    """Queries, keys and values: outs = the products with the parts of the matrix. The first `num_rotated` of them are
+    normalized and rotated."""
 
     def __init__(
         self,
@@ -139,9 +151,9 @@ class Heads:
         interleaved: bool,
         over_all: bool,
         norms: Sequence[Norm],
-        turned: int,
+        num_rotated: int,
     ) -> None:
-        """rope_dim: 0 is no rotation. norms: of the turned parts, or none. over_all: one norm over all heads."""
+        """rope_dim: 0 is no rotation. norms: one for each rotated part, or none. over_all: one norm over all heads."""
     def __call__(
         self,
         x: Floats,
@@ -208,9 +220,9 @@ def route(
 # Keys, values and latents are float32, bfloat16 by its bits (uint16), float16, or int8; a row of the last one has four
 # elements more, the bytes of its scale. In pages the scales of a head, [page_tokens], stand behind its numbers.
 
-def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, turned: bool) -> None:
+def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, transposed: bool) -> None:
     """x [T, K, D], rounded to the type of pages [pages, page_tokens, K, row], in which a part lies as [K, page_tokens,
-    D], or, if turned, as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is
+    D], or, if transposed, as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is
     written."""
 
 class Attention:
@@ -241,7 +253,8 @@ class Attention:
         sinks: Floats | None,
         out: Floats,
     ) -> None:
-        """keys, values: pages, keys turned (see write_pages). starts, lengths [N], tables [N, P]: api.PagedLayout's."""
+        """keys, values: pages, with keys transposed (see write_pages). starts and lengths [N], tables [N, P]: see
+        api.PagedLayout."""
     def dense(
         self,
         pool: Pool,

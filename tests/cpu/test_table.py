@@ -36,6 +36,9 @@ class Fake:
         self.asked.append((op.name, case))
         return None if op in self.serves else f"{self.name} does not do {op.name}"
 
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        return None
+
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return lambda *args: (self.name, op.name, case, args)
 

@@ -63,7 +63,7 @@ class Defined:
     def __init__(self, rounds_tokens: bool) -> None:
         self.count, self._rounds = 0, rounds_tokens
 
-    def __call__(self, weight: Any, bias: Any, table: OpsTable, format: Format) -> Any:
+    def __call__(self, weight: Any, bias: Any, table: OpsTable, format: Format, low_rank: None = None) -> Any:
         rounded = store(weight, bias, table, format)
         if not format.is_lossy:
             return rounded

@@ -1,6 +1,10 @@
-"""Modules built from a ModelSpec: opaque arrays and ops, no tensor library."""
+"""Modules built from a ModelSpec, over opaque arrays and ops.
 
+What a layer computes belongs here; tensor libraries belong in `ops/`, and facts about architectures in `archs/`.
+"""
+
+from ridgeline.nn.capture import Capture, output_names
 from ridgeline.nn.model import Model, PassingModel
 from ridgeline.nn.step import Step
 
-__all__ = ["Model", "PassingModel", "Step"]
+__all__ = ["Capture", "Model", "PassingModel", "Step", "output_names"]

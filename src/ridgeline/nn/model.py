@@ -1,35 +1,50 @@
-"""Modules built from a ModelSpec. Nothing here knows an architecture, and nothing here knows a tensor library."""
+"""Build modules from a ModelSpec. No code here depends on an architecture or on a tensor library."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ridgeline.errors import CheckpointError
+from ridgeline.nn.capture import Capture
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import FrequencyTables, frequencies
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Linear, Rotary, Weights
+from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
-from ridgeline.quant import store
+from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
 from ridgeline.spec.quant import PLAIN, Format
+
+Terms = tuple[Array, Array]  # of a low-rank term: down [r, in], up [out, r]
 
 
 class Model:
     """A ModelSpec with its weights, on one device.
 
-    weights: every weight of `spec.weights()`, by name; each is asked for when its layer is built, so that a mapping
-    which reads them then has no more than a layer's in memory beside what kernels made of others. max_model_len: the
-    longest context in tokens that will be served. format: of matrices.
+    Args:
+        weights: every weight of `spec.weights()`, by name: floats, or codes and scales. A layer's weights are read when
+            the layer is built, so that a mapping that reads files holds no more than one layer beside packed matrices.
+        max_model_len: longest context in tokens that will be served. It fixes rotations that depend on the length.
+        format: how matrices of floats are stored.
+        low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
+            Embeddings, experts and matrices that are not multiplied as one take none.
+
+    Raises:
+        ValueError: for a low-rank term whose name or shape does not fit.
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int, format: Format = PLAIN
-    ) -> None:
+        self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
+        format: Format = PLAIN, low_rank: Mapping[str, Terms] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        _check_low_rank(spec, low_rank)
         self.spec = spec
         self.max_model_len = max_model_len
         self.weights = weights
@@ -39,37 +54,56 @@ class Model:
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
-        # None: every rotation follows from the position alone.
-        regimes = spec.regimes(max_model_len)
-        self.frequency_tables = FrequencyTables(regimes) if regimes.breaks else None
-        self._frequencies: dict[Rope, tuple[Array, float]] = {}  # [dim / 2], or a row for each regime
+        self._frequencies: dict[Rope, tuple[Array, float]] = {}
+        self._all_rotations: dict[Rope, Rotary] = {}  # of every position, where frequencies depend on the position
         for rope in spec.ropes():
-            by_length = self.frequency_tables if rope.follows_length else None
-            inverse, factor = by_length.table(rope) if by_length else frequencies(rope, max_model_len)
+            if (angles := grown_angles(rope, max_model_len)) is not None:
+                rotations = (table.memory.put(f(angles), "float32", "float32") for f in (np.cos, np.sin))
+                self._all_rotations[rope] = Rotary(*rotations)
+                continue
+            inverse, factor = frequencies(rope, max_model_len)
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
-        # The largest matrix comes first: what it is made of is let go before the others come.
-        self._head = _head(spec, weights, self._embedding, table, format)
+        how = _How(table, format, low_rank)
+        # The largest matrix is packed first: its floats are released before others are read.
+        self._head = _head(spec, weights, self._embedding, how)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
-        self._blocks = self._layers(lambda: _blocks(spec, weights, table, format))
+        self._blocks = self._layers(lambda: _blocks(spec, weights, how))
 
     def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
-        """What a pass runs through."""
+        """Return the layers that a forward pass runs through."""
         return list(build())
 
     def __call__(self, step: Step, rows: Array | None = None) -> Array:
-        """Logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
+        """Return logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
         return self.logits(self.forward(step), rows)
 
-    def forward(self, step: Step) -> Stream:
-        """What the layers make of the step's T tokens; the state is written."""
+    def forward(self, step: Step, capture: Capture | None = None) -> Stream:
+        """Run the step's T tokens through all layers and write their state. Return the stream after the last layer.
+
+        capture: receives the outputs that it asks for; see `nn.capture.output_names`.
+        """
         stream = Stream(self.embed(step), None)
-        rotaries = self._rotaries(step)
-        for block in self._blocks:
-            stream = self.run_block(block, stream, step, rotaries)
-        return Stream(stream.residual, stream.delta)
+        if capture is not None:
+            self._capture_stream(capture, "embed", stream, 1.0)
+        rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
+        for rope, rotations in self._all_rotations.items():
+            rotaries[rope] = Rotary(*(self._table_rows(each, step.positions) for each in rotations))
+        for i, block in enumerate(self._blocks):
+            run = block if capture is None else partial(block, capture=capture)
+            stream = self.run_block(run, stream, step, rotaries)
+            if capture is not None:
+                self._capture_stream(capture, f"layers.{i}", stream, residual_scale(self.spec.layers[i]))
+        last = Stream(stream.residual, stream.delta)
+        if capture is not None:
+            capture.put("norm", lambda: self.hidden(last))
+        return last
+
+    def _capture_stream(self, capture: Capture, name: str, stream: Stream, scale: float) -> None:
+        x, delta, _ = stream
+        capture.put(name, lambda: x if delta is None else self._add(x, delta, scale))
 
     def _rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
         """The rotation of each of the step's tokens, for each kind of rotation."""
@@ -84,15 +118,16 @@ class Model:
         }
 
     def constants(self) -> list[Array]:
-        """All arrays that a forward pass reads besides its step, but for those that kernels keep for themselves."""
+        """Return all arrays that a forward pass reads besides its step, except those that kernels own."""
         return [
             *self._held.alive(),
             *(inverse for inverse, _ in self._frequencies.values()),
+            *chain(*self._all_rotations.values()),
         ]
 
     @contextmanager
     def without_layers(self) -> Iterator[None]:
-        """For measuring: meanwhile a pass is the embedding alone."""
+        """Make forward passes consist of the embedding alone, for measurements."""
         blocks, self._blocks = self._blocks, ()
         try:
             yield
@@ -102,20 +137,20 @@ class Model:
     def run_block(
         self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
     ) -> Stream:
-        """One layer; training wraps it."""
+        """Run one layer. Training overrides this method."""
         return block(stream, step, rotaries)
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
-        """Logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
+        """Return logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
         return self._head(stream.residual, stream.delta, rows)
 
     def hidden(self, stream: Stream) -> Array:
-        """What the head multiplies [T, hidden_size]: the stream after the last norm."""
+        """Return the stream after the last norm, [T, hidden_size], which is the input of the head."""
         x = stream.residual
         return self._final_norm(x if stream.delta is None else self._add(x, stream.delta, self._final_scale))
 
     def embed(self, step: Step) -> Array:
-        """The residual stream before the first layer."""
+        """Return the residual stream before the first layer."""
         x = self._table_rows(self._embedding, step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
@@ -124,8 +159,25 @@ class Model:
         return x
 
 
+class _How(NamedTuple):
+    """How the matrices of a model are built."""
+
+    table: OpsTable
+    format: Format
+    low_rank: Mapping[str, Terms]
+
+
+def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
+    tables = ("embed.weight", "position_embed.weight")
+    known = {w.name for w in spec.weights() if w.is_matrix and len(w.shape) == 2 and w.name not in tables}
+    if unknown := set(low_rank).difference(known):
+        raise ValueError(
+            f"no matrix {min(unknown)!r} that takes a low-rank term; matrices are {', '.join(sorted(known)[:4])} ..."
+        )
+
+
 class _Held(Mapping[str, Array]):
-    """Weights, and which of those that were read somebody still holds: asking again might read them from a file."""
+    """Weights, with weak references to those that were read: reading them again might read a file again."""
 
     def __init__(self, weights: Mapping[str, Array]) -> None:
         self._weights = weights
@@ -143,18 +195,20 @@ class _Held(Mapping[str, Array]):
         return len(self._weights)
 
     def alive(self) -> list[Array]:
-        return [array for array in (ref() for ref in self._found.values()) if array is not None]
+        """Return the arrays of the weights that are still referenced elsewhere."""
+        held = [weight for weight in (ref() for ref in self._found.values()) if weight is not None]
+        return [array for w in held for array in (w.arrays if isinstance(w, QuantizedMatrix) else (w,))]
 
 
 class PassingModel(Model):
-    """A Model for a pass or two: a layer is built when a pass comes to it, and let go when it has gone through."""
+    """A Model for few forward passes: each layer is built when a pass reaches it, and released after it."""
 
     def _layers(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> Iterable[_Block | _DeepNormBlock]:
         return _Anew(build)
 
 
 class _Anew:
-    """Layers that are built each time."""
+    """Layers that are built in each iteration."""
 
     def __init__(self, build: Callable[[], Iterator[_Block | _DeepNormBlock]]) -> None:
         self._build = build
@@ -167,74 +221,86 @@ class _Block:
     """One layer."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format,
-        previous_scale: float,
-    ) -> None:  # fmt: skip
-        layer = spec.layers[index]
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: _How, previous_scale: float
+    ) -> None:
+        layer, table = spec.layers[index], how.table
         assert not isinstance(layer, DeepNormLayer)
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
-        at = f"layers.{index}."
-        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm", format)
+        self._name = f"layers.{index}"
+        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.format, how.low_rank)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
-            mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm", format)
+            mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.format, how.low_rank)
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
-        self._mixer_post = _OuterNorm(post, f"{at}mixer_post_norm", weights, table)
-        self._mlp_post = _OuterNorm(post, f"{at}mlp_post_norm", weights, table)
+        self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
+        self._mlp_post = _OuterNorm(post, f"{self._name}.mlp_post_norm", weights, table)
         self._add = table.primitive(api.ADD)
 
-    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
+    def __call__(
+        self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary], capture: Capture | None = None
+    ) -> Stream:
         residual, delta, shared = stream
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)
+            _capture_branch(capture, f"{self._name}.mixer", delta)
             delta = self._mixer_post(delta)
             if self._mlp and self._parallel:
                 _, other = self._mlp(residual, None)
+                _capture_branch(capture, f"{self._name}.mlp", other)
                 return Stream(residual, self._add(delta, other, 1.0), shared)
         if self._mlp:
             residual, delta = self._mlp(residual, delta)
+            _capture_branch(capture, f"{self._name}.mlp", delta)
             delta = self._mlp_post(delta)
         return Stream(residual, delta, shared)
 
 
 class _DeepNormBlock:
-    """One layer whose residual is the normed stream."""
+    """One layer whose residual is the stream after a norm."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format,
-        previous_scale: float,
-    ) -> None:  # fmt: skip
-        layer = spec.layers[index]
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: _How, previous_scale: float
+    ) -> None:
+        layer, table = spec.layers[index], how.table
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
-        at = f"layers.{index}."
-        mixer = bind(weights, table, f"{at}mixer", f"{at}mixer_norm", format)
+        self._name = f"layers.{index}"
+        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.format, how.low_rank)
         self._mixer = build_mixer(spec, index, mixer, table, 1.0)
-        mlp = bind(weights, table, f"{at}mlp", f"{at}mlp_norm", format)
+        mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.format, how.low_rank)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
-        self._mixer_norm = _OuterNorm(layer.pre_norm, f"{at}mixer_norm", weights, table)
-        self._mlp_norm = _OuterNorm(layer.pre_norm, f"{at}mlp_norm", weights, table)
+        self._mixer_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
+        self._mlp_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.SCALE)
 
-    def __call__(self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]) -> Stream:
+    def __call__(
+        self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary], capture: Capture | None = None
+    ) -> Stream:
         layer, rope = self._layer, self._layer.mixer.rope
         x = stream.residual
         if stream.delta is not None:
             x = self._add(x, stream.delta, self._previous_scale)
         x = self._mixer_norm(x)
         _, delta, shared = self._mixer(Stream(x, None, stream.shared), rotaries[rope] if rope else None, step)
+        _capture_branch(capture, f"{self._name}.mixer", delta)
         x = self._mlp_norm(self._add(self._times(x, layer.mixer_alpha), delta, layer.mixer_beta))
         _, delta = self._mlp(x, None)
+        _capture_branch(capture, f"{self._name}.mlp", delta)
         return Stream(self._times(x, layer.mlp_alpha), delta, shared)
 
 
+def _capture_branch(capture: Capture | None, name: str, output: Array) -> None:
+    if capture is not None:
+        capture.put(name, lambda: output)
+
+
 class _OuterNorm:
-    """A norm that is no part of a stage, where the layer has one: after a branch, or of the stream itself."""
+    """A norm outside of the stages: after a branch, or of the stream itself. It does nothing where a layer has none."""
 
     def __init__(self, norm: Norm | None, name: str, weights: Mapping[str, Array], table: OpsTable) -> None:
         self._kernel = table.primitive(api.NORM, norm) if norm else None
@@ -245,15 +311,21 @@ class _OuterNorm:
 
 
 def residual_scale(layer: AnyLayer) -> float:
-    """The factor on what a layer's last branch adds."""
+    """Return the factor on the output of a layer's last branch where it is added to the stream."""
     if isinstance(layer, DeepNormLayer):
         return layer.mlp_beta
     return 1.0 if isinstance(layer, ParallelLayer) else layer.residual_scale
 
 
-def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, format: Format = PLAIN) -> Weights:
-    """The weights of one stage: matrices under `prefix` as Linear in a format, where a format may hold them; everything
-    else as arrays; its norm as "norm"."""
+def bind(
+    weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, format: Format = PLAIN,
+    low_rank: Mapping[str, Terms] = MappingProxyType({}),
+) -> Weights:  # fmt: skip
+    """Collect the weights of one stage: matrices under `prefix` as Linear, everything else as arrays.
+
+    Matrices are stored in `format` where they may be rounded. The weights of the stage's norm are named "norm".
+    low_rank: see `Model`.
+    """
     linears: dict[str, Linear] = {}
     experts: dict[str, list[Linear]] = {}
     arrays: dict[str, Array] = {}
@@ -265,7 +337,7 @@ def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, 
             bias = weights.get(f"{prefix}.{module}.bias")
             own = format if Weight(name, array.shape).may_be_rounded else PLAIN
             if kind == "weight" and len(array.shape) == 2:
-                linears[module] = store(array, bias, table, own)
+                linears[module] = store(array, bias, table, own, _term(low_rank.get(name), table))
             elif kind == "weight" and module.startswith("experts."):
                 stack: Any = array, bias
                 experts[module.removeprefix("experts.")] = [
@@ -276,9 +348,11 @@ def bind(weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, 
     return Weights(linears, arrays, experts)
 
 
-def _blocks(
-    spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, format: Format
-) -> Iterator[_Block | _DeepNormBlock]:
+def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:
+    return None if matrices is None else LowRank(*(store(matrix, None, table, PLAIN) for matrix in matrices))
+
+
+def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: _How) -> Iterator[_Block | _DeepNormBlock]:
     by_layer: list[list[str]] = [[] for _ in spec.layers]
     for name in weights:
         if name.startswith("layers."):
@@ -287,25 +361,24 @@ def _blocks(
     for i, layer in enumerate(spec.layers):
         kind = _DeepNormBlock if isinstance(layer, DeepNormLayer) else _Block
         with _named(f"layer {i}"):
-            block = kind(i, spec, {name: weights[name] for name in by_layer[i]}, table, format, scale)
+            block = kind(i, spec, {name: weights[name] for name in by_layer[i]}, how, scale)
         yield block
         scale = residual_scale(layer)
 
 
-def _head(
-    spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, table: OpsTable, format: Format
-) -> api.HeadStage:
+def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: _How) -> api.HeadStage:
     case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
     matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
-    linears = {"head": store(matrix, None, table, format)}
+    term = _term(how.low_rank.get("head.weight"), how.table)
+    linears = {"head": store(matrix, None, how.table, how.format, term)}
     with _named("the head"):
-        return table.stage(api.HEAD, case, Weights(linears, arrays))
+        return how.table.stage(api.HEAD, case, Weights(linears, arrays))
 
 
 @contextmanager
 def _named(part: str) -> Iterator[None]:
-    """Say of which part of a model a matrix is that cannot be stored."""
+    """Name the part of the model in the error for a matrix that cannot be stored."""
     try:
         yield
     except ValueError as e:

@@ -42,19 +42,45 @@ class Product(Protocol):
         ...
 
 
-class Linear(Protocol):
-    """A matrix of a model: `apply(x) ~= x @ dequantize().T + bias`, within what its scheme promises (see quant/).
+@dataclass(frozen=True, eq=False)
+class QuantizedMatrix:
+    """A matrix [out, in] as codes. Number (i, j) is (codes[i, j] - zero point) x scale, with the zero point and the
+    scale of its group; absent zero points are 0. `format` says how many neighbors make a group.
+    """
 
-    A stage that is one kernel takes `weight` [out, in] and `bias` [out] as they come, and lays them down in `format`
-    beside others. One that is composed calls `prepare` once, before `apply`.
+    format: Format
+    codes: Array  # [out, in], int8
+    scales: Array  # [out, groups], float32
+    zero_points: Array | None = None  # [out, groups], int8
+    permutation: Array | None = None  # [in], integers: column j multiplies element permutation[j] of the input
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All arrays that the matrix consists of."""
+        parts = (self.codes, self.scales, self.zero_points, self.permutation)
+        return tuple(part for part in parts if part is not None)
+
+
+class Linear(Protocol):
+    """A matrix of a model: `apply(x) ~= x @ dequantize().T + bias`, within the bound of its scheme (see quant/), plus
+    its low-rank term where it has one.
+
+    A stage that is one kernel takes `data` [out, in] and `bias` [out] as they are, and packs them in `format`. A stage
+    that is composed calls `prepare` once, before `apply`.
     """
 
     @property
     def format(self) -> Format: ...
     @property
-    def weight(self) -> Array: ...
+    def data(self) -> Array | QuantizedMatrix: ...
     @property
     def bias(self) -> Array | None: ...
+    @property
+    def low_rank(self) -> object | None: ...
     @property
     def apply(self) -> Product: ...
     def prepare(self) -> None: ...
@@ -245,14 +271,14 @@ ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 # experts make of it; expert(e, x [n, width]) -> [n, width] is asked once for all tokens of an expert [MoE]
 Expert = Callable[[int, Array], Array]
 EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "primitive")
-# (weight [out, in]) -> codes [out, in], float32 scales [out, groups]: each number is its code times the scale of its
-# group of neighbors, rounded to nearest. Raises ValueError for what cannot be rounded: infinities, NaN [Format]
-QUANTIZE: Op[Callable[[Array], tuple[Array, Array]]] = Op("quantize", "primitive")
-# (codes, scales) -> [out, in], float32 [Format]
-DEQUANTIZE: Op[Callable[[Array, Array], Array]] = Op("dequantize", "primitive")
-# (x [..., in], codes, scales, bias [out] or None) -> [..., out], of x whose tokens are rounded to 255 steps each: the
-# largest magnitude is 127, and a token that is not finite becomes NaN [Format]
-QUANTIZED_LINEAR: Op[Callable[[Array, Array, Array, Array | None], Array]] = Op("quantized_linear", "primitive")
+# (weight [out, in]) -> the matrix as codes, rounded to nearest. Raises ValueError for weights that cannot be rounded:
+# infinities, NaN, or magnitudes beyond the format's scales [Format]
+QUANTIZE: Op[Callable[[Array], QuantizedMatrix]] = Op("quantize", "primitive")
+# (matrix) -> [out, in], float32, its columns in the order of the input [Format]
+DEQUANTIZE: Op[Callable[[QuantizedMatrix], Array]] = Op("dequantize", "primitive")
+# (x [..., in], matrix, bias [out] or None) -> [..., out]. Each token of x is rounded to 255 steps: its largest
+# magnitude is 127; a token that is not finite becomes NaN [Format]
+QUANTIZED_LINEAR: Op[Callable[[Array, QuantizedMatrix, Array | None], Array]] = Op("quantized_linear", "primitive")
 
 # (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or what
 # stands for it until the states are written; `write` is where that will be [no case]
@@ -457,7 +483,11 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def refuses(self, op: Op[Any], case: object) -> str | None:
-        """Why this backend cannot serve `op` for `case`; None if it can."""
+        """Return why this backend cannot serve `op` for `case`; None if it can."""
+        ...
+
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        """Return why the stage must be composed for these weights; None if this backend can fuse it."""
         ...
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]: ...

@@ -48,4 +48,4 @@ def _delta(
         y, h = rule(*qkv, *inputs[3:], arrays["A_log"], arrays["dt_bias"], states[3], lengths)
         return y, (*seen, h)
 
-    return before, along, lambda y, z: linears["out"].apply(norm_gate(y, z, arrays["gate_norm.weight"]))
+    return Parts(before, along, lambda y, z: linears["out"].apply(norm_gate(y, z, arrays["gate_norm.weight"])))

@@ -50,7 +50,7 @@ def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
         y, h = scan(x, linears["dt"].apply(dt), arrays["A_log"], b, c, arrays["D"], states[1], lengths)
         return y, (seen, h)
 
-    return before, along, lambda y, z: linears["out"].apply(gate(y, z))
+    return Parts(before, along, lambda y, z: linears["out"].apply(gate(y, z)))
 
 
 def _inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
@@ -81,7 +81,7 @@ def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> Parts:
         y, h = ssd(x, dt, arrays["dt_bias"], arrays["A_log"], b, c, arrays["D"], states[1], lengths)
         return y, (seen, h)
 
-    return before, along, lambda y, z: linears["out"].apply(norm(y, z, arrays["gate_norm.weight"]))
+    return Parts(before, along, lambda y, z: linears["out"].apply(norm(y, z, arrays["gate_norm.weight"])))
 
 
 def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitives) -> Parts:
@@ -97,7 +97,7 @@ def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitiv
         y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
         return y, (seen,)
 
-    return before, along, lambda y, c: linears["out"].apply(multiply(c, y))
+    return Parts(before, along, lambda y, c: linears["out"].apply(multiply(c, y)))
 
 
 def _gated_convolution(case: GatedConvolution, weights: Weights, table: Primitives) -> Parts:
@@ -113,7 +113,7 @@ def _gated_convolution(case: GatedConvolution, weights: Weights, table: Primitiv
         y, seen = conv(inputs[0], states[0], arrays["conv.weight"], weights.vector("conv.bias"), lengths)
         return act(y), (seen,)
 
-    return before, along, lambda y, gate: linears["out"].apply(multiply(y, gate))
+    return Parts(before, along, lambda y, gate: linears["out"].apply(multiply(y, gate)))
 
 
 def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives) -> Parts:
@@ -127,7 +127,7 @@ def _taylor_attention(case: TaylorAttention, weights: Weights, table: Primitives
         y, sums = attend(q, k, v, states[0], lengths)
         return y, (sums,)
 
-    return before, along, lambda y, x: linears["o"].apply(y)
+    return Parts(before, along, lambda y, x: linears["o"].apply(y))
 
 
 def _lightning_attention(case: LightningAttention, weights: Weights, table: Primitives) -> Parts:
@@ -145,7 +145,7 @@ def _lightning_attention(case: LightningAttention, weights: Weights, table: Prim
         y, h = attend(q, k, v, states[0], lengths)
         return y, (h,)
 
-    return before, along, lambda y, z: linears["out"].apply(gated(norm(y, weight, None), z))
+    return Parts(before, along, lambda y, z: linears["out"].apply(gated(norm(y, weight, None), z)))
 
 
 def _state_space(case: S4 | S4D, weights: Weights, table: Primitives) -> Parts:
@@ -162,7 +162,7 @@ def _state_space(case: S4 | S4D, weights: Weights, table: Primitives) -> Parts:
         a, b = split(weights.linears["out"].apply(act(y)), sizes)
         return gated(a, b)
 
-    return lambda x: ((x,), x), along, after
+    return Parts(lambda x: ((x,), x), along, after)
 
 
 _PARTS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Kept, Op, Rotary, Segments, SequenceBucket, States, Weights
-from ridgeline.ops.parts import Ops
+from ridgeline.ops.api import Array, Op, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
 from ridgeline.spec.quant import Format
@@ -104,7 +104,7 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
 
 
 def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
-    """x [T, width] -> the queries or keys [T, num, D]: projected, normalized, turned."""
+    """x [T, width] -> the queries or keys [T, num, D]: projected, normalized, rotated."""
     linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
     normalize = _norm(m.qk_norm, f"{name}_norm", weights, table)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
@@ -144,16 +144,16 @@ def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[.
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
     queries, kv_a = _latent_queries(m, weights, table), weights.linears["kv_a"]
 
-    def turn(x: Array, rotary: Rotary | None) -> Array:
+    def rotate(x: Array, rotary: Rotary | None) -> Array:
         return rope(x, rotary) if rope and rotary else x
 
     def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
         q, kept = split(queries(x), m.num_heads), split(kv_a.apply(x), 1)
-        still, turned = cut(q, 0, m.qk_nope_head_dim), cut(q, m.qk_nope_head_dim, m.qk_head_dim)
+        still, rotated = cut(q, 0, m.qk_nope_head_dim), cut(q, m.qk_nope_head_dim, m.qk_head_dim)
         latent, key = cut(kept, 0, m.kv_lora_rank), cut(kept, m.kv_lora_rank, m.row)
-        return residual, join(still, turn(turned, rotary)), join(latent_norm(latent), turn(key, rotary))
+        return residual, join(still, rotate(rotated, rotary)), join(latent_norm(latent), rotate(key, rotary))
 
     return run
 
@@ -175,28 +175,13 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Call
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     take, gather = table.primitive(api.TAKE), table.primitive(api.GATHER)
-    before, along, after = bind_mixer(case.mixer, weights, table)
 
-    def run(
-        residual: Array, delta: Array | None, states: States, kept: Kept, segments: Segments
-    ) -> tuple[Array, Array, States, Kept]:
+    def first(residual: Array, delta: Array | None) -> tuple[Array, Array]:
         residual = accumulate(residual, delta)
-        own, gate = before(norm(residual))
-        both = [*zip(kept, own, strict=True)] if kept else None
+        return residual, norm(residual)
 
-        def follow(bucket: SequenceBucket, given: States) -> tuple[Array, States]:
-            rows, begin = bucket.rows, [take(state, bucket.members) for state in given]
-            inputs = [gather(x, 1, rows) for x in both] if both else [take(x, rows) for x in own]
-            return along(inputs, begin, bucket.lengths)
-
-        outputs, left = zip(*(follow(bucket, states) for bucket in segments.buckets), strict=True)
-        states = tuple(gather(s, 1, segments.sequence_order) for s in zip(*left, strict=True))
-        drafted = [follow(bucket, states)[0] for bucket in segments.drafts]
-        y = gather([*outputs, *drafted], 2, segments.order)
-        keep = segments.keep
-        return residual, after(y, gate), states, () if keep is None else [take(x, keep) for x in own]
-
-    return run
+    parts = bind_mixer(case.mixer, weights, table)
+    return recurrent_body(first, parts, follow_segments(parts.along, take, gather), take)
 
 
 def _mlp_block(case: MLPBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
@@ -257,11 +242,12 @@ def _expert_block(case: MoE, weights: Weights, table: Ops) -> Callable[..., Arra
 
 
 class _PlainProduct:
-    """A matrix in the type that it came in."""
+    """A matrix in the type of the checkpoint."""
 
     def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
-        self._weight, self._bias, self._memory = matrix.weight, matrix.bias, table.memory
+        assert not isinstance(matrix.data, QuantizedMatrix)
+        self._weight, self._bias, self._memory = matrix.data, matrix.bias, table.memory
         self._linear = table.primitive(api.LINEAR)
 
     def __call__(self, x: Array) -> Array:
@@ -271,24 +257,26 @@ class _PlainProduct:
         return self._memory.widen(self._weight)
 
 
-class _RoundedProduct:
-    """A matrix as codes and scales."""
+class _QuantizedProduct:
+    """A matrix as codes and scales. Floats are rounded here, codes are used as they are."""
 
     def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
-        self._codes, self._bias = table.primitive(api.QUANTIZE, case)(matrix.weight), matrix.bias
+        quantize = table.primitive(api.QUANTIZE, case)
+        self._matrix = matrix.data if isinstance(matrix.data, QuantizedMatrix) else quantize(matrix.data)
+        self._bias = matrix.bias
         self._linear = table.primitive(api.QUANTIZED_LINEAR, case)
-        self._widen = table.primitive(api.DEQUANTIZE, case)
+        self._dequantize = table.primitive(api.DEQUANTIZE, case)
 
     def __call__(self, x: Array) -> Array:
-        return self._linear(x, *self._codes, self._bias)
+        return self._linear(x, self._matrix, self._bias)
 
     def dequantize(self) -> Array:
-        return self._widen(*self._codes)
+        return self._dequantize(self._matrix)
 
 
 def _product(case: Format, weights: Weights, table: Ops) -> api.Product:
-    return (_RoundedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
+    return (_QuantizedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
 
 
 def _head(case: Head, weights: Weights, table: Ops) -> Callable[..., Any]:

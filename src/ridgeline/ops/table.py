@@ -59,9 +59,20 @@ class OpsTable:
     def stage(self, op: Op[F], case: object, weights: Weights) -> F:
         """The kernel of a stage with its weights bound; composed of primitives where no backend fuses it."""
         backend = self._choose(op, case)
-        if backend is None:
+        reason = backend.refuses_weights(op, weights) if backend else None
+        if backend is None or reason is not None:
+            if backend is not None:
+                self._record_composed(op, case, backend.name, str(reason))
             return compose(op, case, weights, self)  # type: ignore[return-value]
         return backend.stage(op, case, weights)  # type: ignore[return-value]
+
+    def _record_composed(self, op: Op[Any], case: object, backend: str, reason: str) -> None:
+        """Record that a stage is composed because of its weights, beside the choice for its case alone."""
+        if self._overrides.get(op.name) == backend:
+            raise DeviceError(f"--ops {op.name}={backend}: {reason}")
+        found = self._choices[op.name, case]
+        own = Choice(op.name, op.level, found.case, COMPOSED, (*found.refusals, (backend, reason)))
+        self._choices[op.name, (case, reason)] = own
 
     def choose(self, op: Op[Any], case: object = None) -> Choice:
         """Make, or look up, the choice for an op and a case, without building anything."""

@@ -1,4 +1,4 @@
-"""A matrix in 4 bits: rounded to nearest, in 7.5 steps to the largest magnitude of each group of a row's neighbors."""
+"""Matrices in 4 bits: each group of a row's neighbors has a scale, its largest magnitude divided by 7.5."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from ridgeline.spec.quant import Format
 
 
 class Int4Linear(StoredLinear):
-    """A float16 scale for each group of 32 or 128 numbers. Tokens are rounded as they are for int8, so that the sum of
-    a group is one of whole numbers, which is exact.
+    """Codes from -8 to 7 with one float16 scale for each group of 32 or 128 numbers.
+
+    Activations are rounded to int8 for each token, so that the sum of a group is a sum of whole numbers, and exact.
     """
 
     @staticmethod
     def bound(x: Floats, weight: Floats, bias: Floats, format: Format) -> Floats:
-        """What rounding a token moves; then groups are added up in float32, and meet the token's scale and the bias."""
-        return token_bound(x, weight, bias, -(-x.shape[1] // format.group) + 2)
+        """Add the error of rounding tokens to that of float32 sums over groups, the token's scale and the bias."""
+        return token_bound(x, weight, bias, format.num_groups(x.shape[1]) + 2)

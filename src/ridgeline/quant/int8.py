@@ -1,4 +1,4 @@
-"""A matrix in 8 bits: rounded to nearest, in 127 steps to the largest magnitude of each row."""
+"""Matrices in 8 bits: each row has a scale, its largest magnitude divided by 127."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from ridgeline.spec.quant import Format
 
 
 class Int8Linear(StoredLinear):
-    """Each number is within half of its row's scale of what was stored. Tokens are rounded likewise, so that a product
-    is one of whole numbers, which is exact.
+    """Codes from -127 to 127 with one float32 scale for each row, rounded to nearest.
+
+    Activations are rounded likewise for each token, so that a product is a sum of whole numbers, which is exact.
     """
 
     @staticmethod
     def bound(x: Floats, weight: Floats, bias: Floats, format: Format) -> Floats:
-        """What rounding a token moves; then the sum becomes a float32, meets two scales, each rounded, and the bias."""
+        """Add the error of rounding tokens to five roundings: the sum, two scales, their product and the bias."""
         return token_bound(x, weight, bias, 5)

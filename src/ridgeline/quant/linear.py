@@ -1,4 +1,4 @@
-"""What all schemes share: a matrix as it comes, and the product that is made of it."""
+"""Shared parts of all schemes: a stored matrix, its product, its low-rank term, and error bounds."""
 
 from __future__ import annotations
 
@@ -8,59 +8,115 @@ from typing import Any
 import numpy as np
 
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Product, Weights
+from ridgeline.ops.api import Array, Linear, Product, QuantizedMatrix, Weights
 from ridgeline.spec.quant import Format
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
+class LowRank:
+    """An additive term of rank r: x -> up(down(x)).
+
+    It is added to the product of a matrix, before what follows in the stage: the norm and rotation of queries and keys,
+    the activation of an MLP. A scale such as LoRA's alpha / r belongs in `up` (arXiv:2106.09685).
+
+    Args:
+        down: a matrix [r, in]; up: a matrix [out, r]. Neither is prepared yet, and neither has a term of its own.
+
+    Raises:
+        ValueError: for matrices that do not follow each other.
+    """
+
+    def __init__(self, down: Linear, up: Linear) -> None:
+        rank, columns = down.data.shape
+        rows, inner = up.data.shape
+        if inner != rank:
+            raise ValueError(
+                f"a low-rank term needs matrices [r, in] and [out, r], not {rank, columns} and {rows, inner}"
+            )
+        self.down, self.up, self.rank, self.shape = down, up, rank, (rows, columns)
+
+
 class StoredLinear(ABC):
     """A matrix of a model in one format; an `ops.api.Linear`.
 
-    weight [out, in], float32, bfloat16 or float16; bias [out], float32, or None. A scheme whose numbers are chosen
-    with the help of data will bring codes and scales in place of a weight, and its own way to lay them down.
+    Args:
+        data: [out, in] in float32, bfloat16 or float16; or codes and scales in `format`.
+        bias: [out], float32, or None.
+        table: kernels of the device.
+        format: how floats are rounded.
+        low_rank: a term that is added to each product, or None.
+
+    Raises:
+        ValueError: for codes of another format, or a low-rank term of another shape.
     """
 
-    def __init__(self, weight: Array, bias: Array | None, table: OpsTable, format: Format) -> None:
-        self.format, self.weight, self.bias = format, weight, bias
+    def __init__(
+        self, data: Array | QuantizedMatrix, bias: Array | None, table: OpsTable, format: Format,
+        low_rank: LowRank | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(data, QuantizedMatrix) and data.format != format:
+            raise ValueError(f"codes are {data.format.name}, and the matrix is to be stored as {format.name}")
+        if low_rank is not None and low_rank.shape != tuple(data.shape):
+            raise ValueError(f"a low-rank term of {low_rank.shape} does not fit a matrix of {tuple(data.shape)}")
+        self.format, self.data, self.bias, self.low_rank = format, data, bias, low_rank
         self._table = table
         self._product: Product | None = None
 
     def prepare(self) -> None:
-        """Make the product; of what came, it keeps what it needs."""
+        """Build the product. The data itself is not kept; the product keeps what it needs of it."""
         if self._product is None:
-            self._product = self._table.stage(api.PRODUCT, self.format, Weights({"matrix": self}, {}))
-            del self.weight
+            product = self._table.stage(api.PRODUCT, self.format, Weights({"matrix": self}, {}))
+            self._product = product if self.low_rank is None else _WithTerm(product, self.low_rank, self._table)
+            del self.data
 
     @property
     def apply(self) -> Product:
-        """x [..., in] -> [..., out], float32. `prepare` comes first."""
+        """Multiply x [..., in] to [..., out], float32. `prepare` must have been called."""
         assert self._product is not None
         return self._product
 
     def dequantize(self) -> Array:
-        """The matrix that `apply` multiplies with, float32 [out, in]."""
+        """Return the matrix that `apply` multiplies with, float32 [out, in], without its low-rank term."""
         return self.apply.dequantize()
 
     @staticmethod
     @abstractmethod
     def bound(x: Floats, weight: Floats, bias: Floats, format: Format) -> Floats:
-        """How far `apply` may be from `x @ dequantize().T + bias`, for each result, [T, out].
+        """Return the largest error of `apply` against `x @ dequantize().T + bias`, [T, out].
 
-        x [T, in], weight: the dequantized matrix, bias [out]; in float64.
+        x: [T, in]; weight: the dequantized matrix [out, in]; bias: [out]; all in float64.
         """
 
 
+class _WithTerm:
+    """A product with a low-rank term added to it."""
+
+    def __init__(self, product: Product, term: LowRank, table: OpsTable) -> None:
+        term.down.prepare()
+        term.up.prepare()
+        self._product, self._down, self._up = product, term.down.apply, term.up.apply
+        self._add = table.primitive(api.ADD)
+
+    def __call__(self, x: Array) -> Array:
+        return self._add(self._product(x), self._up(self._down(x)), 1.0)
+
+    def dequantize(self) -> Array:
+        return self._product.dequantize()
+
+
 def gamma(terms: int) -> float:
-    """The relative error of so many roundings to float32, one after the other (Higham, Accuracy and Stability of
-    Numerical Algorithms, 3.1)."""
+    """Return the relative error of `terms` roundings to float32 in a row (Higham, Accuracy and Stability of Numerical
+    Algorithms, 3.1)."""
     unit = 2.0**-24
     return terms * unit / (1 - terms * unit)
 
 
 def token_bound(x: Floats, weight: Floats, bias: Floats, roundings: int) -> Floats:
-    """Of a product whose tokens are rounded to 127 steps: half a step for each of their numbers, and a number of
-    roundings of what is added up."""
+    """Return the error bound of a product whose activations are rounded to 127 steps for each token.
+
+    The bound is half a step for each number of a token, and `roundings` roundings to float32 of the sum.
+    """
     step = (0.5 + 2.0**-15) * np.abs(x).max(1, keepdims=True, initial=0.0) / 127
     size = np.abs(weight).T
     rounded: Floats = (np.abs(x) + step) @ size + np.abs(bias)

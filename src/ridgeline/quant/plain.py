@@ -1,4 +1,4 @@
-"""A matrix as the checkpoint holds it: float32, bfloat16 or float16, widened to float32 where it meets activations."""
+"""Matrices in the type of the checkpoint: float32, bfloat16 or float16, converted to float32 in products."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ridgeline.spec.quant import Format
 
 
 class PlainLinear(StoredLinear):
-    """Nothing is lost: `apply` is exact but for float32 rounding of the sum, in whatever order."""
+    """A matrix without loss: `apply` differs from the exact product only by float32 rounding, in any order of sums."""
 
     @staticmethod
     def bound(x: Floats, weight: Floats, bias: Floats, format: Format) -> Floats:
-        """Roundings of as many products and sums as there are columns, and of the bias."""
+        """Count one rounding for each column, and one for the bias."""
         return gamma(x.shape[1] + 1) * (np.abs(x) @ np.abs(weight).T + np.abs(bias))

@@ -9,6 +9,7 @@ from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Weights
 from ridgeline.ops.cpu.blocks import BLOCKS
+from ridgeline.ops.cpu.matrices import refuses_weights
 from ridgeline.ops.cpu.primitives import KERNELS
 from ridgeline.ops.cpu.stages import FUSED
 
@@ -32,6 +33,9 @@ class CpuBackend:
         if op in STAGES:
             return STAGES[op].refuses(case)
         return "moves numbers only, as numpy does" if op in _MOVES else "is part of what a kernel serves whole"
+
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        return refuses_weights(op, weights)
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return KERNELS[op].make(case, self._pool)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ridgeline._kernels import Pool, Projection, turn
+from ridgeline._kernels import Pool, Projection, rotate
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary, Weights
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
@@ -49,7 +49,7 @@ def norm(case: RMSNorm | LayerNorm, pool: Pool) -> Callable[[Floats, Floats, Flo
 def rope(case: Rope, pool: Pool) -> Callable[[Floats, Rotary], Floats]:
     def run(x: Floats, rotary: Rotary) -> Floats:
         out = x.copy(order="C")
-        turn(pool, out, x.shape[-1], 0, case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
+        rotate(pool, out, x.shape[-1], 0, case.dim, case.interleaved, np.asarray(rotary.cos), np.asarray(rotary.sin))
         return out
 
     return run

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from ridgeline._kernels import Matrix, Norm, Pool
-from ridgeline.ops.api import Linear
+from ridgeline.ops import api
+from ridgeline.ops.api import Linear, Op, QuantizedMatrix, Weights
+from ridgeline.ops.host.quant import quantize
 from ridgeline.ops.mapped import release
 from ridgeline.spec import LayerNorm, RMSNorm
+from ridgeline.spec.quant import Format, Scheme
 
 Ndarray = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -20,34 +24,71 @@ Kind = Literal["float32", "bfloat16", "float16"]
 Name = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
 PLAIN: dict[Kind, Name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-ROUNDED: dict[int, Name] = {8: "int8", 4: "int4"}  # by bits
+QUANTIZED: dict[Scheme, Name] = {"int8": "int8", "int4": "int4"}
+# Matrices that one kernel multiplies with at once, by their names in a stage.
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"))
 
 
 def kind_of(array: Ndarray) -> Kind:
-    """What a matrix's numbers are. Raises TypeError for a type that no kernel reads."""
+    """Return the type of a matrix's numbers. Raises TypeError for a type that no kernel reads."""
     for kind in PLAIN:
         if array.dtype.name == kind:
             return kind
     raise TypeError(f"a matrix of {array.dtype} is none of {', '.join(PLAIN)}")
 
 
-def build_matrix(pool: Pool, linears: Sequence[Linear], *, interleave: bool = False) -> Matrix:
-    """Matrices of one width and format, one below the other; in float32 where they keep types of their own that differ.
+def refuses_weights(op: Op[Any], weights: Weights) -> str | None:
+    """Return why no kernel serves a stage over these matrices; None if one does."""
+    named = [*weights.linears.items(), *((name, m) for name, all in weights.experts.items() for m in all)]
+    for name, linear in named:
+        if linear.low_rank is not None and op is not api.PRODUCT:
+            return f"{name} has a low-rank term, which is added to the product before the rest of the stage"
+        if isinstance(linear.data, QuantizedMatrix):
+            for part in ("zero_points", "permutation"):
+                if getattr(linear.data, part) is not None:
+                    return f"{name} has {part.replace('_', ' ')}, which kernels do not read"
+    groups = [[weights.linears[n] for n in names if n in weights.linears] for names in TOGETHER]
+    groups += [
+        list(chain.from_iterable(weights.experts.get(n, ()) for n in names)) for names in (("gate", "up"), ("down",))
+    ]
+    if any(len({linear.format for linear in group}) > 1 for group in groups):
+        return "matrices that one kernel multiplies with at once are in different formats"
+    return None
 
-    What they came in is let go, as far as it is a file's.
+
+def build_matrix(pool: Pool, linears: Sequence[Linear], *, interleave: bool = False) -> Matrix:
+    """Pack matrices of one hidden size and format, one below the other, and release the pages of their files.
+
+    Plain matrices of different types become float32. Where one matrix comes as codes, the others are rounded first.
     """
-    parts: list[Any] = [linear.weight for linear in linears]
-    biases: list[Any] = [linear.bias for linear in linears]
     (format,) = {linear.format for linear in linears}
+    biases: list[Any] = [linear.bias for linear in linears]
+    data: list[Any] = [linear.data for linear in linears]
+    if any(isinstance(part, QuantizedMatrix) for part in data):
+        matrix = _pack_codes(pool, data, format, biases, interleave)
+    else:
+        matrix = _pack_floats(pool, data, format, biases, interleave)
+    for part in data:
+        for array in part.arrays if isinstance(part, QuantizedMatrix) else (part,):
+            release(array)
+    return matrix
+
+
+def _pack_floats(pool: Pool, parts: list[Ndarray], format: Format, biases: list[Any], interleave: bool) -> Matrix:
     kinds = {kind_of(part) for part in parts}
     if len(kinds) > 1:
         parts = [part.astype(np.float32) for part in parts]
     kind = kinds.pop() if len(kinds) == 1 else "float32"
-    name = ROUNDED[format.bits] if format.is_lossy else PLAIN[kind]
-    matrix = Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave)
-    for linear in linears:
-        release(linear.weight)
-    return matrix
+    name = QUANTIZED[format.scheme] if format.is_lossy else PLAIN[kind]
+    return Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave)
+
+
+def _pack_codes(pool: Pool, parts: list[Any], format: Format, biases: list[Any], interleave: bool) -> Matrix:
+    coded = [part if isinstance(part, QuantizedMatrix) else quantize(format)(part) for part in parts]
+    codes: list[Any] = [np.ascontiguousarray(part.codes) for part in coded]
+    scales: list[Any] = [np.ascontiguousarray(part.scales) for part in coded]
+    name = QUANTIZED[format.scheme]
+    return Matrix(pool, codes, "codes", name, format.group, biases, interleave, scales)
 
 
 def build_rows(pool: Pool, rows: Ndarray) -> Matrix:

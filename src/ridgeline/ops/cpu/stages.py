@@ -76,12 +76,12 @@ def _heads(
 ) -> Callable[[Floats, Floats | None, Rotary | None, list[Floats]], Floats]:
     """Projections `names` into outputs; gives the residual."""
     m = case.mixer
-    turned = names.replace("v", "")
-    norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in turned] if m.qk_norm else []
+    rotated = names.replace("v", "")
+    norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in rotated] if m.qk_norm else []
     rope_dim, pairs = (m.rope.dim, m.rope.interleaved) if m.rope else (0, False)
     kernel = Heads(
         pool, _matrix(weights, names, pool), norm_of(case.norm, "norm", weights), case.residual_scale,
-        m.head_dim, rope_dim, pairs, m.qk_norm_over == "all_heads", [n for n in norms if n], len(turned),
+        m.head_dim, rope_dim, pairs, m.qk_norm_over == "all_heads", [n for n in norms if n], len(rotated),
     )  # fmt: skip
 
     def run(residual: Floats, delta: Floats | None, rotary: Rotary | None, outs: list[Floats]) -> Floats:
@@ -132,7 +132,7 @@ def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float
 def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
     """The router (and the gate of what every token visits) with the residual sum; the choice; the experts."""
     norm = norm_of(case.norm, "norm", weights)
-    scores = Parts(
+    scores = Products(
         weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
     )
     choose, choice_bias = route(moe, pool), weights.vector("choice.bias")
@@ -155,7 +155,7 @@ Routed = Callable[[Floats, Ints, Floats, Floats | None, Floats | None], Floats] 
 
 
 def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
-    width = weights.experts["down"][0].weight.shape[0]
+    width = weights.experts["down"][0].data.shape[0]
     kernel = build_experts(moe, weights, pool, norm)
 
     def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
@@ -168,7 +168,10 @@ def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Route
 
 def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
     """Between a matrix into their space and one out of it."""
-    into, out_of = Parts(weights, ("latent_in",), norm, 1.0, pool), Parts(weights, ("latent_out",), None, 1.0, pool)
+    into, out_of = (
+        Products(weights, ("latent_in",), norm, 1.0, pool),
+        Products(weights, ("latent_out",), None, 1.0, pool),
+    )
     inside, plus, gated = _experts(moe, weights, None, pool), add(None, pool), sigmoid_gate(None, pool)
 
     def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
@@ -193,11 +196,11 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
     return stage
 
 
-class Parts:
-    """A residual sum and a norm before several matrices of one width; one pass for all that are of one format."""
+class Products:
+    """Several matrices with the same input, after a residual sum and a norm; one kernel for all of one format."""
 
     def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
-        self._rows, self._pool = [weights.linears[name].weight.shape[0] for name in names], pool
+        self._rows, self._pool = [weights.linears[name].data.shape[0] for name in names], pool
         by_format: dict[Format, list[int]] = {}
         for i, name in enumerate(names):
             by_format.setdefault(weights.linears[name].format, []).append(i)

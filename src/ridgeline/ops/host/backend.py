@@ -53,6 +53,9 @@ class NumpyBackend:
     def refuses(self, op: Op[Any], case: object) -> str | None:
         return None if op in _PLAIN or op in _BY_CASE else "defined by its composition"
 
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        return None
+
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         kernel = _PLAIN[op] if op in _PLAIN else _BY_CASE[op](case)
         return kernel if op in _MOVES else np.errstate(all="ignore")(kernel)

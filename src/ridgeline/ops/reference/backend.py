@@ -61,6 +61,9 @@ class ReferenceBackend:
     def refuses(self, op: Op[Any], case: object) -> str | None:
         return None if op in self._plain or op in _BY_CASE else "defined by its composition"
 
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        return None
+
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
         return self._plain[op] if op in self._plain else _BY_CASE[op](case)
 
@@ -82,6 +85,9 @@ class SdpaBackend:
             return "has no sinks"
         if isinstance(case, Attention) and case.pattern is not None:
             return "sees whole windows only"
+        return None
+
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
         return None
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:

@@ -82,9 +82,9 @@ def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) ->
 
 def _absorbed(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
     """q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
-    still, turned = q.split((case.qk_nope_head_dim, case.qk_rope_head_dim), -1)
+    still, rotated = q.split((case.qk_nope_head_dim, case.qk_rope_head_dim), -1)
     k_up, v_up = kv_b.split((case.qk_nope_head_dim, case.v_head_dim), 1)
-    queries = torch.cat((torch.einsum("nmhd,hdr->nmhr", still, k_up), turned), -1)
+    queries = torch.cat((torch.einsum("nmhd,hdr->nmhr", still, k_up), rotated), -1)
     latents = context.rows[..., : case.kv_lora_rank]
     outputs = []
     for at, block in _query_blocks(queries, context):
@@ -97,10 +97,10 @@ def _absorbed(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) 
 
 def _rebuilt(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
     """The same, over keys [n, h, S, nope + rope] and values [n, h, S, value]."""
-    latents, turned = context.rows.split((case.kv_lora_rank, case.qk_rope_head_dim), -1)
+    latents, rotated = context.rows.split((case.kv_lora_rank, case.qk_rope_head_dim), -1)
     made = torch.einsum("nsr,hdr->nhsd", latents, kv_b)
     still, values = made.split((case.qk_nope_head_dim, case.v_head_dim), -1)
-    keys = torch.cat((still, turned[:, None].expand(-1, q.shape[2], -1, -1)), -1)
+    keys = torch.cat((still, rotated[:, None].expand(-1, q.shape[2], -1, -1)), -1)
     outputs = []
     for at, block in _query_blocks(q, context):
         weights = _weights(case, torch.einsum("nmhd,nhsd->nmhs", block, keys), context, at)

@@ -72,14 +72,14 @@ def rotary(dtype: torch.dtype):
 def rope(case: Rope):
     def rotate(x: Tensor, table: Rotary) -> Tensor:
         cos, sin = table.cos[:, None], table.sin[:, None]  # [T, 1, dim / 2]
-        turned, kept = x[..., : case.dim], x[..., case.dim :]
+        rotated, kept = x[..., : case.dim], x[..., case.dim :]
         if case.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
         else:
-            a, b = turned.chunk(2, -1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        return torch.cat((turned, kept), -1)
+            a, b = rotated.chunk(2, -1)
+            rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return torch.cat((rotated, kept), -1)
 
     return rotate
 

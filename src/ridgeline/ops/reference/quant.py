@@ -1,60 +1,95 @@
-"""Matrices rounded to nearest, and products of tokens that are rounded too."""
+"""Quantized matrices and products with rounded tokens, in torch."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.reference.primitives import WIDEN_BLOCK
 from ridgeline.spec.quant import Format
 
-LEAST = 2.0**-100  # a magnitude below has no inverse: it counts as zero
+LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
+
+
+def _int8_scales(peaks: Tensor) -> tuple[Tensor, Tensor]:
+    scales = torch.where(peaks > LEAST, peaks / 127, 0 * peaks)  # infinities and NaN stay
+    return scales, torch.where(peaks > LEAST, over(127, peaks), torch.zeros_like(peaks))
+
+
+def _int4_scales(peaks: Tensor) -> tuple[Tensor, Tensor]:
+    scales = (peaks / 7.5).half().float()
+    return scales, torch.where(scales > 0, over(1, scales), torch.zeros_like(scales))
+
+
+# Scheme -> (largest magnitudes -> scales and their inverses), the least code, the largest code.
+ROUNDINGS = {"int8": (_int8_scales, -127, 127), "int4": (_int4_scales, -8, 7)}
+
+
+class Matrix(NamedTuple):
+    """The parts of a QuantizedMatrix as tensors."""
+
+    codes: Tensor
+    scales: Tensor
+    zero_points: Tensor | None
+    permutation: Tensor | None
 
 
 def quantize(case: Format):
-    def run(weight: Tensor) -> tuple[Tensor, Tensor]:
+    scales_of, low, high = ROUNDINGS[case.scheme]
+
+    def run(weight: Tensor) -> QuantizedMatrix:
         group = case.group or weight.shape[1]
         wide = weight.float()
-        parts = wide.split(group, 1)
-        peaks = torch.stack([part.abs().amax(1) for part in parts], 1)
-        if case.bits == 8:
-            scales = torch.where(peaks > LEAST, peaks / 127, 0 * peaks)  # an infinity or a NaN stays
-            inverse = torch.where(peaks > LEAST, over(127, peaks), torch.zeros_like(peaks))
-        else:
-            scales = (peaks / 7.5).half().float()
-            inverse = torch.where(scales > 0, over(1, scales), torch.zeros_like(scales))
+        scales, inverse = scales_of(torch.stack([part.abs().amax(1) for part in wide.split(group, 1)], 1))
         if not scales.isfinite().all():
             raise ValueError(f"a weight is not finite, or too large for {case.name}")
-        low, high = (-127, 127) if case.bits == 8 else (-8, 7)
-        return (wide * spread(inverse, wide.shape[1], group)).round().clamp(low, high).to(torch.int8), scales
+        codes = (wide * spread(inverse, wide.shape[1], group)).round().clamp(low, high).to(torch.int8)
+        return QuantizedMatrix(case, codes, scales)
 
     return run
 
 
 def dequantize(case: Format):
-    def run(codes: Tensor, scales: Tensor) -> Tensor:
-        return codes.float() * spread(scales, codes.shape[1], case.group or codes.shape[1])
+    def run(matrix: Matrix) -> Tensor:
+        columns = matrix.codes.shape[1]
+        wide = _numbers(matrix, case.group or columns) * spread(matrix.scales, columns, case.group or columns)
+        if matrix.permutation is None:
+            return wide
+        return torch.empty_like(wide).index_copy(1, matrix.permutation, wide)
 
     return run
 
 
+def _numbers(matrix: Matrix, group: int) -> Tensor:
+    """Return the codes without their zero points, in float32: whole numbers."""
+    wide = matrix.codes.float()
+    if matrix.zero_points is None:
+        return wide
+    return wide - spread(matrix.zero_points.float(), wide.shape[1], group)
+
+
 def over(number: int, x: Tensor) -> Tensor:
-    """number / x, rounded once; what torch makes of the plain spelling is number * (1 / x)."""
+    """Return number / x, rounded once; torch computes `number / x` as number * (1 / x)."""
     return torch.full_like(x, number) / x
 
 
 def spread(scales: Tensor, columns: int, group: int) -> Tensor:
-    """[out, groups] -> [out, columns]."""
+    """Repeat a number for each group for each column: [out, groups] -> [out, columns]."""
     return scales.repeat_interleave(group, 1)[:, :columns]
 
 
 def quantized_linear(case: Format):
-    def run(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        steps, scale = _tokens(x)
+    def run(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        codes = matrix.codes
+        steps, scale = _tokens(x if matrix.permutation is None else x[..., matrix.permutation])
         group = case.group or codes.shape[1]
+        numbers = codes if matrix.zero_points is None else _numbers(matrix, group)
         rows = max(1, WIDEN_BLOCK // codes.shape[1])
         outputs = []
-        for some, of_group in zip(codes.split(rows), scales.split(rows), strict=True):
+        for some, of_group in zip(numbers.split(rows), matrix.scales.split(rows), strict=True):
             total = torch.zeros((), dtype=torch.float64, device=x.device)
             for part, number, one in zip(steps.split(group, -1), some.split(group, 1), of_group.unbind(1), strict=True):
                 total = total + part @ number.to(part.dtype).T * one
@@ -66,8 +101,9 @@ def quantized_linear(case: Format):
 
 
 def _tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., in] as whole numbers up to 127, in float64 where their sums are exact; what a token's are multiplied by,
-    [..., 1].
+    """Return x [..., in] as whole numbers of at most 127, and the scale of each token [..., 1].
+
+    The numbers are in float64, in which their sums are exact.
     """
     peak = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)
     is_finite = peak.isfinite()

@@ -1,0 +1,165 @@
+"""Matrices that come as codes and scales: no path through floats, the same bits as matrices that are rounded here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oracle.ours import SPECS, random_weights
+from ridgeline.errors import CheckpointError
+from ridgeline.nn import Model
+from ridgeline.ops import OpsTable, api, open_table
+from ridgeline.ops.api import QuantizedMatrix
+from ridgeline.ops.host.backend import NumpyBackend
+from ridgeline.ops.host.memory import NumpyMemory
+from ridgeline.quant import store
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec.quant import FORMATS, Format
+
+TABLES = {
+    "cpu": open_table("cpu"),
+    "numpy": OpsTable(NumpyMemory(), (NumpyBackend(),)),
+    "reference": open_table("reference"),
+}
+ROUNDED = {name: format for name, format in FORMATS.items() if format.is_lossy}
+# Of the codes and scales below, before schemes had names of their own.
+DIGESTS = {"int8": "adb27d3a8454d4f0", "int4": "994a48f52c0150cc", "int4-128": "19c77a5d4f7745a2"}
+
+
+def drawn(rows: int = 45, columns: int = 300) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    weight = rng.integers(-(2**20), 2**20, (rows, columns)).astype(np.float32)
+    weight *= np.exp2(rng.integers(-30, 0, (rows, columns))).astype(np.float32) * np.float32(2.0**-20)
+    weight[3] = 0
+    return weight
+
+
+def tokens(columns: int = 300) -> np.ndarray:
+    return np.random.default_rng(8).normal(size=(5, columns)).astype(np.float32)
+
+
+def coded(format: Format, weight: np.ndarray) -> QuantizedMatrix:
+    return NumpyBackend().primitive(api.QUANTIZE, format)(weight)
+
+
+def on(table: OpsTable, matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """The matrix with its arrays on a device."""
+    if table.memory.device != "reference":
+        return matrix
+    parts = {n: torch.from_numpy(x) for n in ("codes", "scales", "zero_points", "permutation")
+             if (x := getattr(matrix, n)) is not None}  # fmt: skip
+    return replace(matrix, **parts)
+
+
+def products(table: OpsTable, matrix: Any, format: Format, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    linear = store(matrix, None, table, format)
+    linear.prepare()
+    return np.asarray(linear.apply(table.memory.put(x, "float32", "float32"))), np.asarray(linear.dequantize())
+
+
+@pytest.mark.parametrize("scheme", ROUNDED)
+def test_rounding_gives_the_codes_that_it_always_gave(scheme: str) -> None:
+    found = coded(ROUNDED[scheme], drawn())
+    digest = hashlib.sha256(np.asarray(found.codes).tobytes() + np.asarray(found.scales).tobytes()).hexdigest()
+    assert digest.startswith(DIGESTS[scheme])
+
+
+@pytest.mark.parametrize("scheme", ROUNDED)
+@pytest.mark.parametrize("device", TABLES)
+def test_codes_make_the_matrix_that_floats_make(device: str, scheme: str) -> None:
+    table, format, weight, x = TABLES[device], ROUNDED[scheme], drawn(), tokens()
+    wanted = products(table, table.memory.put(weight, "float32", "float32"), format, x)
+    found = products(table, on(table, coded(format, weight)), FORMATS["auto"], x)
+    assert all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+@pytest.mark.parametrize("columns", [1, 33, 127, 300])
+@pytest.mark.parametrize("scheme", ROUNDED)
+@pytest.mark.parametrize("device", TABLES)
+def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, scheme: str, columns: int) -> None:
+    """Against the formula in float64; codes that no rounding here would give."""
+    rng, table, format = np.random.default_rng(columns), TABLES[device], ROUNDED[scheme]
+    low, high = (-8, 8) if format.bits == 4 else (-127, 128)
+    groups = format.num_groups(columns)
+    codes = rng.integers(low, high, (37, columns)).astype(np.int8)
+    zero_points = rng.integers(low, high, (37, groups)).astype(np.int8)
+    scales = rng.uniform(0.01, 1, (37, groups)).astype(np.float16).astype(np.float32)
+    permutation, x = rng.permutation(columns), tokens(columns)
+    matrix = on(table, QuantizedMatrix(format, codes, scales, zero_points, permutation))
+    group = np.arange(columns) // (format.group or columns)
+    wanted = np.empty((37, columns))
+    wanted[:, permutation] = (codes.astype(float) - zero_points[:, group]) * scales[:, group]
+    linear = store(matrix, None, table, format)
+    linear.prepare()
+    dense = np.asarray(linear.dequantize())
+    assert np.array_equal(dense, wanted.astype(np.float32))
+    got = np.asarray(linear.apply(table.memory.put(x, "float32", "float32")))
+    exact = x.astype(np.float64) @ wanted.T
+    assert (np.abs(got - exact) <= linear.bound(x.astype(np.float64), wanted, np.zeros(37), format)).all()
+    if device == "cpu":
+        assert any("zero points" in reason for choice in table.choices() for _, reason in choice.refusals)
+
+
+@pytest.mark.parametrize("scheme", ROUNDED)
+@pytest.mark.parametrize(("part", "value"), [("scale", np.nan), ("scale", np.inf), ("scale", -1.0), ("code", -128)])
+def test_codes_that_the_kernels_cannot_hold_are_refused(scheme: str, part: str, value: float) -> None:
+    matrix = coded(ROUNDED[scheme], drawn())
+    (matrix.scales if part == "scale" else matrix.codes)[40, 0] = value  # type: ignore[index]
+    with pytest.raises(ValueError, match="a code or a scale is outside of the range of int"):
+        store(matrix, None, TABLES["cpu"], matrix.format).prepare()
+
+
+def test_four_bits_have_scales_of_sixteen() -> None:
+    matrix = coded(ROUNDED["int4"], drawn())
+    matrix.scales[0, 0] = 1 + 2.0**-12  # type: ignore[index]
+    with pytest.raises(ValueError, match="outside of the range of int4"):
+        store(matrix, None, TABLES["cpu"], matrix.format).prepare()
+
+
+def test_codes_of_another_format_are_refused() -> None:
+    matrix = coded(ROUNDED["int4"], drawn())
+    with pytest.raises(ValueError, match="codes are int4, and the matrix is to be stored as int8"):
+        type(store(matrix, None, TABLES["cpu"], matrix.format))(matrix, None, TABLES["cpu"], ROUNDED["int8"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_model_of_codes_computes_what_a_rounded_one_does(device: str, scheme: str) -> None:
+    """Its attention and MLP are fused on the cpu, from codes alone and from codes beside floats."""
+    spec, table, format = SPECS["cla2"], open_table(device), ROUNDED[scheme]
+    plain = random_weights(spec)
+    matrices = {w.name for w in spec.weights() if w.name.startswith("layers.") and w.may_be_rounded}
+    some = {name for name in matrices if not name.endswith("k.weight")}  # q and v are codes, k is floats
+    put = {name: table.memory.put(x, "float32", "float32") for name, x in plain.items()}
+    mixed = {name: on(table, coded(format, plain[name])) if name in some else put[name] for name in put}
+    step = DenseStep.build([[1, 2, 3, 4], [5, 6]], table.memory)
+    found = [np.asarray(Model(spec, weights, table, 64, format)(step)) for weights in (put, mixed)]
+    assert np.array_equal(*found)
+
+
+def test_matrices_in_different_formats_are_not_packed_as_one() -> None:
+    spec, table = SPECS["cla2"], open_table("cpu")
+    weights: dict[str, Any] = {**random_weights(spec)}
+    name = "layers.0.mixer.q.weight"
+    mixed = {**weights, name: coded(ROUNDED["int8"], weights[name])}
+    dense = {**weights, name: NumpyBackend().primitive(api.DEQUANTIZE, ROUNDED["int8"])(mixed[name])}
+    step = DenseStep.build([[1, 2, 3, 4], [5, 6]], table.memory)
+    one, other = (Model(spec, w, table, 64)(step) for w in (mixed, dense))
+    assert np.abs(np.asarray(one) - np.asarray(other)).max() < 0.05 * np.asarray(other).std()
+    refusals = [reason for choice in table.choices() for _, reason in choice.refusals]
+    assert "matrices that one kernel multiplies with at once are in different formats" in refusals
+
+
+def test_a_matrix_of_codes_that_cannot_be_stored_is_named() -> None:
+    spec, table = SPECS["cla2"], open_table("cpu")
+    weights: dict[str, Any] = {**random_weights(spec)}
+    name = "layers.1.mlp.up.weight"
+    matrix = coded(ROUNDED["int8"], weights[name])
+    matrix.scales[0, 0] = np.nan  # type: ignore[index]
+    with pytest.raises(CheckpointError, match=r"^layer 1: a code or a scale is outside of the range of int8$"):
+        Model(spec, {**weights, name: matrix}, table, 64, ROUNDED["int8"])
