@@ -1,5 +1,4 @@
-"""Measure what each format of weights costs and saves: python bench/weights.py MODEL [--text FILE ...]
-[--limit-tokens N]
+"""Measure each format of weights: python bench/weights.py MODEL [--text FILE ...] [--limit-tokens N]
 
 Compares quality on texts with the model as it is stored. A process for each format measures the time to load and the
 peak of resident memory. The gate: fewer bits or longer groups never do better than chance allows.

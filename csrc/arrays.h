@@ -1,4 +1,4 @@
-// numpy arrays as arguments: what a kernel may be given, checked with one clear error.
+// numpy arrays as arguments, with checks that raise one clear error.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,7 +10,7 @@
 namespace ridgeline {
 namespace nb = nanobind;
 
-// A float32 matrix whose rows lie in one piece each: row r begins at data + r * stride.
+// A float32 matrix with dense rows: row r begins at data + r * stride.
 template <class T> struct Rows {
     T* data;
     int64_t rows, columns, stride;
@@ -20,7 +20,7 @@ template <class T> using Given = nb::ndarray<T, nb::device::cpu>;
 using Input = Given<const float>;
 using Output = Given<float>;
 
-// The argument of a binding that is an array, or several: never converted, for what is written to a copy is lost.
+// The declaration of an array argument. Arrays are never converted, since a copy would lose what is written to it.
 inline auto array(const char* name) { return nb::arg(name).noconvert(); }
 
 inline std::string shape_text(const int64_t* shape, size_t ndim) {
@@ -30,11 +30,10 @@ inline std::string shape_text(const int64_t* shape, size_t ndim) {
 }
 
 template <class T> void check_alignment(const T* data, const char* name) {
-    if (uintptr_t(data) % sizeof(T))
-        throw nb::value_error((std::string(name) + " begins inside a number of its type").c_str());
+    if (uintptr_t(data) % sizeof(T)) throw nb::value_error((std::string(name) + " is not aligned to its type").c_str());
 }
 
-// An array as a matrix of rows [first axis, all the others]; the others must be dense.
+// An array as a matrix with rows [first axis, all other axes]; the other axes must be dense.
 template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
     if (a.ndim() < 1) throw nb::value_error((std::string(name) + " has no axes").c_str());
     check_alignment(a.data(), name);
@@ -50,10 +49,10 @@ template <class T> Rows<T> rows_of(const Given<T>& a, const char* name) {
     return {a.data(), int64_t(a.shape(0)), columns, a.shape(0) > 1 ? int64_t(a.stride(0)) : columns};
 }
 
-// An array of any type, whose elements have `size` bytes, as rows of bytes.
+// An array of any type with elements of `size` bytes, as rows of bytes.
 inline Rows<char> bytes_of(const nb::ndarray<nb::device::cpu>& a, const char* name, int64_t size) {
     if (uintptr_t(a.data()) % size_t(size))
-        throw nb::value_error((std::string(name) + " begins inside a number of its type").c_str());
+        throw nb::value_error((std::string(name) + " is not aligned to its type").c_str());
     int64_t columns = size;
     for (size_t i = a.ndim(); i-- > 1;) {
         if (a.size() && a.shape(i) > 1 && a.stride(i) * size != columns) {
@@ -66,18 +65,18 @@ inline Rows<char> bytes_of(const nb::ndarray<nb::device::cpu>& a, const char* na
     return {(char*)a.data(), int64_t(a.shape(0)), columns, a.shape(0) > 1 ? int64_t(a.stride(0)) * size : columns};
 }
 
-// The same, of a shape that the op asks for.
+// An array as a matrix of a required shape.
 template <class T> Rows<T> rows_of(const Given<T>& a, const char* name, int64_t rows, int64_t columns) {
     Rows<T> r = rows_of(a, name);
     if (r.rows != rows || r.columns != columns) {
         std::string text = std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but [" +
-                           std::to_string(rows) + ", " + std::to_string(columns) + "] is asked for";
+                           std::to_string(rows) + ", " + std::to_string(columns) + "] is required";
         throw nb::value_error(text.c_str());
     }
     return r;
 }
 
-// A dense vector of n elements, or null where there is none.
+// A dense vector of n elements, or null for None.
 template <class T> T* vector_of(const Given<T>& a, const char* name, int64_t n) {
     if (a.ndim() != 1 || int64_t(a.shape(0)) != n || (n > 1 && a.stride(0) != 1)) {
         std::string text =

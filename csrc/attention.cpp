@@ -1,4 +1,4 @@
-// Who does what of attention: pieces of work for the threads, and the call that makes them.
+// Divides attention into pieces of work for threads, and runs them.
 #include "attention_calls.h"
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 namespace ridgeline {
 namespace {
 
-constexpr int PIECES = 3;  // of work for each thread, at least, where there is so much
+constexpr int PIECES = 3;  // least number of pieces for each thread, if there is enough work
 
 struct Piece {
     AttentionWork work;
-    int64_t cost;   // keys times rows, about
-    int64_t group;  // of those that share partial results; -1: it is whole
+    int64_t cost;   // about keys times rows
+    int64_t group;  // pieces with one number share partial results; -1: the piece is whole
 };
 
 int64_t first_segment(const AttentionCase& c, int64_t position) {
@@ -23,8 +23,8 @@ int64_t first_segment(const AttentionCase& c, int64_t position) {
     return back > position ? 0 : (position - back) / SEGMENT;
 }
 
-// Key heads of a piece of work. A few queries are bound by memory: they take many heads at once, to read pages as they
-// lie, as long as that leaves enough pieces. Many queries take one head, whose keys stay in the cache.
+// Key heads of a piece of work. Few queries are memory-bound: they take many heads at once to read pages sequentially,
+// as long as there are enough pieces. Many queries take one head, whose keys stay in the cache.
 int heads_of(const AttentionCase& c, int64_t queries, int64_t segments, int threads) {
     const int64_t rows = queries * c.group();
     if (rows * 4 > QUERIES) return 1;
@@ -32,7 +32,7 @@ int heads_of(const AttentionCase& c, int64_t queries, int64_t segments, int thre
     return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(QUERIES / rows, c.kv_heads)));
 }
 
-// All the work, each piece with all of its segments.
+// Returns all pieces of work, each with all of its segments.
 std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequence>& sequences, int threads) {
     const int64_t size = std::max(1, QUERIES / c.group());
     std::vector<Piece> pieces;
@@ -52,11 +52,11 @@ std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequen
     return pieces;
 }
 
-// Pieces that one thread would still be busy with when the others are done are cut into segments.
+// Pieces that would keep one thread busy after the others are done are split into segments.
 struct Plan {
     std::vector<Piece> pieces;
-    std::vector<AttentionWork> merged;  // the pieces that were cut, with room for what their parts leave
-    size_t floats = 0;                  // of that room
+    std::vector<AttentionWork> merged;  // the pieces that were split, with memory for their partial results
+    size_t floats = 0;                  // size of that memory
 };
 
 Plan plan(const AttentionCase& c, std::vector<Piece> whole, int threads) {
@@ -123,7 +123,7 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
     struct Run {
         int64_t token, n;
     };
-    std::vector<Run> runs;  // tokens that stand side by side
+    std::vector<Run> runs;  // tokens in neighboring slots
     for (int64_t t = 0; t < w.tokens; ++t) {
         if (w.page[t] < 0 || w.page[t] >= w.pages || w.slot[t] < 0 || w.slot[t] >= w.page_tokens)
             throw std::out_of_range("page " + std::to_string(w.page[t]) + ", slot " + std::to_string(w.slot[t]) +

@@ -1,12 +1,12 @@
-// Attention over pages: what one thread does. Who does what is in attention.cpp.
+// Attention over pages: the work of one thread. attention.cpp divides it between threads.
 //
-// The arithmetic of a query and head, whatever shares its step, its batch and its pages:
+// The arithmetic of a query and head, which no other query, batch or page layout changes:
 //   score    a chain over the key's numbers, ascending
 //   tile     TILE keys from a multiple of TILE on: their largest score, their weights exp(score - largest so far),
 //            sums of every 16th weight, and a chain over the keys, ascending, for the values
-//   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile, each rescaling what went before
+//   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile; each tile rescales the results before it
 //   all      segment after segment, in the same way
-// Segments may be computed by different threads; what follows from each other stays the same, so bits do.
+// Different threads may compute segments; the order of operations stays, and so do the bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace ridgeline {
 
 constexpr int TILE = 64;
 constexpr int SEGMENT = 512;
-constexpr int QUERIES = 72;  // of all heads of a group, in one piece of work
+constexpr int QUERIES = 72;  // queries of all heads of a group in one piece of work
 
 enum class Pattern { none, first_tokens, dilated, strided };
 
@@ -26,12 +26,12 @@ struct AttentionCase {
     int heads, kv_heads, key_dim, value_dim;
     float scale;
     float softcap;   // 0: none
-    int64_t window;  // keys seen, the query's own included; 0: all
+    int64_t window;  // number of keys, with the query's own; 0: all
     Pattern pattern;
-    int64_t number;  // of first tokens, of a step, of a stride
+    int64_t number;  // first tokens, step or stride of the pattern
 
     int group() const { return heads / kv_heads; }
-    int64_t lookback() const {  // tokens before its own that a query may see, first ones aside
+    int64_t lookback() const {  // tokens before a query that it may attend to, without first tokens
         return window == 0 || pattern == Pattern::strided ? INT64_MAX
                : pattern == Pattern::dilated              ? (window - 1) * number
                                                           : window - 1;
@@ -59,8 +59,7 @@ struct KeyValues {
 // The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
 struct Sequence {
     int64_t start, length, row;
-    const int64_t*
-        table;  // pages by index; null: page i is i, and the sequence's first key stands `base` slots into page 0
+    const int64_t* table;  // page numbers; null: page i is i, and the first key is in slot `base` of page 0
     int64_t table_size, base;
 };
 
@@ -79,13 +78,13 @@ struct AttentionWork {
     const Sequence* sequence;
     int head, head_end;
     int64_t first, last, begin, end;
-    float* partial;  // null: all segments are here, and out is written; else [segments, rows, value_dim + 2] of them
+    float* partial;  // null: the piece has all segments and writes out; else [segments, rows, value_dim + 2]
     int64_t rows(const AttentionCase& c) const { return (head_end - head) * (last - first) * c.group(); }
 };
 
 struct AttentionKernels {
     void (*attend[4])(const AttentionStep&, const AttentionWork&, float* room);  // by StateType
-    // Out from the partial results of all segments.
+    // Computes out from the partial results of all segments.
     void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
     size_t (*room)(const AttentionCase&, StateType, int64_t rows);  // in floats
 };

@@ -1,4 +1,4 @@
-// Attention and the write into pages, by all threads of a pool.
+// Attention and writes into pages, on all threads of a pool.
 #pragma once
 #include <vector>
 
@@ -9,8 +9,8 @@ namespace ridgeline {
 
 void attend(Pool::Hold&, const AttentionStep& step, const std::vector<Sequence>& sequences);
 
-// x [tokens, heads * numbers] into pages, of which a part lies as Tokens says. Strides of pages are in bytes. Throws
-// std::out_of_range for a place that is not there.
+// Writes x [tokens, heads * numbers] into pages with the layout of Tokens. Strides of pages are in bytes. Throws
+// std::out_of_range for a page or slot that does not exist.
 struct PageWrite {
     const float* from;
     int64_t tokens, stride, heads, numbers;

@@ -1,4 +1,4 @@
-// What each file of bindings adds to the module, and what they have in common.
+// The functions that add bindings to the module, and helpers that all bindings share.
 #pragma once
 #include "activation.h"
 #include "arrays.h"
@@ -9,18 +9,18 @@ namespace ridgeline {
 
 using Ids = Given<const int64_t>;
 
-// While a kernel works other threads of Python run, and other callers of the pool wait.
+// Releases the GIL while a kernel runs. Other callers of the pool wait.
 struct Held {
     nb::gil_scoped_release release;
     Pool::Hold hold;
     explicit Held(Pool& pool) : hold(pool) {}
 };
 
-// The work of a kernel that no program may contain.
+// The work of a kernel that cannot be recorded.
 struct Work {
     struct Unrecorded {
         explicit Unrecorded(const Pool& pool) {
-            if (Program* program = Program::of(pool)) program->refuse("a kernel in it cannot be written down");
+            if (Program* program = Program::of(pool)) program->refuse("it contains a kernel that cannot be recorded");
         }
     } unrecorded;
     Held held;
@@ -28,8 +28,8 @@ struct Work {
     explicit Work(Pool& pool) : unrecorded(pool), held(pool) {}
 };
 
-// The work of one that a program may contain: job(hold), by value all that it needs but what `bound`, an object of
-// Python's, and the arrays hold.
+// Runs and records a kernel: job(hold) holds by value all that it needs, except for data that `bound`, a Python object,
+// and the arrays own.
 template <class Bound, class Job, class... Arrays>
 void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
     if (Program* program = Program::of(pool)) {
@@ -54,7 +54,7 @@ inline Activation activation_of(const std::string& name) {
     return one_of<Activation>(name, "activation", {"silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"});
 }
 
-// [tokens, heads, columns], the last axis dense.
+// An array [tokens, heads, columns] whose last axis is dense.
 template <class T> struct Heads3 {
     T* data;
     int64_t stride, head;

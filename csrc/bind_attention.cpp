@@ -30,8 +30,8 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
             .number = number};
 }
 
-// Numbers as they are stored: float32, bfloat16 as uint16, float16, or int8, of which each row of numbers has four
-// bytes more, its scale.
+// Numbers in their stored type: float32, bfloat16 as uint16, float16, or int8, whose rows end with the four bytes of a
+// scale.
 using Anything = nb::ndarray<nb::device::cpu>;
 
 StateType stored_of(const Anything& a, const char* name) {
@@ -43,7 +43,7 @@ StateType stored_of(const Anything& a, const char* name) {
     throw nb::type_error((std::string(name) + " must be float32, uint16 (bfloat16), float16 or int8").c_str());
 }
 
-// [count, ..., heads, row], dense behind its first axis, `stride` bytes from one to the next.
+// An array [count, ..., heads, row], dense behind its first axis, whose stride is in bytes.
 struct Part {
     StateType stored;
     char* data;
@@ -63,7 +63,7 @@ Part part_of(const Anything& a, const char* name) {
             .stride = rows.stride};
 }
 
-// A layer's part of every page, [pages, page_tokens, heads, row] by its shape.
+// One part of a layer's state in every page, [pages, page_tokens, heads, row].
 struct Paged : Part {
     int64_t page_tokens;
     int64_t head() const { return page_tokens * row(); }  // bytes
@@ -140,14 +140,14 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
 Part rows_part(const Anything& a, const char* name, int64_t tokens) {
     if (a.ndim() != 3 || int64_t(a.shape(0)) != tokens)
         refuse(std::string(name) + " is " + shape_text(a.shape_ptr(), a.ndim()) + ", but [" + std::to_string(tokens) +
-               ", heads, numbers] is asked for");
+               ", heads, numbers] is required");
     return part_of(a, name);
 }
 
 void check_parts(const AttentionCase& c, const Part& k, const Part& v) {
     if (k.heads != c.kv_heads || k.numbers != c.key_dim || v.heads != c.kv_heads || v.numbers != c.value_dim ||
         k.count != v.count || k.stored != v.stored)
-        refuse("keys or values are not of the shape and the type that is asked for");
+        refuse("keys or values do not have the required shape and type");
 }
 
 void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
@@ -155,7 +155,7 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
            const Output& out) {
     const Paged k = pages_of(keys, "keys"), v = pages_of(values, "values");
     check_parts(c, k, v);
-    if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values are not of one size");
+    if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values differ in size");
     const int64_t tokens = k.page_tokens, n = int64_t(starts.size()), size = k.size();
     const KeyValues kv{.stored = k.stored,
                        .keys = k.data,
@@ -177,7 +177,7 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
     const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
                   *count = vector_of(lengths, "lengths", n);
     const Rows<const int64_t> table = rows_of(tables, "tables");
-    // Where the sequences stand is read anew each time that the call is run.
+    // Positions and tables of the sequences are read each time that the recorded call runs.
     auto job = [kv, step, rows, first, count, table, n](Pool::Hold& hold) {
         const AttentionStep own{.c = step.c,
                                 .kv = kv,
@@ -201,7 +201,7 @@ std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int6
     return sequences;
 }
 
-// Whole sequences, one after the other: their keys and values are one page.
+// Attends within whole sequences, one after the other: all their keys and values are one page.
 void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
            const Ids& lengths, const std::optional<Input>& sinks, const Output& out) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
@@ -230,11 +230,11 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
     attend(work.hold, step, sequences);
 }
 
-// Latents: one row for each token, which is the key of all heads, and with its first numbers their value. Heads are
-// counted as groups, so that not all of them need room at once, and every group reads the same rows.
+// Latents have one row for each token: it is the key of all heads, and its first numbers are their value. Heads are
+// divided into groups, so that not all of them need memory at once. Every group reads the same rows.
 void check_latents(const AttentionCase& c, const Part& p) {
     if (p.heads != 1 || p.numbers != c.key_dim || c.value_dim > c.key_dim)
-        refuse("latents are not of the shape that is asked for");
+        refuse("latents do not have the required shape");
 }
 
 void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& starts,

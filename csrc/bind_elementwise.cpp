@@ -9,9 +9,9 @@
 namespace ridgeline {
 namespace {
 
-constexpr int64_t BLOCK = 4096;  // elements that one thread takes at once
+constexpr int64_t BLOCK = 4096;  // elements that one thread computes at once
 
-// A single row, if the rows lie in one piece.
+// A single row, if the whole matrix is dense.
 template <class T> Rows<T> joined(Rows<T> r, bool all) {
     return all ? Rows<T>{r.data, 1, r.rows * r.columns, r.rows * r.columns} : r;
 }

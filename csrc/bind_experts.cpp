@@ -17,7 +17,7 @@ struct BoundExperts {
 void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& up, const std::vector<Matrix*>& down,
                    const Norm* norm, const std::string& activation, float alpha, float limit) {
     if (up.empty() || up.size() != down.size())
-        refuse("as many first as second matrices of experts, and at least one, are asked for");
+        refuse("experts need as many first as second matrices, and at least one");
     Experts e;
     for (size_t i = 0; i < up.size(); ++i) {
         check_mlp(*up[i], *down[i]);
@@ -25,7 +25,7 @@ void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& u
                            up[i]->parts[0].rows == up[0]->parts[0].rows && up[i]->format == up[0]->format &&
                            up[i]->group == up[0]->group && down[i]->parts[0].rows == down[0]->parts[0].rows &&
                            down[i]->format == down[0]->format && down[i]->group == down[0]->group;
-        if (!alike) refuse("experts are of one shape and format");
+        if (!alike) refuse("experts must have one shape and format");
         e.up.push_back(up[i]);
         e.down.push_back(down[i]);
     }
@@ -49,7 +49,7 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
         if (chosen.data[i] < 0 || chosen.data[i] >= int64_t(e.up.size()))
             throw nb::index_error(
                 ("expert " + std::to_string(chosen.data[i]) + " of " + std::to_string(e.up.size())).c_str());
-    if (gate && !plus) refuse("a gate is given and nothing that it is the gate of");
+    if (gate && !plus) refuse("a gate needs `plus`, which it multiplies");
     const Rows<const float> more = plus ? rows_of(*plus, "plus", tokens, width) : Rows<const float>{};
     const Rows<const float> factor = gate ? rows_of(*gate, "gate", tokens, 1) : Rows<const float>{};
     const Rows<float> to = rows_of(out, "out", tokens, width);
@@ -82,9 +82,9 @@ void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid
                       .normalize = normalize,
                       .scale = scale};
     if (chosen.rows != from.rows || c.choices < 1 || c.choices > c.experts)
-        refuse("ids have a row for each token, of 1 to as many choices as there are experts");
+        refuse("ids must be [tokens, k], with k from 1 to the number of experts");
     if (groups < 0 || (groups && (c.experts % groups || open < 1 || open > groups)))
-        refuse("experts do not make such groups");
+        refuse("the number of experts must be a multiple of the number of groups");
     const Rows<float> to = rows_of(weights, "weights", from.rows, c.choices);
     const float* added = vector_of(bias, "bias", c.experts);
     Work work(pool);

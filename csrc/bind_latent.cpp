@@ -1,4 +1,4 @@
-// Latent attention: products of each head with a matrix of its own. (Attention over latents is in bind_attention.cpp.)
+// Latent attention: products of each head with its own matrix. (Attention over latents is in bind_attention.cpp.)
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
@@ -13,7 +13,7 @@ void multiply_heads(Pool& pool, const std::vector<Matrix*>& matrices, const Inpu
                   rows = matrices[0]->parts[0].rows;
     for (const Matrix* m : matrices)
         if (m->parts.size() != 1 || m->k != matrices[0]->k || m->parts[0].rows != rows)
-            refuse("the heads' matrices are not of one shape");
+            refuse("the heads' matrices must have one shape");
     const Heads3<const float> from = heads_of(x, "x", tokens, heads, matrices[0]->k);
     const Heads3<float> to = heads_of(out, "out", tokens, heads, rows);
     Work work(pool);

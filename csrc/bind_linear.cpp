@@ -51,13 +51,13 @@ void set_scales(std::vector<SourceRows>& parts, const std::vector<Input>& scales
 }
 
 void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
-    if (biases.size() != m.parts.size()) refuse("as many biases as parts, each an array or None, are asked for");
+    if (biases.size() != m.parts.size()) refuse("each part needs a bias, an array or None");
     if (std::none_of(biases.begin(), biases.end(), [](const auto& b) { return bool(b); })) return;
     m.bias.assign(size_t(m.panels * PANEL), 0.f);
     for (size_t part = 0; part < biases.size(); ++part)
         if (const float* bias = vector_of(biases[part], "a bias", m.parts[part].rows))
             for (int64_t r = 0; r < m.parts[part].rows; ++r) {
-                auto [panel, row] = m.place(int(part), r);
+                auto [panel, row] = m.locate(int(part), r);
                 m.bias[size_t(panel * PANEL + row)] = bias[r];
             }
 }
@@ -108,7 +108,7 @@ int64_t rows_of_matrix(const Matrix& m) {
     return rows;
 }
 
-// Rows of the matrix as float32; counted through its parts, one after the other.
+// Writes rows of the matrix as float32. Rows are numbered through all parts.
 void take_rows(const Matrix& m, Pool& pool, const Ids& ids, const Output& out) {
     const Rows<float> to = rows_of(out, "out", int64_t(ids.size()), m.k);
     const int64_t *id = vector_of(ids, "ids", int64_t(ids.size())), n = rows_of_matrix(m);
@@ -121,7 +121,7 @@ void take_rows(const Matrix& m, Pool& pool, const Ids& ids, const Output& out) {
             int64_t r = id[i];
             int part = 0;
             while (r >= m.parts[size_t(part)].rows) r -= m.parts[size_t(part++)].rows;
-            auto [panel, row] = m.place(part, r);
+            auto [panel, row] = m.locate(part, r);
             panel_kernels().unpack(m, panel, row, to.data + i * to.stride);
         }
     });
@@ -180,7 +180,7 @@ Stream stream_of(const Projection& p, const Input& x, const std::optional<Input>
         s.source.delta_stride = d.stride;
     }
     if (residual) {
-        if (!delta) refuse("a residual sum is asked for and there is no delta");
+        if (!delta) refuse("a residual sum needs a delta");
         const Rows<float> r = rows_of(*residual, "residual", s.tokens, p.matrix.k);
         s.source.residual = r.data;
         s.source.residual_stride = r.stride;
@@ -194,7 +194,7 @@ Epilogue::Out out_of(const Output& a, const char* name, int64_t tokens, int64_t 
 }
 
 std::vector<Epilogue::Out> outs_of(const Matrix& m, int64_t tokens, const std::vector<Output>& outs) {
-    if (outs.size() != m.parts.size()) refuse("as many outputs as the matrix has parts are asked for");
+    if (outs.size() != m.parts.size()) refuse("each part of the matrix needs an output");
     std::vector<Epilogue::Out> result;
     for (size_t i = 0; i < outs.size(); ++i) result.push_back(out_of(outs[i], "out", tokens, m.parts[i].rows));
     return result;
@@ -215,11 +215,11 @@ void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& del
     const auto to = outs_of(self.stage.projection.matrix, s.tokens, outs);
     const float *c = nullptr, *n = nullptr;
     int64_t stride = 0;
-    if (bool(cos) != bool(sin)) refuse("cosines and sines come together");
+    if (bool(cos) != bool(sin)) refuse("cosines and sines must be given together");
     if (cos && self.stage.heads.rope_dim) {
         const Rows<const float> a = rows_of(*cos, "cos", s.tokens, self.stage.heads.rope_dim / 2);
         const Rows<const float> b = rows_of(*sin, "sin", s.tokens, self.stage.heads.rope_dim / 2);
-        if (a.stride != b.stride) refuse("cosines and sines must lie alike");
+        if (a.stride != b.stride) refuse("cosines and sines must have one stride");
         c = a.data;
         n = b.data;
         stride = a.stride;

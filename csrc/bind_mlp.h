@@ -1,4 +1,4 @@
-// What bindings of MLPs and of experts, which are MLPs, have in common.
+// Helpers for the bindings of MLPs and experts.
 #pragma once
 #include "bind.h"
 #include "stages.h"

@@ -12,10 +12,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Bytes per second of one pass of all threads over new memory of that size.
+// Returns the bytes per second at which all threads read newly allocated memory once.
 double read_rate(Pool& pool, const Pages& pages) {
     Pool::Hold hold(pool);
-    std::vector<uint32_t> sums(size_t(hold.threads()) * 64);  // apart, so that no two threads write one cache line
+    std::vector<uint32_t> sums(size_t(hold.threads()) *
+                               64);  // 64 apart, so that no two threads write to one cache line
     auto start = std::chrono::steady_clock::now();
     hold.split(int64_t(pages.size() / 256), [&](int64_t begin, int64_t end, int t) {
         sums[size_t(t) * 64] = rate_kernels().read(pages.data() + begin * 256, size_t(end - begin) * 256);
@@ -23,7 +24,7 @@ double read_rate(Pool& pool, const Pages& pages) {
     return double(pages.size() / 256 * 256) / seconds_since(start);
 }
 
-// Operations per second: the best of many short tries, for other programs' time slices fall into long ones.
+// Returns operations per second: the best of many short runs, since other programs interrupt long ones.
 double operation_rate(Pool& pool, double (*kernel)(long)) {
     constexpr long rounds = 20000;
     Pool::Hold hold(pool);

@@ -22,20 +22,20 @@ void bind_record(nb::module_& m) {
                      })
         .def("__len__", &Program::size)
         .def("__call__", [](Program& p) {
-            if (!p.refusal().empty()) refuse("this program must not be run: " + p.refusal());
+            if (!p.refusal().empty()) refuse("this program must not run: " + p.refusal());
             nb::gil_scoped_release release;
             p.run();
         });
 }
 
-// Room for results: while calls are written down it belongs to their program.
+// Memory for results. It belongs to the program while calls are recorded.
 void bind_room(nb::class_<Pool>& pool) {
     pool.def_prop_ro("recording", [](const Pool& p) { return Program::of(p) != nullptr; })
         .def(
             "room",
             [](Pool& p, const std::vector<size_t>& shape) {
                 Program* program = Program::of(p);
-                if (!program) refuse("room is lent to a recording only");
+                if (!program) refuse("this memory is available only while calls are recorded");
                 return program->rooms()->lend(shape);
             },
             nb::arg("shape"));

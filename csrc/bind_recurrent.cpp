@@ -12,14 +12,14 @@ template <class T> Matrix2<T> rows(const Given<T>& a, const char* name, const Se
     return {r.data, r.stride};
 }
 
-// n times `size` numbers, in one piece.
+// A dense array of n times `size` numbers.
 template <class T> T* each(const Given<T>& a, const char* name, int64_t n, int64_t size) {
     const Rows<T> r = rows_of(a, name, n, size);
     if (r.rows > 1 && r.stride != size) refuse(std::string(name) + " must be dense");
     return r.data;
 }
 
-// Of each of n sequences a state of `size` numbers; pages: where it lies among those that are given.
+// States of `size` numbers for n sequences. pages: the page of each sequence in the array, or none.
 using PageIds = std::optional<Ids>;
 template <class T>
 States<T> states_of(const Given<T>& a, const char* name, const PageIds& pages, int64_t n, int64_t size) {

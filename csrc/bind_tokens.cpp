@@ -1,4 +1,4 @@
-// The two ends of a step: from token ids, positions and page tables to what the layers are given; from logits to ids.
+// The first and last ops of a step: from token ids, positions and page tables to inputs; from logits to ids.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids
     const bool wide = kind == Kind::float32;
     if (table.ndim() != 2 || table.dtype() != (wide ? nb::dtype<float>() : nb::dtype<uint16_t>()) ||
         (table.shape(1) > 1 && table.stride(1) != 1))
-        refuse("a table must be a float32 or uint16 array of two axes, the last one dense");
+        refuse("a table must be a float32 or uint16 array with two axes, the last one dense");
     const int64_t n = int64_t(ids.size()), k = int64_t(table.shape(1));
     const SourceRows from{table.data(), kind, int64_t(table.shape(0)), int64_t(table.stride(0))};
     const Rows<float> to = rows_of(out, "out", n, k);
@@ -38,8 +38,7 @@ void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids
     perform(pool, pool, job, table, ids, out);
 }
 
-// cos, sin = factor * cos(angle), sin(angle), angle = position * frequency rounded to float32; in float64 up to there.
-// frequencies: [pairs], the same for all positions, or [n, pairs].
+// cos, sin = factor * cos(angle), sin(angle), angle = position * frequency in float64, rounded to float32.
 void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float factor, const Output& cos,
             const Output& sin) {
     const bool own = frequencies.ndim() == 2;
@@ -62,9 +61,9 @@ void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float fa
     perform(pool, pool, job, positions, frequencies, cos, sin);
 }
 
-// Of one token for each sequence: where it is written, and the row of the page table up to there.
-void places(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions, int64_t page_tokens,
-            const Places& pages, const Places& slots, const Places& tables) {
+// For one token of each sequence: its page and slot, and the row of the page table up to that page.
+void decode_layout(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions, int64_t page_tokens,
+                   const Places& pages, const Places& slots, const Places& tables) {
     const Rows<const int64_t> from = rows_of(table, "page table");
     const int64_t n = int64_t(rows.size());
     const Rows<int64_t> to = rows_of(tables, "tables", n, from.columns);
@@ -85,7 +84,7 @@ void places(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions,
     perform(pool, pool, job, table, rows, positions, pages, slots, tables);
 }
 
-// The first place of the largest number of each row, or of its first NaN.
+// The index of each row's first NaN, or else of its first largest number.
 void best(Pool& pool, const Input& logits, const Places& ids, const Output& values) {
     constexpr int64_t BLOCK = 2048;
     const Rows<const float> x = rows_of(logits, "logits");
@@ -122,8 +121,8 @@ void bind_tokens(nb::module_& m) {
     m.def("embed", embed, nb::arg("pool"), array("table"), nb::arg("kind"), array("ids"), array("out"));
     m.def("rotary", rotary, nb::arg("pool"), array("positions"), array("frequencies"), nb::arg("factor"), array("cos"),
           array("sin"));
-    m.def("places", places, nb::arg("pool"), array("table"), array("rows"), array("positions"), nb::arg("page_tokens"),
-          array("pages"), array("slots"), array("tables"));
+    m.def("decode_layout", decode_layout, nb::arg("pool"), array("table"), array("rows"), array("positions"),
+          nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
 }
 

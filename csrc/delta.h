@@ -1,20 +1,20 @@
-// The gated delta rule: what one thread does.
+// The gated delta rule: the work of one thread.
 #pragma once
 #include "recurrent.h"
 
 namespace ridgeline {
 
 // S = a S; S = S + beta k (v - S^T k)^T; y = S^T q, where q and k are made unit vectors, q is divided by sqrt(dim),
-// a = exp(rate softplus(decay + dt_bias)) and beta is the sigmoid of what is given.
+// a = exp(rate softplus(decay + dt_bias)) and beta is given before its sigmoid.
 struct DeltaScan {
     Sequences s;
-    int64_t heads, key_heads, dim, width;  // of values; of queries and keys; of a key; of a value
-    bool by_channel;                       // a is a number of each channel of a key, otherwise of a head
+    int64_t heads, key_heads, dim, width;  // heads of values; heads of queries and keys; size of a key; size of a value
+    bool by_channel;                       // a has a number for each channel of a key, otherwise for each head
     Matrix2<const float> q, k, v;          // rows [key_heads * dim], the same, [heads * width]
     Matrix2<const float> decay, beta;      // rows [heads] or [heads * dim], [heads]
-    const float *rate, *dt_bias;           // [heads], negative; of the decay's size
+    const float *rate, *dt_bias;           // [heads], negative; the size of decay
     States<const float> before;            // [heads, dim, width]
-    States<float> h;                       // the same, after
+    States<float> h;                       // the state after
     Matrix2<float> y;                      // rows [heads * width]
 };
 

@@ -1,17 +1,17 @@
-// Which instruction set the kernels of this process use.
+// Selects the instruction set of this process's kernels.
 #pragma once
 
 namespace ridgeline {
 
 enum class Isa { portable, avx2, avx512 };
 
-// The best that this CPU has, or RIDGELINE_ISA if that is set (for tests); the same for the whole life of the process.
-// Throws std::runtime_error for a value that is unknown or that the CPU lacks.
+// The best instruction set of this CPU, or RIDGELINE_ISA if set (for tests). It never changes within a process. Throws
+// std::runtime_error for an unknown value, and for one that the CPU lacks.
 Isa isa();
 const char* isa_name(Isa);
 
-// A family of kernels is a struct of function pointers, `Type`, and one object of it, `name`, in the namespace of each
-// instruction set. This declares them, and a function `name()` that returns the one to use.
+// A family of kernels is a struct of function pointers, `Type`, with one object `name` in the namespace of each
+// instruction set. This macro declares them, and a function `name()` that returns the one to use.
 #if defined(__x86_64__)
 #define RL_TABLE(Type, name)                                                                           \
     namespace portable {                                                                               \

@@ -1,5 +1,5 @@
-// All experts that a step has chosen are worked at together, so that a few tokens' products, small each, are one piece
-// of work for all threads: five regions for a step of decoding, however many experts it visits.
+// All experts that a step has chosen are computed together, so that many small products are one piece of work for all
+// threads: five parallel regions for a decode step, however many experts it visits.
 #include "experts.h"
 
 #include <cmath>
@@ -9,20 +9,20 @@
 namespace ridgeline {
 namespace {
 
-// Places [first, first + tokens) visit one expert.
+// Visits [first, first + tokens) belong to one expert.
 struct Group {
     size_t expert;
     int64_t first, tokens;
 };
 
-// Each pair of a token and a choice has a place, by expert, so that a token's sum runs over its choices whatever the
-// others have chosen.
-struct Places {
-    std::vector<int64_t> token;  // of each place
-    std::vector<int64_t> of;     // each pair's
-    std::vector<Group> groups;   // none of more than BLOCK tokens
+// The pairs of a token and a choice, ordered by expert. Each token's sum runs over its own choices, whatever the other
+// tokens have chosen.
+struct Visitors {
+    std::vector<int64_t> token;  // token of each visit
+    std::vector<int64_t> of;     // index of each pair's visit
+    std::vector<Group> groups;   // each of at most BLOCK tokens
 
-    Places(const Visits& v, size_t experts) : token(size_t(v.tokens * v.choices)), of(token.size()) {
+    Visitors(const Visits& v, size_t experts) : token(size_t(v.tokens * v.choices)), of(token.size()) {
         std::vector<int64_t> next(experts + 1);
         for (size_t i = 0; i < of.size(); ++i) ++next[size_t(v.ids[i]) + 1];
         for (size_t e = 0; e < experts; ++e) {
@@ -37,7 +37,7 @@ struct Places {
     }
 };
 
-// Some groups, each times its expert's matrix. source: of place 0.
+// Multiplies some groups by their experts' matrices. source: the source of visit 0.
 struct Products {
     const std::vector<const Matrix*>& matrices;
     const Group* groups;
@@ -63,7 +63,7 @@ struct Products {
 void multiply(Pool::Hold& hold, const Products& p) {
     const Matrix& like = *p.matrices[0];
     std::vector<Activations> packed;
-    std::vector<int64_t> unit{0};  // the first of each group
+    std::vector<int64_t> unit{0};  // index of the first unit of each group
     std::vector<size_t> room{0};
     size_t tile_room = 0;
     for (int64_t g = 0; g < p.count; ++g) {
@@ -83,7 +83,7 @@ void multiply(Pool::Hold& hold, const Products& p) {
         load_unit(like, p.source_of(p.groups[g]), packed[g], i - unit[g], rows + thread * Activations::UNIT * like.k,
                   false);
     });
-    // So many panels at once as leave every thread a few turns.
+    // Several panels at once, few enough that every thread draws several times.
     const int64_t wanted = p.count * like.panels / (4 * hold.threads());
     const int64_t each = std::clamp<int64_t>(wanted, 1, like.panels), pieces = (like.panels + each - 1) / each;
     hold.draw(p.count * pieces, [&](int64_t i, int thread) {
@@ -95,12 +95,12 @@ void multiply(Pool::Hold& hold, const Products& p) {
     });
 }
 
-void add_up(Pool::Hold& hold, const Visits& v, const Places& places, const float* results, int64_t width) {
+void add_up(Pool::Hold& hold, const Visits& v, const Visitors& visitors, const float* results, int64_t width) {
     hold.split(v.tokens, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
             float* to = v.out.data + t * v.out.stride;
             for (int64_t c = 0; c < v.choices; ++c) {
-                const float* from = results + places.of[size_t(t * v.choices + c)] * width;
+                const float* from = results + visitors.of[size_t(t * v.choices + c)] * width;
                 const float weight = v.weights[t * v.choices + c];
                 for (int64_t i = 0; i < width; ++i) to[i] = c ? to[i] + weight * from[i] : weight * from[i];
             }
@@ -115,25 +115,25 @@ void add_up(Pool::Hold& hold, const Visits& v, const Places& places, const float
 }  // namespace
 
 void Experts::run(Pool::Hold& hold, const Visits& v) const {
-    const Places places(v, up.size());
+    const Visitors visitors(v, up.size());
     const int64_t width = down[0]->parts[0].rows, inner = down[0]->k;
-    float* results = (float*)hold.scratch(CHOSEN, places.of.size() * size_t(width) * 4);
-    float* hidden = (float*)hold.scratch(HIDDEN, places.of.size() * size_t(inner) * 4);
+    float* results = (float*)hold.scratch(CHOSEN, visitors.of.size() * size_t(width) * 4);
+    float* hidden = (float*)hold.scratch(HIDDEN, visitors.of.size() * size_t(inner) * 4);
     Source from{};
-    from.x = v.x, from.stride = v.stride, from.k = up[0]->k, from.rows = places.token.data(), from.norm = norm.view();
+    from.x = v.x, from.stride = v.stride, from.k = up[0]->k, from.rows = visitors.token.data(), from.norm = norm.view();
     Source between{};
     between.x = hidden, between.stride = between.k = inner;
     Epilogue first = epilogue, second;
     first.out[0] = {hidden, inner}, second.out[0] = {results, width};
-    for (size_t begin = 0, end; begin < places.groups.size(); begin = end) {
+    for (size_t begin = 0, end; begin < visitors.groups.size(); begin = end) {
         int64_t tokens = 0;
-        for (end = begin; end < places.groups.size() && (end == begin || tokens < BLOCK); ++end)
-            tokens += places.groups[end].tokens;
-        const Group* groups = &places.groups[begin];
+        for (end = begin; end < visitors.groups.size() && (end == begin || tokens < BLOCK); ++end)
+            tokens += visitors.groups[end].tokens;
+        const Group* groups = &visitors.groups[begin];
         multiply(hold, {up, groups, int64_t(end - begin), from, first});
         multiply(hold, {down, groups, int64_t(end - begin), between, second});
     }
-    add_up(hold, v, places, results, width);
+    add_up(hold, v, visitors, results, width);
 }
 
 }  // namespace ridgeline

@@ -1,4 +1,4 @@
-// Experts: MLPs of which each token visits some.
+// Experts: MLPs, of which each token uses some.
 #pragma once
 #include <vector>
 
@@ -6,8 +6,8 @@
 
 namespace ridgeline {
 
-// out[t] = the sum over t's choices c, in order, of weights[t, c] * expert[ids[t, c]](norm(x[t])), and then, where
-// there is a `plus`, plus[t], times sigmoid(gate[t]) where there is a gate.
+// out[t] = the sum over t's choices c, in order, of weights[t, c] * expert[ids[t, c]](norm(x[t])). Then plus[t] is
+// added if `plus` is not null, multiplied by sigmoid(gate[t]) if `gate` is not null.
 struct Visits {
     const float* x;
     int64_t stride, tokens, choices;

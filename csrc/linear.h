@@ -1,4 +1,4 @@
-// The kernels of matrix products: what one thread does. Who does what is in products.cpp.
+// The kernels of matrix products: the work of one thread. stages.cpp divides it between threads.
 #pragma once
 #include "activation.h"
 #include "dispatch.h"
@@ -11,11 +11,11 @@ enum class NormKind { none, rms, layer };
 struct NormWeights {
     NormKind kind = NormKind::none;
     float eps = 0;
-    const float* weight = nullptr;  // an RMS norm's offset is added in
+    const float* weight = nullptr;  // includes an RMS norm's offset
     const float* bias = nullptr;
 };
 
-// Where a product's tokens come from: norm(x + scale * delta), with the sum kept.
+// The input of a product: norm(x + scale * delta). The sum may be kept.
 struct Source {
     const float* x;
     int64_t stride;
@@ -24,15 +24,15 @@ struct Source {
     const float* delta = nullptr;   // or null
     int64_t delta_stride = 0;
     float scale = 1;
-    float* residual = nullptr;  // x + scale * delta goes here, at row i; only where there is a delta
+    float* residual = nullptr;  // null, or receives row i of x + scale * delta; it needs a delta
     int64_t residual_stride = 0;
     NormWeights norm;
 };
 
 struct SourceKernels {
-    // Token i, normalized: in `room` [k], or where it lies if nothing was to be done to it. keep: write the sum.
+    // Returns token i after the norm: in `room` [k], or in x itself if nothing changes it. keep: write the sum.
     const float* (*prepare)(const Source&, int64_t i, float* room, bool keep);
-    // Tokens first .. first + n (one unit: n <= 4, first a multiple of 4) into the activations.
+    // Writes tokens first .. first + n (one unit: n <= 4, first a multiple of 4) to the activations.
     void (*load)(const Activations&, Format, int group, int64_t k, const float* const* tokens, int64_t first, int n);
     void (*norm)(const NormWeights&, const float* x, int64_t n, float* out);
 };

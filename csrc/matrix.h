@@ -1,7 +1,7 @@
-// A matrix as the kernels read it, and the activations that meet it.
+// The packed layout of a matrix, and of the activations that it is multiplied with.
 //
 // Rows are packed into panels of 32. A panel is one linear stream of bytes, scales included, read from front to back
-// once for each tile of tokens; a row's place in the vector registers is fixed, so nothing is ever summed across lanes:
+// once for each tile of tokens. Each row has a fixed lane of the vector registers, so that no sum crosses lanes:
 //
 //   fp32   for each k:     | r0 | r1 | ... | r31 |                                   128 B
 //   fp16   for each k:     | r0 | r1 | ... | r31 |                                    64 B
@@ -16,9 +16,9 @@
 // (queries, keys and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a
 // panel is 16 rows of the one and the same 16 of the other.
 //
-// Why unsigned weights and signed activations: there are instructions for that. The offset of the weights costs its
-// product with the sum of a token's activations, one number per token (int8) or per token and group (int4), known when
-// they are quantized.
+// Weights are unsigned and activations signed because processors have instructions for that. The offset of the weights
+// adds its product with the sum of a token's activations: one number per token (int8), or per token and group (int4),
+// which is computed when the activations are quantized.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -40,7 +40,7 @@ struct Part {
 struct Matrix {
     Format format;
     int64_t k, padded_k;
-    int group = 0;  // of int4, in k
+    int group = 0;  // int4: columns that share a scale
     bool interleaved = false;
     std::vector<Part> parts;
     int64_t panels = 0;
@@ -52,8 +52,8 @@ struct Matrix {
 
     bool quantized() const { return format == Format::int8 || format == Format::int4; }
     char* panel(int64_t p) const { return data.data + p * panel_bytes; }
-    // Of what row r of a part is: its panel and its place there.
-    std::pair<int64_t, int> place(int part, int64_t r) const {
+    // Returns the panel of row r of a part, and the row's index in that panel.
+    std::pair<int64_t, int> locate(int part, int64_t r) const {
         if (interleaved) return {r / 16, int(part * 16 + r % 16)};
         return {parts[part].first_panel + r / PANEL, int(r % PANEL)};
     }
@@ -71,14 +71,14 @@ struct SourceRows {
     int64_t scale_stride = 0;
 };
 
-// Tokens of a step, as the kernels read them: tiles of at most `tile` tokens, which lie k by k:
+// The packed layout of a step's tokens: tiles of at most `tile` tokens, k by k:
 //   floats         [padded k][tokens of the tile]
 //   quantized      [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
-//   offset         int8: [tokens]; int4: [groups][tokens of the tile] of each tile: what the weights' offset adds up to
-// Each format has its tile, and tiles are as equal as whole units of 4 tokens allow.
+//   offset         int8: [tokens]; int4: [groups][tokens of the tile] of each tile: what the weights' offset adds
+// Tiles are as equal in size as whole units of 4 tokens allow.
 struct Activations {
     int64_t tokens, padded_k, tiles;
-    int64_t groups;  // offsets a token
+    int64_t groups;  // offsets per token
     void* data;
     float* scale;
     int32_t* offset;

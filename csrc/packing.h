@@ -1,4 +1,4 @@
-// Tokens on their way into the products of a stage: in blocks, packed four at a time.
+// Packs the input tokens of a product, in blocks and four at a time.
 #pragma once
 #include <algorithm>
 
@@ -6,11 +6,12 @@
 
 namespace ridgeline {
 
-constexpr int64_t BLOCK = 516;  // tokens that are packed at once, whole tiles: bounds memory, changes no result
+constexpr int64_t BLOCK =
+    516;  // tokens that are packed at once, in whole tiles; this bounds memory and changes no result
 
-enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // of a pool's scratch
+enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // slots of a pool's scratch memory
 
-// What the activations of `tokens` take, and where they lie in `room`.
+// Bytes of the activations of `tokens`, and their layout in `room`.
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
     const int64_t groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
     const size_t data = size_t(tokens * w.padded_k) * (w.quantized() ? 1 : 4);
@@ -32,7 +33,7 @@ inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     return a;
 }
 
-// Four tokens, or the rest. rows: [4, k]. keep: write the residual sum.
+// Packs four tokens, or the rest. rows: [4, k]. keep: write the residual sum.
 inline void load_unit(const Matrix& w, const Source& source, const Activations& a, int64_t unit, float* rows,
                       bool keep) {
     const float* tokens[Activations::UNIT];

@@ -1,8 +1,8 @@
-// State in pages: in which types numbers are stored, and how they are written.
+// State in pages: the stored types of numbers, and writing them.
 //
 // int8: each head of a token has a float32 scale, the largest magnitude over 127, and its numbers are stored as the
-// nearest multiples of it, ties to even. Magnitudes below 2^-121 or so, of whose scale there is no reciprocal, become
-// 0; a head that holds an infinity or a NaN gets the scale NaN.
+// nearest multiples of it, ties to even. Magnitudes below about 2^-121, whose scale has no reciprocal, become 0. A head
+// with an infinity or a NaN gets the scale NaN.
 #pragma once
 #include <cstdint>
 
@@ -14,9 +14,9 @@ enum class StateType { float32, bfloat16, float16, int8 };
 constexpr int64_t size_of(StateType s) { return s == StateType::float32 ? 4 : s == StateType::int8 ? 1 : 2; }
 constexpr int64_t scale_bytes(StateType s) { return s == StateType::int8 ? 4 : 0; }
 
-// n tokens, [heads, numbers] each and `stride` numbers apart, into neighboring slots of a page from `to` on, of which
-// head h begins at to + h * head: [numbers, page_tokens] if `transposed`, else [page_tokens, numbers]; then the scales,
-// [page_tokens]. slot: of the first token.
+// Writes n tokens, [heads, numbers] each and `stride` numbers apart, into neighboring slots of a page at `to`. Head h
+// begins at to + h * head: [numbers, page_tokens] if `transposed`, else [page_tokens, numbers]; then the scales,
+// [page_tokens]. slot: the slot of the first token.
 struct Tokens {
     const float* from;
     int64_t stride, n, heads, numbers;

@@ -1,4 +1,4 @@
-// What this machine can do at best, for shares of it.
+// Measures the peak rates of this machine.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,9 +8,10 @@
 namespace ridgeline {
 
 struct RateKernels {
-    uint32_t (*read)(const char* data, size_t bytes);  // bytes: a multiple of 256; a sum that keeps the loads alive
-    double (*fma)(long rounds);                        // float operations done: a product and its sum are two
-    double (*dot)(long rounds);                        // the same of bytes
+    uint32_t (*read)(const char* data,
+                     size_t bytes);  // bytes: a multiple of 256. Returns a sum, so that loads are not optimized away
+    double (*fma)(long rounds);      // returns the number of float operations; a multiply-add counts as two
+    double (*dot)(long rounds);      // returns the number of byte operations, likewise
 };
 RL_TABLE(RateKernels, rate_kernels)
 

@@ -13,7 +13,7 @@ Made Rooms::lend(const std::vector<size_t>& shape) {
     for (Room& room : rooms_)
         if (!*room.lent && room.floats >= floats && (!best || room.floats < best->floats)) best = &room;
     if (!best) {
-        // By powers of two: programs for 1, 2, 3 ... sequences need rooms that are each a little larger.
+        // Sizes are powers of two, since programs for 1, 2, 3 ... sequences need slightly larger rooms each.
         const size_t size = std::bit_ceil(std::max<size_t>(floats, 16));
         rooms_.push_back({std::unique_ptr<float[]>(new float[size]), size, std::make_shared<bool>(false)});
         best = &rooms_.back();
@@ -45,7 +45,7 @@ Made Rooms::borrow(std::shared_ptr<Rooms> rooms, const Output& array) {
 }
 
 nb::object Program::record(const nb::callable& work) {
-    if (pool_.program) throw std::runtime_error("these threads' calls are being written down already");
+    if (pool_.program) throw std::runtime_error("another program of this pool is being recorded");
     struct Mark {
         Pool& pool;
         ~Mark() { pool.program = nullptr; }

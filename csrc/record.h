@@ -1,9 +1,9 @@
-// What kernels were called with, written down while they run, so that a step can be run again by one call.
+// Records the calls of kernels while they run, so that one call repeats a whole step.
 //
-// A program is right as long as everything that its calls touch stays where it is. So it accepts only arrays that it
-// knows: those that its maker promises to keep, and rooms of its own. Rooms are lent like memory from an allocator: one
-// that nobody holds any more, at that point of the recording, serves again later in the program, and in other programs
-// over the same rooms.
+// A program is valid as long as all arrays that its calls use stay at their addresses. So it accepts only registered
+// arrays, which the recording code promises to keep, and arrays in its own memory (`Rooms`). Rooms are allocated like
+// other memory: a room that has been freed at some point of the recording is used again later in the program, and in
+// other programs over the same Rooms.
 #pragma once
 #include <functional>
 #include <memory>
@@ -22,16 +22,16 @@ class Rooms {
 public:
     Rooms() = default;
     Rooms(const Rooms&) = delete;
-    // Room for an array of that shape, contents undefined; it is free again when the array's last holder lets it go.
+    // Returns memory for an array of that shape; its contents are undefined. It is freed with the array's last owner.
     Made lend(const std::vector<size_t>& shape);
     bool holds(const char* begin, const char* end) const;
-    void poison();  // NaN everywhere
-    // The same array for one who promises to read it before another program runs: its room counts as free.
+    void poison();  // fills all memory with NaN
+    // Returns the same array with its memory marked as free: the caller reads it before another program runs.
     static Made borrow(std::shared_ptr<Rooms> rooms, const Output& array);
 
 private:
     struct Room {
-        std::unique_ptr<float[]> data;  // never touched beyond what was lent of it
+        std::unique_ptr<float[]> data;  // only lent memory is touched
         size_t floats;
         std::shared_ptr<bool> lent;
     };
@@ -42,14 +42,14 @@ class Program {
 public:
     Program(Pool& pool, std::shared_ptr<Rooms> rooms) : pool_(pool), rooms_(std::move(rooms)) {}
 
-    // Calls of this thread to kernels of the pool are written down while `work` runs.
+    // Runs `work`, and records this thread's calls to kernels of the pool.
     nb::object record(const nb::callable& work);
     void run();
     size_t size() const { return jobs_.size(); }
-    const std::string& refusal() const { return refusal_; }  // why it must not be run; empty if it may
+    const std::string& refusal() const { return refusal_; }  // why the program must not run; empty if it may
     const std::shared_ptr<Rooms>& rooms() const { return rooms_; }
 
-    // ---- of one call
+    // ---- used by each call
     void add(std::function<void(Pool::Hold&)> job) { jobs_.push_back(std::move(job)); }
     void refuse(const std::string& reason) {
         if (refusal_.empty()) refusal_ = reason;
@@ -61,7 +61,8 @@ public:
     }
     template <class... T> void see(const nb::ndarray<T...>& a) {
         auto [begin, end] = extent(a);
-        if (begin != end && !knows(begin, end)) refuse("a kernel was given an array that no other one has made");
+        if (begin != end && !knows(begin, end))
+            refuse("a kernel uses an array that is neither registered nor a kernel's result");
     }
     template <class T> void see(const std::optional<T>& a) {
         if (a) see(*a);
@@ -70,7 +71,7 @@ public:
         for (const T& a : all) see(a);
     }
 
-    // The program that writes down what this thread calls, or null.
+    // Returns the program that records this thread's calls, or null.
     static Program* of(const Pool& pool) {
         Program* p = pool.program;
         return p && p->thread_ == std::this_thread::get_id() ? p : nullptr;

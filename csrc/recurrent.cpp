@@ -13,7 +13,7 @@ struct Rooms {
     float* of(int thread) const { return data + each * size_t(thread); }
 };
 
-// f(sequence, begin, end, thread) on pieces of [0, all) of each of n sequences.
+// Calls f(sequence, begin, end, thread) on pieces of [0, all) for each of n sequences.
 template <class Work> void draw_pieces(Pool::Hold& hold, int64_t n, int64_t all, int64_t piece, Work&& f) {
     const int64_t pieces = (all + piece - 1) / piece;
     hold.draw(n * pieces, [&](int64_t i, int thread) {
@@ -22,7 +22,7 @@ template <class Work> void draw_pieces(Pool::Hold& hold, int64_t n, int64_t all,
     });
 }
 
-// As large as leaves every thread a few, in whole units.
+// Returns the size of a piece in whole units, such that every thread gets several.
 int64_t piece_of(int64_t n, int64_t all, int64_t unit, int threads) {
     const int64_t wanted = n * all / (int64_t(threads) * 4);
     return std::max(unit, wanted / unit * unit);

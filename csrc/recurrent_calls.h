@@ -1,4 +1,4 @@
-// Recurrent mixers by all threads of a pool.
+// Recurrent mixers on all threads of a pool.
 #pragma once
 #include "delta.h"
 #include "recurrent.h"

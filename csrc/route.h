@@ -1,4 +1,4 @@
-// Which experts a token visits, and with which weights.
+// The choice of experts and their weights for each token.
 #pragma once
 #include <cstdint>
 
@@ -6,8 +6,8 @@
 
 namespace ridgeline {
 
-// Scores are a softmax of the logits or a sigmoid of each; a bias is added for the choice alone, which falls on experts
-// of the best `open` groups only (0 groups: on any). Equal scores go to the lower expert; NaN counts as the largest.
+// Scores are a softmax of the logits or a sigmoid of each. A bias is added for the choice alone. Experts are chosen
+// from the best `open` groups (0 groups: from all). Of equal scores the lower expert wins; NaN counts as the largest.
 struct RouteCase {
     int64_t experts, choices;
     int64_t groups, open;

@@ -1,8 +1,8 @@
-// Vectors of floats and integers for one instruction set: the only file that names instructions.
+// Vectors of floats and integers for one instruction set. Only this file names instructions.
 //
 // It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx2 or portable), and
-// everything lives in a namespace of that name. W lanes a vector; all arithmetic of one lane is the same for every W,
-// and sums over lanes (Sum16) have one fixed order, so results do not depend on the instruction set, with one
+// everything is in a namespace of that name. A vector has W lanes. The arithmetic of a lane is the same for every W,
+// and sums over lanes (Sum16) have one fixed order, so that results do not depend on the instruction set, with one
 // exception: `portable` on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
 #pragma once
 #include <cstdint>
@@ -12,8 +12,8 @@
 #endif
 
 #define RL_INLINE static inline __attribute__((always_inline))
-// A loop over i = 0 .. n - 1 that is unrolled completely. That is not a matter of a little speed: an array of
-// accumulators that is indexed by a variable lives in memory.
+// A loop over i = 0 .. n - 1 that is unrolled completely. Otherwise an array of accumulators, indexed by a variable,
+// would be in memory instead of registers.
 #define RL_UNROLL _Pragma("GCC unroll 32")
 #define RL_FOR(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
 
@@ -33,7 +33,7 @@ typedef int32_t I __attribute__((vector_size(W * 4)));
 typedef uint32_t U __attribute__((vector_size(W * 4)));
 typedef double D __attribute__((vector_size(W * 8)));
 
-// ---- memory: any alignment --------------------------------------------------------------------------------------
+// ---- memory with any alignment -------------------------------------------------------------------------------------
 
 RL_INLINE F load(const float* p) {
     F x;
@@ -77,7 +77,7 @@ RL_INLINE void store(float* p, F x, int n) {
 }
 #endif
 
-// The value must be in a register here: for loops that measure.
+// Forces the value into a register, for loops that measure speed.
 template <class X> RL_INLINE void keep(X& x) {
 #if defined(__AVX512F__)
     asm volatile("" : "+v"(x));
@@ -89,12 +89,12 @@ template <class X> RL_INLINE void keep(X& x) {
 }
 
 RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-// To the second level: far ahead, the first one has neither the room nor the lines in flight for it.
+// Fetches into the second cache: far ahead, the first one has too little space and too few lines in flight.
 RL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
-// a * b + c, rounded once where the machine can.
+// a * b + c, rounded once if the machine has an instruction for it.
 RL_INLINE F fma(F a, F b, F c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
@@ -114,13 +114,13 @@ RL_INLINE F fma_exact(F a, F b, F c) {
 #if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
     return fma(a, b, c);
 #else
-    // The product of two floats is exact in double; the sum is rounded to odd there, so that rounding it again, to
-    // float, gives what rounding once would (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
+    // The product of two floats is exact in double. The sum is rounded to odd, so that rounding it again to float gives
+    // the result of rounding once (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
     F r;
     for (int i = 0; i < W; ++i) {
         double p = double(a[i]) * double(b[i]), d = c[i], s = p + d;
         double t = s - p, error = (p - (s - t)) + (d - t);
-        if (error < 0 || error > 0) {  // not of an infinite sum, whose error is none
+        if (error < 0 || error > 0) {  // the error of an infinite sum is neither
             int64_t u;
             memcpy(&u, &s, 8);
             if (!(u & 1)) u += ((error > 0) == (s > 0)) ? 1 : -1;
@@ -132,7 +132,7 @@ RL_INLINE F fma_exact(F a, F b, F c) {
 #endif
 }
 
-// The second operand where either is not a number.
+// The second operand if either is NaN.
 RL_INLINE F max(F a, F b) { return a > b ? a : b; }
 RL_INLINE F min(F a, F b) { return a < b ? a : b; }
 RL_INLINE I max(I a, I b) { return a > b ? a : b; }
@@ -155,7 +155,7 @@ RL_INLINE F sqrt(F x) {
 RL_INLINE void transpose(F (&x)[W]) {
     I lane = {};
     RL_FOR(i, W) lane[i] = i;
-    RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps what stands off the diagonal, in squares of 2 * half
+    RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps the off-diagonal parts of squares of 2 * half
         const I low = (lane & half) == 0 ? lane : lane - half + W, high = (lane & half) == 0 ? lane + half : lane + W;
         RL_FOR(i, W) {
             if (i & half) continue;
@@ -175,13 +175,13 @@ RL_INLINE I round(F x) {
 #elif defined(__AVX2__)
     return (I)_mm256_cvtps_epi32(x);
 #else
-    const F magic = set(12582912.f);  // 1.5 * 2^23: the sum's last bit is worth 1
+    const F magic = set(12582912.f);  // 1.5 * 2^23: the last bit of the sum is 1
     return bits(x + magic) - bits(magic);
 #endif
 }
 
-// A sum or a maximum over numbers laid out in blocks of 16: lane i takes every 16th, and the 16 are folded in halves.
-// The same for every W.
+// A sum or a maximum over numbers in blocks of 16: lane i takes every 16th number, then the 16 are folded in halves.
+// Results are equal for every W.
 struct Sum16 {
     F v[V];
     RL_INLINE Sum16 zero() {
@@ -220,7 +220,7 @@ RL_INLINE float largest(F x) {
 
 // ---- exp --------------------------------------------------------------------------------------------------------
 
-// e^x within 1.3 units in the last place; 0 below -87.33 (no denormals), infinity above 88.72, NaN of NaN.
+// e^x within 1.3 units in the last place; 0 below -87.33 (no denormals), infinity above 88.72, NaN for NaN.
 RL_INLINE F exp(F x) {
     const F low = set(-87.33654f), high = set(88.72283f);
     F inside = min(max(x, low), high);
@@ -241,7 +241,7 @@ RL_INLINE F exp(F x) {
     return select(x == x, p, x);
 }
 
-// ---- other types of numbers -------------------------------------------------------------------------------------
+// ---- other number types ---------------------------------------------------------------------------------------
 
 RL_INLINE F from_bf16(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -249,7 +249,7 @@ RL_INLINE F from_bf16(const uint16_t* p) {
 #elif defined(__AVX2__)
     return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
 #else
-    uint16_t halves[W];  // which may stand anywhere in a file
+    uint16_t halves[W];  // files have no alignment
     memcpy(halves, p, sizeof halves);
     I x;
     for (int i = 0; i < W; ++i) x[i] = int32_t(uint32_t(halves[i]) << 16);
@@ -261,7 +261,7 @@ RL_INLINE float from_f16(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
 #else
-    // As the bits of a float the number is too small by 2^112, exactly, subnormal numbers included.
+    // Read as a float, the bits are too small by exactly 2^112, for subnormal numbers too.
     uint32_t u = uint32_t(h & 0x7fff) << 13;
     float x;
     memcpy(&x, &u, 4);
@@ -287,11 +287,11 @@ RL_INLINE F from_f16(const uint16_t* p) {
 #endif
 }
 
-// To the nearest, ties to even; too large becomes infinite.
+// Rounds to nearest, ties to even. Numbers that are too large become infinite.
 RL_INLINE uint16_t to_bf16(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
-    if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 0x40);  // a NaN stays one
+    if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 0x40);  // a NaN stays a NaN
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 RL_INLINE uint16_t to_f16(float x) {
@@ -304,7 +304,7 @@ RL_INLINE uint16_t to_f16(float x) {
     u &= 0x7fffffff;
     if (u > 0x7f800000) return uint16_t(sign | 0x7e00);
     if (u >= 0x477ff000) return uint16_t(sign | 0x7c00);
-    if (u < 0x38800000) {  // subnormal: added to 0.5 its last bit is worth 2^-24, the smallest half
+    if (u < 0x38800000) {  // subnormal: in a sum with 0.5 the last bit is 2^-24, the smallest half
         float y;
         memcpy(&y, &u, 4);
         y += 0.5f;
@@ -356,16 +356,16 @@ RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
 
 // ---- dot products of four bytes in each lane --------------------------------------------------------------------
 
-// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Where there is no such
-// instruction, bytes are widened to 16 bits first, so that nothing saturates; `Unsigned4` and `Signed4` hold them so.
+// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Without an instruction
+// for it, bytes are converted to 16 bits first, so that nothing saturates; `Unsigned4` and `Signed4` hold these.
 #if defined(__AVX512VNNI__)
 typedef I Unsigned4;
 typedef I Signed4;
 RL_INLINE Unsigned4 unsigned4(I x) { return x; }
 RL_INLINE Signed4 signed4(I x) { return x; }
-// asm, because with the intrinsic g++ 12 copies each accumulator to another register and to the stack and back.
+// asm, because g++ 12 copies each accumulator of the intrinsic to another register, and to the stack and back.
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
-// The same of four bytes for all lanes, folded into the instruction: one that loads more and takes fewer issue slots.
+// dot with four bytes for all lanes, loaded by the instruction itself: more loads, but fewer issue slots.
 constexpr bool FOLDS = true;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
@@ -395,7 +395,7 @@ RL_INLINE void keep(Unsigned4& x) {
 }
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
     c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
-    keep(c);  // or g++ puts off the sums and spills the products
+    keep(c);  // otherwise g++ delays the sums and spills the products
 }
 constexpr bool FOLDS = false;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }

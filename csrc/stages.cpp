@@ -12,15 +12,15 @@ struct Job {
     const Matrix& w;
     const Source& source;
     const Epilogue& epilogue;
-    int64_t grain;  // panels that one thread must have together
+    int64_t grain;  // consecutive panels that one thread must compute
 };
 
-// One block of tokens. after(begin, end): called on the thread that has finished these panels.
+// Computes one block of tokens. after(begin, end) runs on the thread that has finished these panels.
 template <class After> void product(const Job& job, int64_t tokens, After&& after) {
     const Matrix& w = job.w;
     const int threads = job.hold.threads();
-    const int64_t each = tokens == 1 ? threads : 1;  // alone, a token is prepared by every thread for itself: that is
-                                                     // cheaper than to wait for one that does
+    const int64_t each = tokens == 1 ? threads : 1;  // every thread prepares a single token for itself, which is
+                                                     // cheaper than waiting for another thread
     const int64_t size = round_up(int64_t(activation_bytes(w, tokens)), 4096);
     char* room = (char*)job.hold.scratch(ACTIVATIONS, size_t(size * each));
     float* rows = (float*)job.hold.scratch(ROWS, size_t(threads * Activations::UNIT * w.k) * 4);
@@ -44,11 +44,11 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
     });
 }
 
-// Block by block: `each(job, first token, tokens)`.
+// Calls each(job, first token, tokens) for every block.
 template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Stream& stream, const Epilogue& whole,
                                   int64_t grain, Each&& each) {
     const int64_t count = (stream.tokens + BLOCK - 1) / BLOCK, tile = product_kernels().tile;
-    const int64_t size = count ? round_up((stream.tokens + count - 1) / count, tile) : 1;  // none of a few tokens
+    const int64_t size = count ? round_up((stream.tokens + count - 1) / count, tile) : 1;  // blocks of equal size
     for (int64_t first = 0; first < stream.tokens; first += size) {
         Source s = stream.source;
         if (s.rows)
@@ -90,7 +90,7 @@ void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue
                           const float* sin, int64_t rope_stride) const {
     const Matrix& w = projection.matrix;
     const int64_t panels = heads.head_dim / PANEL;
-    // Where heads are whole panels and have norms of their own, the thread that has computed them finishes them.
+    // If heads are whole panels with their own norms, the thread that has computed them also finishes them.
     const bool together = heads.head_dim % PANEL == 0 && !heads.over_all;
     const Epilogue e = with_outputs(projection.epilogue, out, w.parts.size());
     const Stream own{projection.source(stream.source), stream.tokens};

@@ -1,4 +1,4 @@
-// Stages: a residual sum, a norm, a product and what follows it, as one call.
+// Stages: a residual sum, a norm, a product and the operation after it, in one call.
 #pragma once
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace ridgeline {
 
-// A norm that holds its weights.
+// A norm that owns its weights.
 struct Norm {
     NormKind kind = NormKind::none;
     float eps = 0;
@@ -36,9 +36,9 @@ struct Projection {
 struct HeadsProjection {
     Projection projection;
     HeadsCase heads;
-    std::vector<Norm> norms;  // of the first parts of the matrix; the others are not touched (values)
+    std::vector<Norm> norms;  // norms of the first parts of the matrix; other parts (values) have none
 
-    // cos, sin: row t at + t * rope_stride, or null.
+    // cos, sin: row t begins at + t * rope_stride; or null.
     void run(Pool::Hold&, const Stream&, const Epilogue::Out* out, const float* cos, const float* sin,
              int64_t rope_stride) const;
 };

@@ -1,12 +1,12 @@
-// State spaces that do not choose, S4 and S4D: what one thread does.
+// S4 and S4D, state spaces with fixed coefficients: the work of one thread.
 #pragma once
 #include "recurrent.h"
 
 namespace ridgeline {
 
-// Of each channel, with `modes` complex numbers of state: h = a h + b u, y = Re(c h) + d u; of S4 (`low_rank`) there
-// are added to h also e Re(p h) + g Re(q h), of the h before. Coefficients come in blocks of 16 channels, filled up
-// with zeros: [blocks, modes, terms, 16] with the terms a, b, c (6), of S4 also e, g, p, q (14), each real and
+// Each channel has `modes` complex numbers of state: h = a h + b u, y = Re(c h) + d u. S4 (`low_rank`) also adds
+// e Re(p h) + g Re(q h) to h, computed from the h before. Coefficients come in blocks of 16 channels, filled up
+// with zeros: [blocks, modes, terms, 16] with the terms a, b, c (6), for S4 also e, g, p, q (14), each real and
 // imaginary, the imaginary parts of c, p and q negated.
 struct StateSpace {
     Sequences s;

@@ -33,7 +33,7 @@ void relax() {
 #endif
 }
 
-// How many relax() take SPIN_US: one is 10 cycles on some cores and 140 on others.
+// Returns how many relax() take SPIN_US: one takes 10 cycles on some cores and 140 on others.
 int spins() {
     static const int count = [] {
         auto start = std::chrono::steady_clock::now();
@@ -51,7 +51,7 @@ cpu_set_t affinity() {
     return set;
 }
 
-// One CPU of each physical core that this process may use.
+// Returns one CPU of each physical core that this process may use.
 std::vector<int> cores() {
     cpu_set_t set = affinity();
     std::vector<int> found;
@@ -66,7 +66,7 @@ std::vector<int> cores() {
     return found;
 }
 
-// Cores' worth of processor time that the control group grants; a large number where it says nothing.
+// Returns the CPU quota of the control group, in cores; a large number if there is none.
 double quota() {
     std::ifstream file("/sys/fs/cgroup/cpu.max");
     std::string limit;
@@ -75,15 +75,15 @@ double quota() {
     return atof(limit.c_str()) / period;
 }
 
-std::atomic<unsigned> forks{0};  // of this process's ancestors, since the kernels were loaded
+std::atomic<unsigned> forks{0};  // number of forks since the kernels were loaded
 
 void count_forks() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
     (void)registered;
 }
 
-// Arrays of a step are taken and given back at every step. Where the allocator gives their memory back to the system
-// each time, the next step pays a page fault for every 4 KiB: two thirds of the time of top-p sampling were that.
+// Every step allocates and frees its arrays. If the allocator returned their memory to the system, the next step would
+// have a page fault for every 4 KiB, which took two thirds of the time of top-p sampling.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
     static const int set = mallopt(M_MMAP_THRESHOLD, 4 << 20) + mallopt(M_TRIM_THRESHOLD, 64 << 20);
@@ -111,7 +111,7 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
     data_ = (char*)((uintptr_t(begin) + huge - 1) / huge * huge);
     if (data_ > begin) munmap(begin, data_ - begin);
     munmap(data_ + room, end - data_ - room);
-    madvise(data_, room, MADV_HUGEPAGE);  // where it fails a stream pays a TLB miss every 4 KiB, nothing else
+    madvise(data_, room, MADV_HUGEPAGE);  // if it fails, reading only has more TLB misses
 }
 
 Pages::~Pages() {
@@ -144,7 +144,7 @@ struct Pool::Team {
     Line epoch, parked;
     std::vector<Line> done;
     std::vector<std::thread> workers;
-    std::vector<int> worker_cpus;  // none where workers are not pinned
+    std::vector<int> worker_cpus;  // empty if workers are not pinned
     cpu_set_t allowed;
     void (*work)(void*, int) = nullptr;
     void* context = nullptr;
@@ -165,7 +165,7 @@ struct Pool::Team {
             }
         } catch (...) {
             end();
-            throw std::runtime_error("the system makes no more threads; ask for fewer than " + std::to_string(size));
+            throw std::runtime_error("the system cannot create more threads; use fewer than " + std::to_string(size));
         }
     }
     ~Team() { end(); }
@@ -205,8 +205,8 @@ struct Pool::Team {
         return now;
     }
 
-    // The caller must not share a CPU with a worker: two that spin there would wait for the system's clock. It is moved
-    // away, and keeps the mask that it had: others may run in this thread, and inherit from it.
+    // The caller must not share a CPU with a worker: two spinning threads would wait for the scheduler's next tick. The
+    // caller is moved to another CPU, and gets its affinity mask back, because new threads inherit it.
     void step_aside() {
         if (worker_cpus.empty()) return;
         const int here = sched_getcpu();
@@ -235,13 +235,13 @@ Pool::Pool(int threads) : size_(threads) {
 }
 
 Pool::~Pool() {
-    // After a fork the workers are in the parent only: there is nobody to wait for.
+    // After a fork, the workers exist in the parent only: there are no threads to wait for.
     if (team_ && team_->generation != forks) (void)team_.release();
 }
 
 Pool::Hold::Hold(Pool& pool) : pool_(pool) {
     if (pool.team_->generation != forks) {
-        (void)pool.team_.release();  // its mutex may be held by a thread that is not here
+        (void)pool.team_.release();  // a thread of the parent may hold its mutex
         pool.team_ = std::make_unique<Team>(pool.size_);
     }
     lock_ = std::unique_lock(pool.team_->mutex);
@@ -274,7 +274,7 @@ void Pool::run(void (*work)(void*, int), void* context) {
 
 void* Pool::Hold::scratch(int slot, size_t bytes) {
     Pages& room = pool_.team_->scratch[slot];
-    if (room.size() < bytes) room = Pages();  // before the larger one is taken
+    if (room.size() < bytes) room = Pages();  // freed before the larger one is allocated
     if (room.size() < bytes) room = Pages(bytes + bytes / 4);
     return room.data();
 }

@@ -1,13 +1,13 @@
-// A fork-join pool of threads: the only file, with threads.cpp, that knows the operating system.
+// A fork-join pool of threads. Only this file and threads.cpp call the operating system.
 //
-//   fork   the work is written, then `epoch` is raised. Workers spin on that one cache line.
-//   join   each worker stores the epoch that it finished in a line of its own; the caller spins on those.
-//   park   a worker that saw no work for SPIN_US sleeps on a futex. It counts itself as parked and then asks the
-//          kernel to sleep unless the epoch has changed; the caller raises the epoch and then looks for parked
-//          workers. All threads see both in one order, so no wake-up is lost.
+//   fork   the caller writes the work, then increments `epoch`. Workers spin on that one cache line.
+//   join   each worker stores the epoch that it has finished in its own cache line; the caller spins on those.
+//   park   a worker without work for SPIN_US sleeps on a futex. It increments the count of parked workers, then
+//          sleeps unless the epoch has changed. The caller increments the epoch, then looks for parked workers. All
+//          threads observe both in one order, so that no wake-up is lost.
 //
-// Spinning matters: between two stages of a decode step are microseconds, and a futex costs 5 to 50 of them. Parking
-// matters too: an idle process must not burn its cores.
+// Workers spin because two stages of a decode step are microseconds apart, and a futex costs 5 to 50 of them. They park
+// because an idle process must not use its cores.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,10 +19,10 @@
 
 namespace ridgeline {
 
-// Physical cores that this process may use: by its affinity mask, and by its control group's quota of processor time.
+// Returns the physical cores that this process may use, by its affinity mask and its control group's CPU quota.
 int usable_cores();
 
-// Zeroed pages aligned to 2 MiB, huge ones where the system gives them, with room to read 8 KiB past the end.
+// Zeroed pages aligned to 2 MiB, huge pages if the system has them. 8 KiB past the end are readable.
 class Pages {
 public:
     Pages() = default;
@@ -42,8 +42,8 @@ private:
     size_t bytes_ = 0;
 };
 
-// Memory that lives long, cut from mappings which others are cut from too: so small pieces share huge pages. A mapping
-// goes with its last piece.
+// A long-lived piece of a mapping that several pieces share, so that small ones share huge pages. A mapping is freed
+// with its last piece.
 struct Share {
     std::shared_ptr<Pages> mapping;
     char* data = nullptr;
@@ -51,7 +51,7 @@ struct Share {
 
 class Room {
 public:
-    Share take(size_t bytes);  // zeroed, aligned to 4 KiB, with room to read 8 KiB past the end
+    Share take(size_t bytes);  // zeroed, aligned to 4 KiB, readable 8 KiB past the end
 
 private:
     std::mutex mutex_;
@@ -63,19 +63,19 @@ class Program;
 
 class Pool {
 public:
-    // threads: the caller's own included, at least 1. Workers are pinned to cores of their own, unless there are more
-    // threads than cores: then none is, and none spins. Throws std::runtime_error where no thread can be made.
+    // threads: number of threads with the caller's, at least 1. Each worker is pinned to its own core and spins, unless
+    // there are more threads than cores. Throws std::runtime_error if a thread cannot be created.
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool&) = delete;
 
     int size() const { return size_; }
     Share take(size_t bytes) { return room_.take(bytes); }
-    double busy_seconds() const;  // that calls have held the pool, so far
-    Program* program = nullptr;   // that writes down the calls of a thread (record.h); changed under Python's lock
+    double busy_seconds() const;  // seconds for which calls have held the pool
+    Program* program = nullptr;   // that records the calls of a thread (record.h); changed under the GIL
 
-    // One op's hold on the pool: others wait for it. Work is given within a hold only. In a process that was forked,
-    // the first hold makes new workers.
+    // The pool, locked for one op: others wait. Work is given through a Hold only. In a forked process, the first Hold
+    // creates new workers.
     class Hold {
     public:
         explicit Hold(Pool& pool);
@@ -83,21 +83,21 @@ public:
         Hold(const Hold&) = delete;
         int threads() const { return pool_.size_; }
 
-        // f(thread) once on every thread; back when all are done. f must not throw.
+        // Calls f(thread) once on every thread, and returns when all are done. f must not throw.
         template <class Work> void run(Work&& f) {
             using Bare = std::remove_reference_t<Work>;
             pool_.run([](void* context, int thread) { (*static_cast<Bare*>(context))(thread); }, (void*)&f);
         }
-        // f(begin, end, thread) on one stretch of [0, n) for each thread; which thread has which element is fixed.
+        // Calls f(begin, end, thread) on one range of [0, n) for each thread. The ranges are fixed.
         template <class Work> void split(int64_t n, Work&& f) {
-            if (n == 1) return f(0, 1, 0);  // to wake the others costs more than most single elements do
+            if (n == 1) return f(0, 1, 0);  // waking other threads costs more than most single elements
             run([&](int thread) {
                 int64_t begin = n * thread / pool_.size_, end = n * (thread + 1) / pool_.size_;
                 if (begin < end) f(begin, end, thread);
             });
         }
-        // f(i, thread) for every i of [0, n): threads draw the next one when they are done. Who computes an element
-        // changes, how it is computed does not.
+        // Calls f(i, thread) for every i in [0, n). Threads draw the next i when they are done, so that any thread may
+        // compute an element; its result does not depend on the thread.
         template <class Work> void draw(int64_t n, Work&& f) {
             if (n == 1) return f(0, 0);
             std::atomic<int64_t> next{0};
@@ -105,7 +105,7 @@ public:
                 for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) f(i, thread);
             });
         }
-        // Room that is valid until the next call with the same slot; contents undefined. slot < SLOTS.
+        // Returns memory that is valid until the next call with the same slot < SLOTS. Its contents are undefined.
         void* scratch(int slot, size_t bytes);
 
     private:

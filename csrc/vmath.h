@@ -7,8 +7,8 @@ namespace ridgeline::RL_ISA {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x for x <= 0, at least 2^-126 and so never 0; NaN of NaN. 1.3 u. Coefficients: least relative error, own fit.
-// Of K vectors, step by step: one after the other they would wait for each other's latencies.
+// 2^x for x <= 0, at least 2^-126 and so never 0; NaN for NaN. 1.3 u; coefficients: own fit, least relative error.
+// For K vectors at once: computed one after the other, each would wait for the latency of the one before.
 template <int K> RL_INLINE void exp2_down(F (&x)[K]) {
     constexpr float C[] = {
         1.53533416e-4f, 1.33988704e-3f, 9.61843785e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f, 1.f};
@@ -25,7 +25,7 @@ RL_INLINE F exp2_down(F x) {
     return one[0];
 }
 
-// log(1 + e^x), 4 u. log(1 + u) = 2 artanh(u / (2 + u)); coefficients: least relative error, own fit.
+// log(1 + e^x), 4 u. log(1 + u) = 2 artanh(u / (2 + u)); coefficients: own fit, least relative error.
 RL_INLINE F softplus(F x) {
     const F u = exp2_down(-abs(x) * set(LOG2_E)), t = u / (set(2.f) + u), z = t * t;
     F p = set(0.24389511f);
@@ -40,7 +40,7 @@ RL_INLINE F softplus(F x) {
 // 1 / (1 + e^-x), 4 u.
 RL_INLINE F sigmoid(F x) { return set(1.f) / (set(1.f) + exp(-x)); }
 
-// 4 u. Near 0 an odd polynomial, elsewhere by exp; coefficients: least relative error, own fit.
+// tanh, 4 u. An odd polynomial near 0, exp elsewhere; coefficients: own fit, least relative error.
 RL_INLINE F tanh(F x) {
     F a = abs(x), z = x * x;
     F p = set(-6.096931174e-3f);
@@ -55,7 +55,7 @@ RL_INLINE F tanh(F x) {
     return select(x == x, r, x);
 }
 
-// The share of a standard normal below x, (1 + erf(x / sqrt 2)) / 2: e^(-z^2) t q(t) with z = |x| / sqrt 2,
+// The distribution function of the standard normal, (1 + erf(x / sqrt 2)) / 2: e^(-z^2) t q(t) with z = |x| / sqrt 2,
 // t = 1 / (1 + z / 2) is half of its complement. The absolute error is 2 u.
 RL_INLINE F normal_cdf(F x) {
     F z = abs(x) * set(0.70710678f);
@@ -78,9 +78,9 @@ RL_INLINE F gelu_tanh(F x) {  // x (1 + tanh u) / 2 = x sigmoid(2 u)
     return x * sigmoid(u + u);
 }
 
-RL_INLINE F relu(F x) { return select(x < set(0.f), set(0.f), x); }  // of a NaN, itself
+RL_INLINE F relu(F x) { return select(x < set(0.f), set(0.f), x); }  // a NaN stays a NaN
 
-// One argument: of an MLP.
+// With one argument, for an MLP.
 RL_INLINE F activate(Activation act, F x) {
     switch (act) {
         case Activation::silu: return x * sigmoid(x);
@@ -91,7 +91,7 @@ RL_INLINE F activate(Activation act, F x) {
     }
 }
 
-// Two: of a gated MLP.
+// With two arguments, for a gated MLP.
 RL_INLINE F activate(const Gate& gate, F g, F up) {
     if (gate.activation != Activation::clamped_swiglu) return activate(gate.activation, g) * up;
     F limit = set(gate.limit);

@@ -1,4 +1,4 @@
-// Attention of a few queries of one sequence and one key head: see attention.h for the arithmetic.
+// Attention of few queries of one sequence and one key head; attention.h describes the arithmetic.
 //
 // A row is one query of one head of the group that shares the keys. Rows go through a tile of keys in blocks of up to
 // BLOCK, whose accumulators stay in registers.
@@ -11,17 +11,18 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int FEW = BLOCK / 2;  // rows that read numbers as they are stored; for more, a tile is widened once
+constexpr int FEW =
+    BLOCK / 2;  // up to this many rows read stored numbers; for more, a tile is converted to float32 once
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
 
-// A thread's room, as arrays. Rows of values are padded to whole vectors.
+// The scratch memory of a thread. Rows of values are padded to whole vectors.
 struct Room {
     int64_t width;
-    float *q, *keys, *wide, *scores, *rescale;  // wide: values, where they are stored otherwise
-    float *most, *sums, *values;                // of the segment: [rows], [rows, 16], [rows, width]
-    float *all_most, *all_sum, *all_values;     // of the segments before
+    float *q, *keys, *wide, *scores, *rescale;  // wide: values in float32, if they are stored in another type
+    float *most, *sums, *values;                // results of the segment: [rows], [rows, 16], [rows, width]
+    float *all_most, *all_sum, *all_values;     // results of the segments before
 
     Room(float* at, const AttentionCase& c, StateType stored, int64_t rows) : width(rounded(c.value_dim)) {
         float** const parts[] = {&q,    &keys,   &wide,     &scores,  &rescale,   &most,
@@ -47,17 +48,17 @@ size_t room_floats(const AttentionCase& c, StateType stored, int64_t rows) {
     return floats;
 }
 
-// Rows in blocks of sizes as equal as can be: block b begins at row begin(b).
+// Divides rows into blocks of nearly equal size. Block b begins at row begin(b).
 struct Blocks {
     int64_t rows, count;
     explicit Blocks(int64_t rows) : rows(rows), count((rows + BLOCK - 1) / BLOCK) {}
     int64_t begin(int64_t b) const { return rows * b / count; }
 };
 
-// Scores are in powers of 2. A weight of 0 is that of a key that is not seen: exp2_down gives none.
+// Scores are in powers of 2. A weight of 0 means that the key is masked: exp2_down never returns 0.
 float weight(float x) { return exp2_down(set(x))[0]; }
 
-// ---- which keys a query sees -----------------------------------------------------------------------------------
+// ---- masks of keys --------------------------------------------------------------------------------------------
 
 uint64_t range(int64_t from, int64_t to) {  // bits [from, to) of a tile
     from = from < 0 ? 0 : from;
@@ -73,7 +74,7 @@ uint64_t comb(int64_t last, int64_t step) {  // bits last, last - step, ...
     return bits;
 }
 
-// Of the keys of the tile that begins at position `tile`.
+// Returns the mask of the keys of the tile that begins at position `tile`.
 uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
     const int64_t at = query - tile;
     if (c.window == 0) return range(0, at + 1);
@@ -89,11 +90,10 @@ uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
 // ---- a tile ----------------------------------------------------------------------------------------------------
 
 struct Scales {
-    const float *keys, *values;  // of a tile, by which its numbers are stored; null: there are none
+    const float *keys, *values;  // scales of a tile's keys and values; null if there are none
 };
 
-// The scores of a row against vectors [begin, end) of keys, in powers of 2 and without those of keys that it does not
-// see; the largest of them.
+// Computes masked scores of a row against vectors [begin, end) of keys, in powers of 2. Returns the largest.
 float mask_scores(const AttentionCase& c, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
     constexpr int32_t ONE = 1;
     I lane = {};
@@ -111,8 +111,8 @@ float mask_scores(const AttentionCase& c, const Scales& scales, uint64_t mask, i
     return largest(top);
 }
 
-// Weights of the same keys out of a row's scores, with `most` the largest so far; their sums go on. A key's scale was
-// part of its score, that of its value is part of the weight.
+// Computes weights from a row's scores, with `most` the largest score so far, and adds them to the sums. Scores include
+// the scales of keys, and weights include the scales of values.
 void weigh(const Scales& scales, int begin, int end, float most, float rescale, float* scores, float* sums) {
     Sum16 total;
     RL_FOR(i, V) total.v[i] = load(sums + i * W) * set(rescale);
@@ -127,8 +127,8 @@ void weigh(const Scales& scales, int begin, int end, float most, float rescale, 
     RL_FOR(i, V) store(sums + i * W, total.v[i]);
 }
 
-// Both, of a block of R rows: each pass over all of them, because within a row each waits for the one before.
-// most, sums: of the segment so far, and they go on. rescale: by what the rows' values so far are to be multiplied.
+// Does both for a block of R rows. Each pass covers all rows, because passes over one row wait for each other. most,
+// sums: results of the segment so far, which are updated. rescale: factors for the rows' values so far.
 template <int R> void weigh_rows(const AttentionCase& c, const Scales& scales, const uint64_t* masks, const Span& span,
                                  float* scores, float* most, float* sums, float* rescale) {
     const int begin = span.first / W, end = span.last / W + 1;
@@ -143,12 +143,12 @@ template <int R> void weigh_rows(const AttentionCase& c, const Scales& scales, c
     for (int r = 0; r < R; ++r) weigh(scales, begin, end, most[r], rescale[r], scores + r * TILE, sums + r * 16);
 }
 
-// Of rows with these masks, one of which is not empty.
+// Returns the ranges of keys for rows with these masks, of which at least one is not empty.
 Span span_of(uint64_t any, uint64_t all) {
     const int first = __builtin_ctzll(any), last = TILE - 1 - __builtin_clzll(any);
     if (!all) return {first, last, last + 1, last + 1};
     const int begin = __builtin_ctzll(all);
-    const uint64_t after = ~(all >> begin);  // keys after those that all rows see without a gap
+    const uint64_t after = ~(all >> begin);  // keys after the first range that all rows use
     return {first, last, begin, after ? begin + __builtin_ctzll(after) : TILE};
 }
 
@@ -210,13 +210,13 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     const bool many = !std::is_same_v<T, float> && queries * a.c.group() > FEW;
     Tile<T> t;
     float scales[2][TILE] = {};
-    const T *lines[TILE], *next[TILE];  // of this tile and of the one that follows
+    const T *lines[TILE], *next[TILE];  // lines of this tile and of the next one
     t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
     t.key_scales = t.value_scales = nullptr;
     find_keys(a.c, kv, *w.sequence, at, t);
     if (!many) find_lines(a, w, at + TILE, t, next);
     if (!many && w.head_end - w.head > 1) find_lines(a, w, at, t, lines);
-    // Head after head, and then the next keys: pages are read as they lie.
+    // Head after head, then the next keys: pages are read sequentially.
     for (int head = w.head; head < w.head_end; ++head) {
         t.key = head * kv.key_head / size, t.value = head * kv.value_head / size;
         turn_keys(a.c, kv, t, m.keys);
@@ -236,17 +236,17 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     }
 }
 
-// Of a row: its token of the step, and its head among all of the queries'.
-struct Place {
+// Returns the token of a row in the step, and its query head.
+struct QueryRow {
     int64_t token, head;
-    Place(const AttentionStep& a, const AttentionWork& w, int64_t row) {
+    QueryRow(const AttentionStep& a, const AttentionWork& w, int64_t row) {
         const int64_t group = a.c.group(), own = (w.last - w.first) * group;
         token = w.sequence->row + w.first + row % own / group;
         head = (w.head + row / own) * group + row % group;
     }
 };
 
-// Queries by blocks of rows: [numbers][rows] each.
+// Writes queries in blocks of rows, [numbers][rows] each.
 void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
     const int64_t numbers = a.c.key_dim, own = (w.last - w.first) * a.c.group();
     const Blocks blocks(own);
@@ -255,8 +255,8 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
             const int64_t row = start + blocks.begin(b), n = start + blocks.begin(b + 1) - row;
             const float* from[BLOCK];
             for (int64_t r = 0; r < n; ++r) {
-                const Place place(a, w, row + r);
-                from[r] = a.q + place.token * a.q_stride + place.head * numbers;
+                const QueryRow query(a, w, row + r);
+                from[r] = a.q + query.token * a.q_stride + query.head * numbers;
             }
             float* to = m.q + row * numbers;
             for (int64_t d = 0; d < numbers; d += W)
@@ -270,7 +270,7 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
         }
 }
 
-// A segment's result joins those before.
+// Merges a segment's result into those before.
 void join(float most, float sum, const float* values, int64_t width, float& all_most, float& all_sum,
           float* all_values) {
     if (most == NONE) return;
@@ -287,15 +287,15 @@ void join(float most, float sum, const float* values, int64_t width, float& all_
 }
 
 void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, const Room& m) {
-    const Place place(a, w, row);
+    const QueryRow query(a, w, row);
     float most = m.all_most[row], sum = m.all_sum[row], old = 1.f;
     if (a.sinks) {
-        const float sink = a.sinks[place.head] * LOG2_E, now = most > sink ? most : sink;
+        const float sink = a.sinks[query.head] * LOG2_E, now = most > sink ? most : sink;
         old = most == now ? 1.f : weight(most - now);
         sum = sum * old + (sink == now ? 1.f : weight(sink - now));
     }
     const float factor = old / sum;
-    float* to = a.out + place.token * a.out_stride + place.head * a.c.value_dim;
+    float* to = a.out + query.token * a.out_stride + query.head * a.c.value_dim;
     const float* from = m.all_values + row * m.width;
     for (int64_t d = 0; d < a.c.value_dim; d += W) store(to + d, load(from + d) * set(factor), int(a.c.value_dim - d));
 }

@@ -1,5 +1,4 @@
-// One tile of keys and values: where they are, their products with queries, and what weights make of them. T: the type
-// in which they are stored.
+// One tile of keys and values: addresses, scores, and weighted sums. T: the stored type.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -10,28 +9,28 @@
 
 namespace ridgeline::RL_ISA {
 
-constexpr int BLOCK = W == 16 ? 12 : 6;  // rows
-// Vectors at once: BLOCK * 2 accumulators and what they are made of fit the registers, and fewer rows leave room for
-// more.
+constexpr int BLOCK = W == 16 ? 12 : 6;  // largest number of rows
+// Vectors at once: BLOCK * 2 accumulators and their operands fit into the registers; fewer rows allow more vectors.
 constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
-constexpr int VECTORS = TILE / W;  // of a tile
+constexpr int VECTORS = TILE / W;  // vectors of a tile
 
-// ---- where the keys and values of a tile are -------------------------------------------------------------------
+// ---- addresses of keys and values -----------------------------------------------------------------------------
 
-// What is found once for a tile is that of key head 0; other heads are some numbers on.
+// Addresses are found once for a tile, for key head 0; other heads are at an offset.
 template <class T> struct Tile {
-    int first, last;      // keys that some query sees lie in [first, last]
-    bool in_place;        // keys are read where they are stored; else they stand in a room, transposed and wide
-    const T* keys[TILE];  // the first number of each; of each vector's keys the next is `step` on
-    const float* transposed[VECTORS];  // the same of vectors, in the room
+    int first, last;                   // keys that some query uses are in [first, last]
+    bool in_place;                     // keys are read in their pages; else from a float32 copy, transposed
+    const T* keys[TILE];               // first number of each key; the next number of a vector's keys is at `step`
+    const float* transposed[VECTORS];  // addresses of vectors of keys in the copy
     int64_t step;
     const T* values[TILE];
-    bool blocks;                             // the values of a vector's keys lie in one piece
-    int64_t key, value;                      // numbers from head 0 to the head at work
-    const float *key_scales, *value_scales;  // of that head, [TILE]; null: there are none
+    bool blocks;                             // the values of a vector's keys are contiguous
+    int64_t key, value;                      // offset of the current head from head 0
+    const float *key_scales, *value_scales;  // scales of the current head, [TILE]; null if there are none
 };
 
-// Where the tokens [first, last] of the tile at position `at` stand in pages `page` bytes apart, and `slot` in a page.
+// Finds the tokens [first, last] of the tile at position `at` in pages that are `page` bytes apart, with slots `slot`
+// bytes apart.
 template <class T> void find(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, const char* base,
                              int64_t page, int64_t slot, const T** found) {
     int64_t index = (s.base + at + first) / kv.page_tokens, inside = (s.base + at + first) % kv.page_tokens;
@@ -43,7 +42,7 @@ template <class T> void find(const KeyValues& kv, const Sequence& s, int64_t at,
     }
 }
 
-// n scales that are `step` bytes apart.
+// Copies n scales that are `step` bytes apart.
 inline void take_scales(const char* from, int64_t step, int64_t n, float* to) {
     int64_t i = 0;
     if (step == 4)
@@ -51,7 +50,7 @@ inline void take_scales(const char* from, int64_t step, int64_t n, float* to) {
     for (; i < n; ++i) memcpy(to + i, from + i * step, 4);
 }
 
-// Of the tokens [first, last] of a tile and a head of keys.
+// Reads the scales of tokens [first, last] of a tile for one key head.
 inline void find_scales(const KeyValues& kv, const Sequence& s, int64_t at, int first, int last, int head, float* keys,
                         float* values) {
     int64_t index = (s.base + at + first) / kv.page_tokens, inside = (s.base + at + first) % kv.page_tokens;
@@ -67,7 +66,7 @@ inline void find_scales(const KeyValues& kv, const Sequence& s, int64_t at, int 
     }
 }
 
-// Asks for the memory of the scales of the tile at a position.
+// Prefetches the scales of the tile at a position.
 inline void scales_ahead(const KeyValues& kv, const Sequence& s, int64_t at, int head) {
     if (!s.table) return;
     const char* key_scales = kv.keys + head * kv.key_head + kv.key_scale;
@@ -78,7 +77,7 @@ inline void scales_ahead(const KeyValues& kv, const Sequence& s, int64_t at, int
     }
 }
 
-// W rows of keys, transposed. Rows that no query sees are null.
+// Transposes W rows of keys. Rows that no query uses are null.
 template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* to) {
     for (int64_t d = 0; d < numbers; d += W) {
         F x[W];
@@ -90,7 +89,7 @@ template <class T> void turn_rows(const T* const* rows, int64_t numbers, float* 
     }
 }
 
-// Does a vector of keys lie in one page, and in order?
+// Returns whether a vector of keys is contiguous in one page.
 inline bool in_place(const KeyValues& kv) { return kv.transposed && kv.page_tokens % W == 0; }
 
 template <class T> void turn_vector(const KeyValues& kv, int64_t numbers, const T* const* rows, float* to) {
@@ -113,7 +112,7 @@ void find_keys(const AttentionCase& c, const KeyValues& kv, const Sequence& s, i
     std::fill(t.values + t.last + 1, t.values + TILE, t.values[t.last]);
 }
 
-// The keys of the head at work, where they are not read in place.
+// Copies the keys of the current head if they are not read in place.
 template <class T> void turn_keys(const AttentionCase& c, const KeyValues& kv, Tile<T>& t, float* room) {
     for (int v = t.first / W; v <= t.last / W; ++v) {
         t.transposed[v] = room + v * W;
@@ -124,7 +123,7 @@ template <class T> void turn_keys(const AttentionCase& c, const KeyValues& kv, T
     }
 }
 
-// The lines of keys of the tile at a position; `t`'s values, which are there already, where the sequence is over.
+// Returns the addresses of the keys of the tile at a position; past the end, those of `t`'s values, which are cached.
 template <class T>
 void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile<T>& t, const T** lines) {
     const KeyValues& kv = a.kv;
@@ -134,14 +133,13 @@ void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, cons
     find(kv, *w.sequence, at, 0, TILE - 1, kv.keys, kv.key_page, slot, lines);
 }
 
-// Of a vector's keys, the values, where they lie in one piece; else something near.
+// Returns the address of the values of a vector's keys if they are contiguous; else a nearby address.
 template <class T> const void* block_of(const Tile<T>& t, int v) {
     if (t.blocks) return t.values[v * W < t.first ? t.first : v * W] + t.value;
     return t.in_place ? (const void*)(t.keys[v * W] + t.key) : (const void*)t.transposed[v];
 }
 
-// The same tile in float32, in rooms of [numbers][TILE] and [TILE][numbers]: for many rows, which would convert it
-// again and again.
+// Converts a tile to float32, [numbers][TILE] and [TILE][numbers], for many rows, each of which would convert it again.
 template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t, float* keys, float* values) {
     Tile<float> out;
     out.first = t.first, out.last = t.last;
@@ -167,14 +165,14 @@ template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t,
 
 // ---- products --------------------------------------------------------------------------------------------------
 
-// Pages lie anywhere, so that no hardware sees what comes next: the loop over keys asks for the same tile's values, and
-// the loop over values for the next keys, both `ahead`; for each line of memory once.
+// Pages are not in order, so that hardware cannot prefetch. The loop over keys prefetches the same tile's values, and
+// the loop over values the next keys; each line of memory once.
 
-// keys[v * apart] + offset: the first number of vector v's keys, the next is `step` on. T: of the values ahead.
+// keys[v * apart] + offset: the first number of vector v's keys, the next is `step` on. T: type of the values ahead.
 template <class T, int R, int N, class K> void score_vectors(const K* const* keys, int apart, int64_t offset,
                                                              const void* const* ahead, int64_t step, int64_t numbers,
                                                              const float* q, float* to) {
-    constexpr int EACH = 4 / sizeof(T);  // numbers of W keys for which one line of values comes
+    constexpr int EACH = 4 / sizeof(T);  // numbers of W keys for each prefetched line of values
     F acc[R][N];
     RL_FOR(r, R)
         RL_FOR(v, N) acc[r][v] = set(0.f);
@@ -200,7 +198,7 @@ template <class T, int R, int N, class K> void score_vectors(const K* const* key
         RL_FOR(v, N) store(to + r * TILE + v * W, acc[r][v]);
 }
 
-// Scores of R rows against the N vectors of keys from `first` on. q: [numbers][R].
+// Computes scores of R rows against the N vectors of keys from `first` on. q: [numbers][R].
 template <int R, int N, class T> void scores(const Tile<T>& t, int first, int64_t numbers, const float* q, float* to) {
     const void* ahead[N];
     RL_FOR(v, N) ahead[v] = block_of(t, first + v);
@@ -208,13 +206,13 @@ template <int R, int N, class T> void scores(const Tile<T>& t, int first, int64_
     score_vectors<T, R, N>(t.keys + first * W, W, t.key, ahead, t.step, numbers, q, to);
 }
 
-// Keys of a tile: some row of a block sees one in [first, last], all of them see those in [all, end).
+// Keys of a tile: some row of a block uses each key in [first, last], all rows use the keys in [all, end).
 struct Span {
     int first, last, all, end;
 };
 
-// The values of N vectors of numbers from d on, into R rows: rescaled, then key after key. SOME: rows do not see all
-// keys; what they do not see may hold anything. ahead, offset: where the next keys' lines are.
+// Adds N vectors of values from number d on to R rows: rescaled, then key after key. SOME: some keys are masked; masked
+// values may hold anything. ahead, offset: addresses of the next keys.
 template <class T, int R, int N, bool SOME>
 void add_values(const Tile<T>& t, const Span& span, const T* const* ahead, int64_t offset, int64_t d, int64_t numbers,
                 const float* weights, const float* rescale, float* to, int64_t width) {

@@ -1,5 +1,5 @@
-// One pass over a state for each token: what it writes, what it gives, and what the next one will find there, so that a
-// number of the state is read and written once a token.
+// One pass over the state for each token computes its write, its result, and the product of the next token's key with
+// the state, so that each number of the state is read and written once per token.
 #include "delta.h"
 
 #include <algorithm>
@@ -10,20 +10,20 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t CHUNK = 16;     // tokens that are made ready together
-constexpr int N = 2;              // vectors of a value at once
-constexpr int64_t LANES = N * W;  // dim * LANES numbers of a state stay in the nearest cache
+constexpr int64_t CHUNK = 16;     // tokens that are prepared together
+constexpr int N = 2;              // vectors of a value that are computed at once
+constexpr int64_t LANES = N * W;  // dim * LANES numbers of a state stay in the first cache
 constexpr float UNIT_EPS = 1e-6f;
 
 int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 
-// Of some tokens and a head, each [CHUNK, padded dim] but beta [CHUNK].
+// Inputs of some tokens and a head, each [CHUNK, padded dim], except beta [CHUNK].
 struct Ready {
-    float *q, *k, *decay, *found;  // found: decay * k, by which a token finds what stands under its key
+    float *q, *k, *decay, *found;  // found: decay * k, which is multiplied with the state
     float *beta, *tile;            // tile: [dim, LANES]
 };
 
-Ready places(int64_t dim, float* room) {
+Ready arrays_in(int64_t dim, float* room) {
     const int64_t all = CHUNK * padded(dim);
     return {room, room + all, room + 2 * all, room + 3 * all, room + 4 * all, room + 4 * all + CHUNK};
 }
@@ -71,14 +71,14 @@ void make_ready(const DeltaScan& s, int64_t head, int64_t row, int64_t tokens, c
     }
 }
 
-// What stands under a key, of a state that has not decayed yet.
+// Multiplies a key with a state that has not decayed yet.
 RL_INLINE void find(const float* found, int64_t dim, const float* from, int64_t stride, int n, F (&e)[N]) {
     RL_FOR(v, N) e[v] = set(0.f);
     for (int64_t i = 0; i < dim; ++i)
         RL_FOR(v, N) e[v] = fma(set(found[i]), load(from + i * stride + v * W, n - v * W), e[v]);
 }
 
-// One token. written: beta (v - e). e: what the next one will find, if `next` is not null.
+// Computes one token. written: beta (v - e). e: k S of the next token, if `next` is not null.
 template <bool WHOLE, bool NEXT> RL_INLINE void pass(const float* q, const float* k, const float* decay,
                                                      const float* next, int64_t dim, const float* from,
                                                      int64_t from_stride, float* to, int64_t to_stride, int n,
@@ -99,7 +99,7 @@ template <bool WHOLE, bool NEXT> RL_INLINE void pass(const float* q, const float
     }
 }
 
-// Channels [at, at + n) of a head's values through some tokens; the state goes by the tile, if they are several.
+// Computes channels [at, at + n) of a head's values for some tokens. Several tokens keep the state in the tile.
 template <bool WHOLE> void block(const DeltaScan& s, const Ready& r, int64_t head, int64_t row, int64_t tokens,
                                  const float* before, float* h, int64_t at, int n) {
     const int64_t stride = padded(s.dim), column = head * s.width + at;
@@ -120,7 +120,7 @@ template <bool WHOLE> void block(const DeltaScan& s, const Ready& r, int64_t hea
 }
 
 void scan(const DeltaScan& s, int64_t i, int64_t head, float* room) {
-    const Ready r = places(s.dim, room);
+    const Ready r = arrays_in(s.dim, room);
     const int64_t state = head * s.dim * s.width;
     float* h = s.h.of(i) + state;
     for (int64_t t = 0; t < s.s.lengths[i]; t += CHUNK) {

@@ -16,7 +16,7 @@ template <class Of> RL_INLINE void each(const float* a, const float* b, int64_t 
 }
 
 void activate_all(const Gate& gate, const float* a, const float* b, int64_t n, float* out) {
-    switch (gate.activation) {  // out here, not in the loop
+    switch (gate.activation) {  // outside of the loop
 #define RL_EACH(name)                                                                       \
     case Activation::name:                                                                  \
         if (b)                                                                              \

@@ -1,4 +1,4 @@
-// Numbers into pages, rounded to the type in which they are stored.
+// Writes numbers into pages, rounded to the stored type.
 #include "pages.h"
 
 #include "stored.h"
@@ -20,9 +20,9 @@ template <class T> void write(const Tokens& t) {
     }
 }
 
-// The largest magnitude; NaN where there is one.
+// Returns the largest magnitude; NaN if there is one.
 float magnitude(const float* x, int64_t n) {
-    I best = set(0);  // magnitudes are ordered as their bits are, and NaNs are the largest
+    I best = set(0);  // magnitudes are ordered like their bits, and NaN is the largest
     int64_t i = 0;
     for (; i + W <= n; i += W) best = max(best, bits(abs(load(x + i))));
     if (i < n) best = max(best, bits(abs(load(x + i, int(n - i)))));
@@ -36,7 +36,8 @@ void write_int8(const Tokens& t) {
             const float* x = t.from + i * t.stride + h * t.numbers;
             const int64_t slot = t.slot + i;
             float scale = magnitude(x, t.numbers) / 127.f, inverse = 1.f / scale;
-            if (!(inverse > 0.f)) scale = floats(set(0x7fc00000))[0], inverse = 0.f;  // infinite, or NaN
+            if (!(inverse > 0.f))
+                scale = floats(set(0x7fc00000))[0], inverse = 0.f;  // the head holds an infinity or NaN
             if (inverse > 0x1.fffffep127f) scale = inverse = 0.f;
             memcpy(to + t.numbers * t.page_tokens + slot * 4, &scale, 4);
             int8_t* first = (int8_t*)to + (t.transposed ? slot : slot * t.numbers);

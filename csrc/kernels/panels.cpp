@@ -1,4 +1,4 @@
-// Weights into panels and back (the layouts are in matrix.h).
+// Packs weights into panels, and unpacks them. matrix.h describes the layouts.
 #include <cmath>
 
 #include "linear.h"
@@ -17,7 +17,7 @@ void widen(const SourceRows& from, int64_t row, int64_t k, float* out) {
     int64_t i = 0;
     for (; i + W <= k; i += W) store(out + i, brain ? from_bf16(p + i) : from_f16(p + i));
     for (; i < k; ++i) {
-        uint16_t half;  // which stands in a file, wherever its header ends
+        uint16_t half;  // files have no alignment
         memcpy(&half, (const char*)from.data + (row * from.stride + i) * 2, 2);
         const uint32_t u = uint32_t(half) << 16;
         memcpy(out + i, &u, 4);
@@ -25,7 +25,7 @@ void widen(const SourceRows& from, int64_t row, int64_t k, float* out) {
     }
 }
 
-float peak_of(const float* x, int64_t n) {  // a NaN or an infinity where there is one: as bits they are largest
+float peak_of(const float* x, int64_t n) {  // infinity or NaN if there is one: their bits are the largest
     I best = {};
     int64_t i = 0;
     for (; i + W <= n; i += W) best = max(best, bits(abs(load(x + i))));
@@ -41,7 +41,7 @@ int32_t clamp(float x, int32_t low, int32_t high) {
     return q < low ? low : q > high ? high : q;
 }
 
-// 16 numbers as whole multiples of 1 / inverse.
+// Rounds 16 numbers to multiples of 1 / inverse.
 RL_INLINE void round16(const float* x, float inverse, int32_t low, int32_t high, int8_t* q) {
     RL_FOR(v, V) {
         I r = round(load(x + v * W) * set(inverse));
@@ -53,7 +53,7 @@ RL_INLINE void round16(const float* x, float inverse, int32_t low, int32_t high,
 bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) {
     const float peak = peak_of(x, k);
     if (!std::isfinite(peak)) return false;
-    const bool some = peak > 0x1p-100f;  // below, the inverse of the scale would be infinite: the row is zeros
+    const bool some = peak > 0x1p-100f;  // for a smaller peak the inverse would be infinite: the row becomes 0
     const float scale = some ? peak / 127.f : 0.f, inverse = some ? 127.f / peak : 0.f;
     int64_t at = 0;
     for (; at + 16 <= k; at += 16) {
@@ -72,8 +72,8 @@ bool pack_int8(char* panel, int64_t k, int64_t padded, int row, const float* x) 
     return true;
 }
 
-// The scale is that of 7.5 steps to the largest magnitude, rounded to a half; a number is at most half a step away, but
-// for what the scale's own rounding moves it.
+// The scale is the largest magnitude / 7.5, rounded to float16. Each number is within half a step of its code, plus the
+// error of the scale's rounding.
 bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
     const int64_t block = group / 8 * 128 + 64;
     for (int64_t g = 0; g * group < k; ++g) {
@@ -90,7 +90,7 @@ bool pack_int4(char* panel, int64_t k, int group, int row, const float* x) {
                 for (int i = 0; c + i < n; ++i) q[i] = int8_t(clamp(x[begin + c + i] * inverse, -8, 7));
             RL_FOR(j, 2) {
                 uint32_t four[2];
-                memcpy(four, q + j * 8, 8);  // q + 8 in four bits is q with its highest one turned
+                memcpy(four, q + j * 8, 8);  // q + 8 in four bits is q with its highest bit flipped
                 const uint32_t both = ((four[0] ^ 0x08080808u) & 0x0f0f0f0fu) | ((four[1] ^ 0x08080808u) & 0x0f0f0f0fu)
                                                                                     << 4;
                 memcpy(out + (c / 8 + j) * 128 + row * 4, &both, 4);

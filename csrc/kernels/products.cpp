@@ -1,4 +1,4 @@
-// Panels times tiles: the loops around the inner loops, and what becomes of a finished tile.
+// Panels times tiles: the loops around the inner loops, and the epilogues of a finished tile.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -10,10 +10,10 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t AHEAD = 4096;          // bytes that a single stream is fetched ahead
-constexpr int64_t L1_BYTES = 16 << 10;   // of weights that stay in the first cache while tiles pass over them
-constexpr int64_t L2_BYTES = 256 << 10;  // and in the second
-constexpr int64_t FEW_TILES = 8;         // tiles: so many tokens are still fewer than a panel's weights take to fetch
+constexpr int64_t AHEAD = 4096;          // bytes that a single stream is prefetched
+constexpr int64_t L1_BYTES = 16 << 10;   // weights that stay in the first cache while tiles use them
+constexpr int64_t L2_BYTES = 256 << 10;  // weights that stay in the second cache
+constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes less time than fetching a panel
 
 // ---- a tile of m tokens as a table over m -------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ template <class Type> GroupTile group_tile_of(int64_t m) {
 
 // ---- epilogues ----------------------------------------------------------------------------------------------------
 
-// Raw sums of a tile into floats, in place.
+// Converts the raw sums of a tile to floats, in place.
 void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin, int64_t m, float* c) {
     if (!w.quantized()) return;
     for (int64_t i = 0; i < m; ++i) {
@@ -127,7 +127,7 @@ Layout layout(const Matrix& w) {
     }
 }
 
-// A stretch of k of one panel and one tile.
+// Computes a range of k of one panel and one tile.
 void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1, float* c,
           Fetch ahead) {
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
@@ -151,17 +151,16 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
 }
 
 struct Blocks {
-    int64_t k, panels;  // k of a stretch, panels that are swept together
+    int64_t k, panels;  // k of a range, panels that are computed together
 };
-// k in equal stretches of at most `most`, whole steps each: each stretch is fetched while the one before it is used.
+// Divides k into equal ranges of at most `most`, in whole steps. Each range is prefetched while the one before is used.
 int64_t even(const Matrix& w, int64_t most) {
     const int64_t step = layout(w).step, count = (w.padded_k + most - 1) / std::max(most, step);
     return round_up((w.padded_k + count - 1) / count, step);
 }
 Blocks blocks(const Matrix& w, const Activations& a) {
     const Layout l = layout(w);
-    // 4-bit weights are passed over by two parts of each tile, even of one; and they are half as long as what they
-    // unpack to.
+    // Two parts of each tile read 4-bit weights, even for a single tile. They have half the bytes of unpacked weights.
     if (w.format == Format::int4) return {even(w, L1_BYTES / 2 / l.bytes * l.step), 1};
     if (a.tiles == 1) return {w.padded_k, 1};
     if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / l.bytes * l.step), 1};
@@ -170,8 +169,8 @@ Blocks blocks(const Matrix& w, const Activations& a) {
     return {k, std::max<int64_t>(1, L2_BYTES / (k / l.step * l.bytes))};
 }
 
-// One tile alone fetches its stream a fixed distance ahead. Of several each fetches its share of the next stretch:
-// memory must be busy while the units are.
+// A single tile prefetches its stream a fixed distance ahead. Of several tiles, each prefetches its share of the next
+// range, so that memory is busy during the computation.
 void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
     const Layout l = layout(w);
     const Blocks b = blocks(w, a);
@@ -205,7 +204,7 @@ void many_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t en
     }
 }
 
-// 4-bit weights become bytes once for all tiles.
+// Unpacks 4-bit weights to bytes once for all tiles.
 void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
     const Layout l = layout(w);
     const Blocks b = blocks(w, a);

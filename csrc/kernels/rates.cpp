@@ -5,7 +5,7 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int CHAINS = 12;  // enough for two units of a latency of 4 to 5
+constexpr int CHAINS = 12;  // enough for two units with a latency of 4 to 5
 
 uint32_t read(const char* data, size_t bytes) {
     constexpr int step = 256 / (W * 4);
@@ -33,7 +33,7 @@ double dot_rate(long rounds) {
     Unsigned4 a = unsigned4(set(int32_t(0x01020304)));
     Signed4 b = signed4(set(int32_t(0x01ff01ff)));
     for (long r = 0; r < rounds; ++r) {
-        keep(a);  // or the product of two constants would be taken out of the loop
+        keep(a);  // otherwise the product of two constants would be moved out of the loop
         RL_FOR(i, CHAINS) dot(c[i], a, b);
         RL_FOR(i, CHAINS) keep(c[i]);
     }

@@ -8,12 +8,12 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t CHUNK = 64;          // tokens whose inputs lie in the room at once
-constexpr int N = 2;                   // vectors of channels at once
-constexpr int HELD = W == 16 ? 8 : 4;  // states whose N vectors stay in registers while tokens go by
+constexpr int64_t CHUNK = 64;          // tokens whose inputs are in scratch memory at once
+constexpr int N = 2;                   // vectors of channels that are computed at once
+constexpr int HELD = W == 16 ? 8 : 4;  // states whose N vectors stay in registers over several tokens
 constexpr int64_t CHANNELS = N * W;
 
-// 2^x for x <= 0: a decay, which may be complete.
+// 2^x for x <= 0, for a decay that may be 0.
 RL_INLINE F decay(F x) { return select(x < set(-126.f), set(0.f), exp2_down(x)); }
 
 // ---- short convolution -----------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ void conv(const ShortConv& c, int64_t i, int64_t first, int64_t last) {
     }
 }
 
-// Row j is made of row j + 1 or a later one, so that they may stand in the same place.
+// Row j is computed from row j + 1 or a later one, so that input and output may be one array.
 void left(const ShortConv& c, int64_t i) {
     const float* kept = c.kept.of(i);
     float* left = c.left.of(i);
@@ -48,12 +48,12 @@ void left(const ShortConv& c, int64_t i) {
 
 // ---- Mamba -----------------------------------------------------------------------------------------------------
 
-// K states of N vectors of channels go on by a token, and add to its result. held: each state and its A, [K, 2,
-// CHANNELS].
+// Advances K states of N vectors of channels by a token, and adds them to its result. held: each state and its A,
+// [K, 2, CHANNELS].
 template <int K>
 RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const float* c, float* held, F (&y)[N]) {
     F a[K * N];
-    I whole[K * N];  // where the decay is complete
+    I whole[K * N];  // where the decay is 0
     RL_FOR(j, K)
         RL_FOR(v, N) a[j * N + v] = dt[v] * load(held + (2 * j + 1) * CHANNELS + v * W);
     RL_FOR(i, K * N) whole[i] = a[i] < set(-126.f);
@@ -69,7 +69,7 @@ RL_INLINE void go_on(const F (&dt)[N], const F (&dx)[N], const float* b, const f
     }
 }
 
-// Channels from `at` on. room: what go_on holds, [states, 2, CHANNELS].
+// Computes channels from `at` on. room: the `held` of go_on, [states, 2, CHANNELS].
 void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room) {
     constexpr int64_t PAIR = 2 * CHANNELS;
     const int n = int(std::min(CHANNELS, s.channels - at));
@@ -83,7 +83,7 @@ void selective_block(const SelectiveScan& s, int64_t i, int64_t at, float* room)
         }
     for (int64_t t = i * s.s.m; t < i * s.s.m + s.s.lengths[i]; ++t) {
         const float *b = s.b.row(t), *c = s.c.row(t);
-        // A few lines of every row: no hardware sees what comes next.
+        // Each row has few lines, so that hardware does not prefetch them.
         for (const float* next : {s.x.row(t + 8) + at, s.dt.row(t + 8) + at, (const float*)s.y.row(t + 8) + at})
             for (int64_t line = 0; line < CHANNELS; line += 16) prefetch(next + line);
         F x[N], dt[N], dx[N], y[N];
@@ -105,19 +105,19 @@ void selective(const SelectiveScan& s, int64_t i, int64_t first, int64_t last, f
     for (int64_t at = first; at < last; at += CHANNELS) selective_block(s, i, at, room);
 }
 
-// ---- states with one decay for all -----------------------------------------------------------------------------
+// ---- states with a shared decay -------------------------------------------------------------------------------
 
-// What T tokens need of N vectors of channels.
+// Inputs of T tokens for N vectors of channels.
 struct Chunk {
     int64_t tokens;
     const float* x;      // [tokens, CHANNELS]
     const float* decay;  // [tokens], or null: 1
-    const float *b, *c;  // of the first state; the next token's is b_stride, c_stride on
+    const float *b, *c;  // for the first state; the next token's are b_stride and c_stride further
     int64_t b_stride, c_stride;
     float* y;  // [tokens, CHANNELS]
 };
 
-// S states, each of `channels` channels that lie side by side.
+// Computes S states, each with `channels` neighboring channels.
 template <int S, bool DECAYS>
 void scan(const Chunk& k, int64_t state, const float* before, float* h, int64_t stride, int channels) {
     F held[S][N];
@@ -152,7 +152,7 @@ void scan_all(const Chunk& k, int64_t states, const float* before, float* h, int
 
 // ---- Mamba-2 ---------------------------------------------------------------------------------------------------
 
-// dt and decay of a head, for some tokens.
+// Computes dt and decay of a head for some tokens.
 void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float* dt, float* decays) {
     if (s.decay) {
         std::fill_n(dt, tokens, 1.f), std::fill_n(decays, tokens, s.decay[head]);
@@ -169,7 +169,7 @@ void steps(const LinearScan& s, int64_t head, int64_t row, int64_t tokens, float
     }
 }
 
-// Channels [first, last) of a head, CHANNELS at a time.
+// Computes channels [first, last) of a head, CHANNELS at a time.
 void linear_block(const LinearScan& s, int64_t i, int64_t head, int64_t first, int channels, float* room) {
     float *x = room, *y = x + CHUNK * CHANNELS, *dt = y + CHUNK * CHANNELS, *decays = dt + CHUNK;
     const int64_t state = head * s.states * s.width + first;
@@ -224,7 +224,7 @@ void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
             features(s.k.row(row + t) + head * s.dim, s.dim, factor, k + t * count);
         }
         for (int64_t at = (all - 1) / CHANNELS * CHANNELS; at >= 0;
-             at -= CHANNELS) {  // the last block has the sums of weights
+             at -= CHANNELS) {  // the last block contains the sums of weights
             const int channels = int(std::min(CHANNELS, all - at)), own = int(std::min(CHANNELS, s.width - at));
             for (int64_t t = 0; t < tokens; ++t) {
                 float* to = x + t * CHANNELS;

@@ -12,7 +12,7 @@ constexpr float TAKEN = __builtin_nanf(""), MOST = __builtin_inff();
 
 int64_t whole(int64_t n) { return (n + ROUTE_BLOCK - 1) / ROUTE_BLOCK * ROUTE_BLOCK; }
 
-// In place, of n numbers.
+// Computes the softmax of n numbers in place.
 void softmax(float* x, int64_t n) {
     float top = -MOST;
     for (int64_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
@@ -30,13 +30,13 @@ void softmax(float* x, int64_t n) {
     for (int64_t i = 0; i < n; i += W) store(x + i, load(x + i, int(n - i)) / all, int(n - i));
 }
 
-// Up to whole blocks nothing can be chosen; what is no number is chosen first.
+// Pads to whole blocks with scores that are never chosen. NaN is chosen first.
 void ready(float* rated, int64_t n) {
     for (int64_t i = 0; i < n; ++i) rated[i] = rated[i] == rated[i] ? rated[i] : MOST;
     std::fill(rated + n, rated + whole(n), TAKEN);
 }
 
-// The place of the largest that is not taken, the first of equal ones; it is taken.
+// Takes the largest number, the first of equal ones, and returns its index.
 int64_t take_best(float* rated, int64_t n) {
     F best = set(-MOST);
     for (int64_t i = 0; i < n; i += W) best = max(load(rated + i), best);
@@ -71,7 +71,7 @@ void close_groups(const RouteCase& c, float* rated, float* scores) {
 void route(const RouteCase& c, const float* logits, const float* bias, int64_t* ids, float* weights, float* room) {
     float *scores = room, *rated = scores + whole(c.experts), *groups = rated + whole(c.experts);
     const int64_t n = c.experts;
-    // By logits where nothing but their order matters: a softmax rounds some unequal ones to one score.
+    // Where only the order matters, logits decide: a softmax rounds some unequal logits to equal scores.
     const bool plain = !c.sigmoid && !bias && !c.groups;
     std::copy_n(logits, n, scores);
     if (c.sigmoid)

@@ -1,4 +1,4 @@
-// Tokens on their way into a product: residual sum, norm, and the order (and the bytes) that the tiles read.
+// Prepares the tokens of a product: residual sum, norm, quantization, and the layout of tiles.
 #include <cmath>
 
 #include "linear.h"
@@ -10,7 +10,7 @@ namespace {
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
-// f(k, vector of k .. k + W, lanes that count) over n elements in blocks of 16.
+// Calls f(k, vector of k .. k + W, valid lanes) over n elements in blocks of 16.
 template <class Each> RL_INLINE void blocks(int64_t n, Each&& f) {
     for (int64_t k = 0; k < n; k += 16)
         RL_FOR(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
@@ -101,11 +101,11 @@ void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* 
 
 struct Scale {
     float scale, inverse;
-    int32_t mask;  // 0 where the token holds a number that is not finite: it becomes zeros with the scale NaN
+    int32_t mask;  // 0 for a token with a number that is not finite: it becomes zeros with the scale NaN
 };
 
-// Symmetric: the largest magnitude becomes 127. Magnitudes are compared as bits, where those that are not finite are
-// largest.
+// Symmetric rounding: the largest magnitude becomes 127. Magnitudes are compared as bits, of which infinity and NaN are
+// the largest.
 Scale scale_of(const float* x, int64_t k) {
     I best = {};
     blocks(k, [&](int64_t at, int, int count) { best = max(best, bits(abs(load(x + at, count)))); });
@@ -113,11 +113,11 @@ Scale scale_of(const float* x, int64_t k) {
     if (top >= 0x7f800000) return {__builtin_nanf(""), 0.f, 0};
     float peak;
     memcpy(&peak, &top, 4);
-    peak = peak > 0x1p-100f ? peak : 0x1p-100f;  // or its inverse would be infinite
+    peak = peak > 0x1p-100f ? peak : 0x1p-100f;  // otherwise its inverse would be infinite
     return {peak / 127.f, 127.f / peak, -1};
 }
 
-// 16 elements of one token as bytes; their sum is added up.
+// Rounds 16 elements of one token to bytes, and adds up their sum.
 RL_INLINE I4 quantize16(const float* x, int count, const Scale& s, I (&sum)[V]) {
     alignas(16) int8_t bytes[16];
     RL_FOR(v, V) {
@@ -136,7 +136,7 @@ RL_INLINE int32_t total_of(I (&sum)[V]) {
     return total(all);
 }
 
-// group: elements that share an offset; 0: all of the token.
+// group: elements that share an offset; 0: the whole token.
 template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, int weight_offset,
                                  const float* const* tokens, float* scales, int32_t* offsets) {
     Scale scale[n];

@@ -11,7 +11,7 @@ constexpr int64_t B = StateSpace::BLOCK;
 constexpr int TOGETHER = W == 16 ? 4 : 2;                            // tokens
 enum Term { A = 0, IN = 2, OUT = 4, E = 6, G = 8, P = 10, Q = 12 };  // h += e Re(p h) + g Re(q h)
 
-// Re(x h), where x has its imaginary part negated: in two chains, one of each part.
+// Re(x h) for x with a negated imaginary part, in two chains: one for each part.
 struct Real {
     F real, imaginary;
 };
@@ -21,7 +21,7 @@ RL_INLINE void add(Real& r, const float* x, F re, F im) {
     r.imaginary = fma(load(x + B), im, r.imaginary);
 }
 
-// W channels through T tokens, which go by while a number of the state, [modes, 2, 16], is in registers.
+// Computes W channels for T tokens, while each number of the state, [modes, 2, 16], is in registers.
 template <int T>
 RL_INLINE void diagonal(const float* terms, int64_t modes, const F (&u)[T], float* state, F (&out)[T]) {
     Real y[T];
@@ -39,7 +39,7 @@ RL_INLINE void diagonal(const float* terms, int64_t modes, const F (&u)[T], floa
     RL_FOR(t, T) out[t] = sum(y[t]);
 }
 
-// One token: the next needs sums over the whole state. p, q: Re(p h) and Re(q h), of the h before and of the one after.
+// Computes one token, since the next one needs sums over the whole state. p, q: Re(p h) and Re(q h), before and after.
 RL_INLINE F low_rank(const float* terms, int64_t modes, F u, float* state, Real& p, Real& q) {
     const F ps = sum(p), qs = sum(q);
     Real y{set(0.f), set(0.f)};
@@ -58,7 +58,7 @@ RL_INLINE F low_rank(const float* terms, int64_t modes, F u, float* state, Real&
     return sum(y);
 }
 
-// Tokens [first, first + T) of W channels, of which n count.
+// Computes tokens [first, first + T) of W channels, of which n are valid.
 template <bool LOW_RANK, int T> RL_INLINE void tokens(const StateSpace& s, int64_t first, int64_t channel, int n,
                                                       const float* terms, float* state, Real& p, Real& q) {
     const F d = load(s.d + channel, n);

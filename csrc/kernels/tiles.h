@@ -1,22 +1,21 @@
-// The inner loops: a tile of m tokens times one panel, over a stretch of k. Sums go on where they stood in `c`,
-// [m][32], so k may be cut anywhere and a sum is still one ascending chain: a token's result does not depend on what it
-// is computed with.
+// The inner loops: a tile of m tokens times one panel, over a range of k. Sums continue from `c`, [m][32], so that k
+// may be divided anywhere and each sum is still one ascending chain: a token's result does not depend on its batch.
 //
-// What keeps them fast, learned from the compiler's output (look for stores to the stack after any change):
-//   - every loop over tokens or vectors is unrolled completely, those before and after the loop over k too;
-//   - a tile and the weights of a step fit the registers: 12 tokens of 32 rows with 32 registers of 16 lanes, otherwise
-//     4 tokens and so many rows at a time as fit (a pass);
-//   - each step fetches what a later one reads: `fetch` moves by `ahead` bytes a step.
+// Rules for speed, from the compiler's output (after any change, look for stores to the stack):
+//   - every loop over tokens or vectors is unrolled completely, also before and after the loop over k;
+//   - a tile and the weights of a step fit into the registers: 12 tokens of 32 rows with 32 registers of 16 lanes,
+//     otherwise 4 tokens and the largest number of rows that fits (a pass);
+//   - each step prefetches for a later one: `fetch` moves by `ahead` bytes a step.
 #pragma once
 #include "matrix.h"
 #include "simd.h"
 
 namespace ridgeline::RL_ISA {
 
-constexpr int VECTORS = PANEL / W;  // of a panel
+constexpr int VECTORS = PANEL / W;  // vectors of a panel
 constexpr int TILE = W == 16 ? 12 : 4;
 
-// Vectors of a panel that a pass takes: all, if they and the tile fit the registers.
+// Vectors of a panel in one pass: all, if they and the tile fit into the registers.
 constexpr int pass_vectors(int m) { return W == 16 ? VECTORS : m == 1 ? VECTORS : 2; }
 
 struct Fetch {
@@ -51,7 +50,7 @@ struct Fp16 {
     RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = from_f16((const uint16_t*)w + v * W); }
 };
 
-// a: [k][m]. Of the first stretch of k the sums begin at 0.
+// a: [k][m]. Sums begin at 0 for the first range of k.
 template <class Type, int m>
 void float_tile(const char* panel, const float* activations, int64_t k, float* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(m), STEP = Type::STEP;
@@ -76,13 +75,13 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
     }
 }
 
-// Four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
+// Adds four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
 template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
     Unsigned4 x[N];
     RL_FOR(v, N) x[v] = unsigned4(w[v]);
     RL_FOR(i, m) {
-        // A broadcast folded into the two products is two loads and two operations, one of its own is one and three: in
-        // turn they keep the load ports and the issue slots equally busy.
+        // A broadcast inside of the two products takes two loads and two operations; a separate one takes one load and
+        // three operations. Alternating them uses load ports and issue slots equally.
         if (FOLDS && i % 2) {
             RL_FOR(v, N) dot_folded(sum[i][v], x[v], a[i]);
             continue;
@@ -115,10 +114,10 @@ void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t*
     }
 }
 
-// 4-bit weights as they are stored (w: groups with their scales), and as `unpack_groups` has written them (w: bytes as
-// of int8; scales: floats beside them). Unpacking costs more instructions than a few tokens' products.
+// 4-bit weights as stored (w: groups with their scales), and after `unpack_groups` (w: bytes like int8; scales:
+// separate floats). Unpacking takes more instructions than the products of a few tokens.
 struct Nibbles {
-    static constexpr int BYTES = 128, SCALES = 64;  // of 8 k, of a group
+    static constexpr int BYTES = 128, SCALES = 64;  // bytes of 8 k, and of a group's scales
     RL_INLINE void weights(const char* w, int v, I& low, I& high) {
         const I both = load((const int32_t*)w + v * W);
         low = both & 0x0f0f0f0f;
@@ -135,7 +134,7 @@ struct Unpacked {
     RL_INLINE F scale(const char*, const float* scales, int v) { return load(scales + v * W); }
 };
 
-// A stretch of groups. offsets: [groups][m], where a group's sums begin.
+// A range of groups. offsets: [groups][m], the initial values of a group's sums.
 struct Groups {
     const char* w;
     const float* scales;  // [groups][32]
@@ -145,8 +144,8 @@ struct Groups {
     int size;
 };
 
-// Of a tile's m tokens those from `from` on, n of them: so many that a group's exact sums, and the chain over groups
-// that they join, both stay in registers. To join in memory costs twice as much.
+// Computes n of a tile's m tokens from `from` on, few enough that a group's exact sums and the chain over groups both
+// stay in registers. Adding them in memory takes twice as long.
 template <class Type, int m, int from, int n>
 RL_INLINE void group_part(const Groups& groups, float* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(n);

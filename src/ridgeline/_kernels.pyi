@@ -1,7 +1,7 @@
-"""The kernels of the cpu backend (csrc/). Absent where no compiler was there at installation.
+"""The kernels of the cpu backend (csrc/). The module is missing where no compiler was found at installation.
 
-Arrays are numpy's, float32 unless it says otherwise; an argument of the wrong type, shape or layout is a TypeError or a
-ValueError. Every call lets other threads of Python run while it works.
+Arrays are numpy's, float32 unless stated otherwise. An argument of the wrong type, shape or layout raises TypeError or
+ValueError. Calls release the GIL.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,63 +15,63 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 T = TypeVar("T")
 
 def isa() -> str:
-    """The instruction set in use: avx512, avx2 or portable."""
+    """Return the instruction set in use: avx512, avx2 or portable."""
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, at least 1."""
+    """Return the number of physical cores that this process may use, at least 1."""
 
 class Pool:
-    """Threads that work for one call at a time; other callers wait. Safe after a fork."""
+    """A pool of threads that serves one call at a time; other callers wait. It may be used after a fork."""
 
     def __init__(self, threads: int) -> None:
-        """threads: the caller's included. More than there are cores is slow, and right."""
+        """threads: number of threads, including the caller's. More threads than cores are slow; results are equal."""
     @property
     def size(self) -> int: ...
     @property
     def busy_seconds(self) -> float:
-        """How long calls have held the pool, so far."""
+        """Seconds for which calls have held the pool so far."""
     @property
     def recording(self) -> bool:
-        """Are the calls of this thread written down?"""
+        """Return whether the calls of this thread are being recorded."""
     def room(self, shape: tuple[int, ...]) -> Floats:
-        """Room of the program that is being written down, free again when the array is gone. ValueError: there is no
-        such program."""
+        """Return memory of the program that is being recorded, which is free again when the array is deleted. Raises
+        ValueError if no program is being recorded."""
     def read_rate(self, bytes: int) -> float:
-        """Bytes per second that all threads read of so much memory, which is taken for that: the best of three."""
+        """Return the bytes per second at which all threads read newly allocated memory: the best of three runs."""
     def fma_rate(self) -> float:
-        """float32 operations per second in registers; a product and its sum are two."""
+        """Return float32 operations per second in registers; a multiply-add counts as two."""
     def dot_rate(self) -> float:
-        """The same of bytes."""
+        """Return operations per second on bytes; a multiply-add counts as two."""
 
 class Rooms:
-    """Memory of programs: what one leaves there is there until another one runs."""
+    """Memory that programs share. Results of one program stay until another one runs."""
 
     def __init__(self) -> None: ...
     def poison(self) -> None:
-        """NaN everywhere, to see that a program makes all that it reads."""
+        """Fill the memory with NaN, to check that a program writes all that it reads."""
 
 class Program:
-    """Calls of kernels that can be made again at once, over the arrays that they were made with."""
+    """Recorded kernel calls that can be repeated over the same arrays."""
 
     def __init__(self, pool: Pool, rooms: Rooms) -> None: ...
     def know(self, array: Array) -> None:
-        """An array that calls may work on, and that stays where it is as long as the program does."""
+        """Register an array that calls may use. It must not move as long as the program exists."""
     def record(self, work: Callable[[], T]) -> T:
-        """Run `work`, and write down what this thread calls of the pool's kernels. RuntimeError: another program of
-        the pool is being written."""
+        """Run `work`, and record the kernels of the pool that this thread calls. Raises RuntimeError if another program
+        of the pool is being recorded."""
     def borrow(self, array: Floats) -> Floats:
-        """The same array, whose room counts as free: to be read before another program of these rooms runs."""
+        """Return the same array with its memory marked as free: read it before another program of this memory runs."""
     @property
     def refusal(self) -> str | None:
-        """Why the program must not be run."""
+        """The reason why the program must not run; None if it may."""
     def __len__(self) -> int: ...
     def __call__(self) -> None:
-        """Make all calls again. ValueError: it must not be run."""
+        """Repeat all calls. Raises ValueError if the program must not run."""
 
 # ---- matrices and what is computed with them -------------------------------------------------------------------------
 
 class Matrix:
-    """A matrix [rows, columns] as the kernels read it; its weights are copied."""
+    """A matrix [rows, columns] in the layout of the kernels. Its weights are copied."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Matrix:
     @property
     def nbytes(self) -> int: ...
     def take(self, pool: Pool, ids: Ints, out: Floats) -> None:
-        """Rows, as float32: what products are computed with, to the bit."""
+        """Write rows in float32: exactly the numbers that products use."""
 
 class Norm:
     """out = norm(x), along rows. An RMS norm's offset is part of its weight."""
@@ -120,9 +120,9 @@ def rotate(
 ) -> None:
     """Rotate the heads of x [T, heads * head_dim] in place, elements from `first` on. cos, sin: [T, rope_dim / 2]."""
 
-# Of the stages, x and delta are [T, columns]; where there is a delta the residual is x + residual_scale * delta, and is
-# written where it is asked for; then comes the norm, where there is one, and the matrix. Int8 and int4 matrices round
-# each token's elements to 255 steps: its largest magnitude is 127, and a token that is not finite becomes NaN.
+# In stages, x and delta are [T, columns]. With a delta, the residual is x + residual_scale * delta, and is written if
+# an array for it is given. The optional norm and the matrix follow. Int8 and int4 matrices round each token's elements
+# to 255 steps: its largest magnitude is 127, and a token that is not finite becomes NaN.
 
 class Projection:
     """out = softcap(scale * matrix(norm(residual)))."""
@@ -130,11 +130,11 @@ class Projection:
     def __init__(
         self, pool: Pool, matrix: Matrix, norm: Norm | None, residual_scale: float, scale: float, softcap: float
     ) -> None:
-        """softcap: 0 is none."""
+        """softcap: limit of the results; 0 for none."""
     def __call__(
         self, x: Floats, delta: Floats | None, rows: Ints | None, residual: Floats | None, out: Floats
     ) -> None:
-        """rows: of x and delta that are taken; None: all."""
+        """rows: indices of the rows of x and delta to use; None for all."""
 
 class Heads:
     """Queries, keys and values: outs = the products with the parts of the matrix. The first `num_rotated` of them are
@@ -153,7 +153,8 @@ class Heads:
         norms: Sequence[Norm],
         num_rotated: int,
     ) -> None:
-        """rope_dim: 0 is no rotation. norms: one for each rotated part, or none. over_all: one norm over all heads."""
+        """rope_dim: rotated elements of a head; 0 for no rotation. norms: one for each rotated part, or none. over_all:
+        whether one norm covers all heads."""
     def __call__(
         self,
         x: Floats,
@@ -165,7 +166,7 @@ class Heads:
     ) -> None: ...
 
 class Mlp:
-    """out = down(act(up(norm(residual)))); gated where the first matrix is interleaved."""
+    """out = down(act(up(norm(residual)))). An interleaved first matrix is gate and up of a gated MLP."""
 
     def __init__(
         self,
@@ -178,11 +179,11 @@ class Mlp:
         alpha: float,
         limit: float,
     ) -> None:
-        """alpha, limit: of clamped_swiglu."""
+        """alpha, limit: parameters of clamped_swiglu."""
     def __call__(self, x: Floats, delta: Floats | None, residual: Floats | None, out: Floats) -> None: ...
 
 class Experts:
-    """out[t] = sum over c of weights[t, c] * expert ids[t, c] of norm(x[t]), in this order, + plus * sigmoid(gate)."""
+    """out[t] = sum over c, in order, of weights[t, c] * expert[ids[t, c]](norm(x[t])), then + plus * sigmoid(gate)."""
 
     def __init__(
         self,
@@ -194,11 +195,11 @@ class Experts:
         alpha: float,
         limit: float,
     ) -> None:
-        """up: interleaved where experts are gated."""
+        """up: matrices of the experts, interleaved if experts are gated."""
     def __call__(
         self, x: Floats, ids: Ints, weights: Floats, plus: Floats | None, gate: Floats | None, out: Floats
     ) -> None:
-        """plus [T, columns of out]; gate [T, 1], of plus."""
+        """plus: [T, columns of out] or None. gate: the gate of plus, [T, 1] or None."""
 
 def route(
     pool: Pool,
@@ -213,20 +214,21 @@ def route(
     ids: Ints,
     weights: Floats,
 ) -> None:
-    """Each token's best experts, ids and weights [T, k], from logits [T, experts]: see spec.MoE. groups: 0 is none."""
+    """Write each token's best experts, ids and weights [T, k], from logits [T, experts]; see spec.MoE. groups: number
+    of groups; 0 for none."""
 
 # ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
 
-# Keys, values and latents are float32, bfloat16 by its bits (uint16), float16, or int8; a row of the last one has four
-# elements more, the bytes of its scale. In pages the scales of a head, [page_tokens], stand behind its numbers.
+# Keys, values and latents are float32, bfloat16 as uint16, float16, or int8. A row of int8 ends with the four bytes of
+# its scale. In pages, the scales of a head, [page_tokens], follow its numbers.
 
 def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, transposed: bool) -> None:
-    """x [T, K, D], rounded to the type of pages [pages, page_tokens, K, row], in which a part lies as [K, page_tokens,
-    D], or, if transposed, as [K, D, page_tokens]. Raises IndexError for a place that is not there, and then nothing is
-    written."""
+    """Write x [T, K, D] in the type of pages [pages, page_tokens, K, row]. A page is laid out as [K, page_tokens, D],
+    or as [K, D, page_tokens] if transposed. Raises IndexError, and writes nothing, for a page or slot that does not
+    exist."""
 
 class Attention:
-    """Causal attention of one layer: what spec.Attention says of scores."""
+    """Causal attention of one layer; see spec.Attention."""
 
     def __init__(
         self,
@@ -240,7 +242,7 @@ class Attention:
         pattern: Literal["", "first_tokens", "dilated", "strided"],
         number: int,
     ) -> None:
-        """softcap, window: 0 is none. number: of first tokens, of a step, of a stride."""
+        """softcap, window: 0 for none. number: parameter of the pattern: first tokens, step or stride."""
     def paged(
         self,
         pool: Pool,
@@ -269,17 +271,17 @@ class Attention:
     def paged_latents(
         self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats
     ) -> None:
-        """latents: pages [pages, page_tokens, 1, row]; each is every head's key, its beginning every head's value.
-        kv_heads: groups of heads that are computed apart."""
+        """latents: pages [pages, page_tokens, 1, row]. A latent is the key of all heads, and its first numbers are the
+        value of all heads. kv_heads: groups of heads that are computed separately."""
     def dense_latents(self, pool: Pool, q: Floats, latents: Array, lengths: Ints, out: Floats) -> None:
         """latents [T, 1, row] of whole sequences."""
 
 def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
-    """out[t, h] = matrices[h] x[t, h]; the last axes dense."""
+    """out[t, h] = matrices[h] x[t, h]. The last axes must be dense."""
 
-# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. A state `before` becomes `h` or
-# `left`; read, write [n]: in which pages of these, where they are pages, of which one may be the same before and after.
-# Beyond a sequence's length y is not written ---------------------------------------------------------------
+# ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. Kernels read the state `before` and
+# write `h` or `left`. If these arrays are pages, read and write [n] are page numbers, which may be equal. y is not
+# written beyond a sequence's length ------------------------------------------------------------------------
 
 def short_conv(
     pool: Pool,
@@ -293,7 +295,7 @@ def short_conv(
     read: Ints | None,
     write: Ints | None,
 ) -> None:
-    """before, left [n, k - 1, C], weight [k, C]. y is written beyond lengths too."""
+    """A short convolution. before, left [n, k - 1, C], weight [k, C]. y is also written beyond lengths."""
 
 def selective_scan(
     pool: Pool,
@@ -310,7 +312,7 @@ def selective_scan(
     read: Ints | None,
     write: Ints | None,
 ) -> None:
-    """dt: before softplus. a [S, D], negative. before, h [n, S, D]."""
+    """The scan of Mamba. dt: before softplus. a [S, D], negative. before, h [n, S, D]."""
 
 def linear_scan(
     pool: Pool,
@@ -380,11 +382,11 @@ def delta_scan(
     read: Ints | None,
     write: Ints | None,
 ) -> None:
-    """The gated delta rule: see spec.GatedDelta. q, k as they are projected; decay [n * m, H] or [n * m, H * K], beta
+    """The gated delta rule; see spec.GatedDelta. q, k: before normalization; decay [n * m, H] or [n * m, H * K], beta
     [n * m, H]; rate [H], negative. before, h [n, H, K, P]."""
 
 def norm_gate(pool: Pool, silu: bool, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
-    """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: of a head."""
+    """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: the norm's weight for one head."""
 
 def state_space_scan(
     pool: Pool,
@@ -417,7 +419,7 @@ def softcap(pool: Pool, x: Floats, number: float, out: Floats) -> None:
     """number * tanh(x / number)"""
 
 def activate(pool: Pool, activation: str, alpha: float, limit: float, a: Floats, b: Floats | None, out: Floats) -> None:
-    """act(a), or act(a) * b; alpha, limit: of clamped_swiglu, which needs b."""
+    """act(a), or act(a) * b. alpha, limit: parameters of clamped_swiglu, which needs b."""
 
 def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
     """RMS norm of y silu(z), by groups of columns."""
@@ -425,16 +427,16 @@ def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight
 # ---- the two ends of a step ------------------------------------------------------------------------------------------
 
 def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
-    """Rows of a table, widened to float32. IndexError: an id that it does not have."""
+    """Write rows of a table in float32. Raises IndexError for an id outside of the table."""
 
 def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
     """factor times cosines and sines [n, pairs] of position * frequency."""
 
-def places(
+def decode_layout(
     pool: Pool, table: Ints, rows: Ints, positions: Ints, page_tokens: int, pages: Ints, slots: Ints, tables: Ints
 ) -> None:
-    """Of one token for each sequence: its page and its place there, and the row of the page table up to that page.
-    IndexError: the table ends before."""
+    """Write the page and the slot of one token for each sequence, and the row of the page table up to that page. Raises
+    IndexError if the table is too short."""
 
 def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
-    """The first place of each row's largest number, or of its first NaN, and what stands there."""
+    """Write the index of each row's first NaN, or else of its first largest number, and that number."""

@@ -29,7 +29,7 @@ FAMILIES = {
 
 
 def transformers_outputs(model: torch.nn.Module, path: tuple[str, str, str | None]) -> dict[str, np.ndarray]:
-    """The same names, by forward hooks and `output_hidden_states`, of each prompt alone."""
+    """Return outputs by our names, by forward hooks and `output_hidden_states`, from runs of single prompts."""
     layers = model.get_submodule(path[0])
     found: dict[str, list[Any]] = {}
 

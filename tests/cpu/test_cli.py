@@ -173,7 +173,7 @@ def test_threads(run: Run, tiny: Path) -> None:
     [
         (("--device", "cpu", "--threads", "0"), "threads is 0; this process may use"),
         (("--device", "cpu", "--threads", "9999"), "threads is 9999; this process may use"),
-        (("--device", "reference", "--threads", "1"), "leave --threads open"),
+        (("--device", "reference", "--threads", "1"), "do not set --threads"),
     ],
 )
 def test_threads_that_cannot_be(args: tuple[str, ...], words: str, run: Run, tiny: Path) -> None:

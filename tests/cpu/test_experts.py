@@ -65,7 +65,7 @@ def gated(case: MoE, *parts: np.ndarray) -> np.ndarray:
 
 
 def plain(case: MoE, x: Tensor, weights: dict[str, Tensor]) -> tuple[np.ndarray, int]:
-    """What is added to each token, and how many choices were decided by a tie."""
+    """Return the sum for each token, and the number of choices that a tie decided."""
     w = {name: value.double().numpy() for name, value in weights.items()}
     out, ties = np.zeros(x.shape), 0
     for t, row in enumerate(x.double().numpy()):

@@ -350,7 +350,7 @@ def test_noise_is_the_same_for_the_same_seed(dtype: Any) -> None:
 
 
 def test_a_bucket_is_cut_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered of a bucket's pages at once is bounded, but for a single sequence."""
+    """The rows that are gathered from a bucket's pages at once are bounded, except for a single sequence."""
     monkeypatch.setattr(attention, "BLOCK", 1000)
     bucket = Bucket(*(np.zeros((7, n), np.int64) for n in (1, 1, 4, 4)))
     assert [len(part.rows) for part in attention.parts_of(bucket, 16, 8)] == [1] * 7

@@ -1,4 +1,4 @@
-"""What runs along a sequence, in numpy: against its definition in torch, and whole against token by token."""
+"""Recurrent primitives in numpy: against its definition in torch, and whole against token by token."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ SCANS: dict[str, tuple[Op[Any], object, Any, tuple[int | tuple[int, ...], ...], 
 
 
 def scanned(name: str, n: int, m: int) -> tuple[tuple[Array, ...], Array]:
-    """What runs along n sequences of m tokens, and their states before."""
+    """Return inputs of n sequences of m tokens, and their states before."""
     _, _, _, sizes, state = SCANS[name]
     h = np.zeros((n, *state), np.float32) if name == "taylor" else normal(n, *state)
     shapes = (size if isinstance(size, tuple) else (size,) for size in sizes)

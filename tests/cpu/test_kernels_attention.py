@@ -116,7 +116,7 @@ def step(pages: Pages, layout: PagedLayout, q: Array, k: Array, v: Array, sinks:
 
 
 def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int, pool: int, longest: int) -> None:
-    """Random chunks of all sequences, in random company, leave the bits of whole sequences."""
+    """Random chunks of all sequences, in random batches, leave the bits of whole sequences."""
     rng = np.random.default_rng(seed)
     q, k, v, sinks = draw(case, sum(lengths), seed)
     pages = Pages(case, page_tokens, len(lengths), max(lengths), rng)
@@ -256,7 +256,7 @@ def test_bad_arguments_are_errors() -> None:
         attend(one, three - 1, np.array([[1]]))
     with pytest.raises(ValueError, match="add up to"):
         dense(case, q, k, v, None, [1, 1])
-    with pytest.raises(ValueError, match="asked for"):
+    with pytest.raises(ValueError, match="is required"):
         dense(case, q, k[:2], v, None, [3])
     with pytest.raises(TypeError):
         dense(case, q.astype(np.float64), k, v, None, [3])

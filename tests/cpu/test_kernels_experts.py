@@ -1,4 +1,4 @@
-"""Blocks of experts by kernels, whole: against the reference composed in float64, in any company, and their choices."""
+"""Blocks of experts by kernels, whole: against the reference composed in float64, in any batch, and their choices."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def choose(case: MoE, logits: np.ndarray, bias: np.ndarray | None, threads: int 
 
 @pytest.mark.parametrize("experts", [1, 2, 16, 33, 63, 100, 257])
 def test_choices_ties_included(experts: int) -> None:
-    """Of small whole numbers, many of them equal."""
+    """Choose by small whole numbers, many of them equal."""
     count = min(experts, 5)
     logits = rng(experts).integers(-2, 3, (100, experts)).astype(np.float32)
     bias = rng(1, experts).integers(-1, 2, experts).astype(np.float32)
@@ -108,9 +108,9 @@ def test_views_and_bad_arguments() -> None:
     ids, weights = choose(case, wide[:, 3:10], None)
     assert same_bits((weights,), (choose(case, np.ascontiguousarray(wide[:, 3:10]), None)[1],))
     pool, out = kernels.Pool(1), np.empty((9, 3), np.float32)
-    with pytest.raises(ValueError, match="such groups"):
+    with pytest.raises(ValueError, match="multiple of the number of groups"):
         kernels.route(pool, 3, 2, False, False, True, 1.0, wide, None, ids, out)
-    with pytest.raises(ValueError, match="as many choices"):
+    with pytest.raises(ValueError, match="k from 1 to the number of experts"):
         kernels.route(pool, 0, 0, False, False, True, 1.0, wide[:, :2], None, ids, out)
     with pytest.raises(ValueError, match="bias"):
         kernels.route(pool, 0, 0, False, False, True, 1.0, wide, wide[0, 1:], ids, out)

@@ -55,7 +55,7 @@ def draw(*shape: int, spread: float = 6.0, key: int = 0) -> np.ndarray:
 
 
 def poisoned(x: np.ndarray) -> np.ndarray:
-    """The same values as a slice of rows, from an array whose other elements are NaN."""
+    """Return the values as a slice of rows, from an array whose other elements are NaN."""
     room = np.full((x.shape[0] + 2, x.shape[1] + 5), np.nan, np.float32)
     inner = room[1:-1, 2:-3]
     inner[...] = x
@@ -201,7 +201,7 @@ def test_a_token_is_the_same_in_every_company(pool: Any, form: Format) -> None:
 
 
 def digest(form: Format) -> int:
-    """Of products in which every loop and every remainder takes part."""
+    """Check products in which every loop and every remainder takes part."""
     pool, found = kernels.Pool(1), 0
     for n_out, n_in, tokens in ((100, 1300, 1), (33, 260, 4), (70, 137, 9), (257, 63, 130)):
         got = product(pool, matrix(pool, form, draw(n_out, n_in)), draw(tokens, n_in, key=1))
@@ -329,7 +329,7 @@ def test_arrays_that_do_not_fit(pool: Any) -> None:
         (x, out[:2], ValueError, r"out is \[2, 5\], but \[3, 5\]"),
         (np.ones((8, 3), np.float32).T, out, ValueError, "must be dense behind its first axis"),
         (x, np.zeros((3, 10), np.float32)[:, ::2], ValueError, "must be dense behind its first axis"),
-        (offset, out, ValueError, "begins inside a number"),
+        (offset, out, ValueError, "is not aligned to its type"),
     ):
         with pytest.raises(error, match=message):
             run(bad_x, None, None, None, bad_out)

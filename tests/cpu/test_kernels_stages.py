@@ -1,5 +1,5 @@
 """The stages of the cpu backend against their definition, composed of the reference's primitives in float64; and to the
-bit against themselves in any company.
+bit against themselves in any batch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def wide(x: Any) -> Any:
 
 
 def compare(op: Op[Any], case: Any, arrays: dict[str, np.ndarray], args: Sequence[Any], *, size: float) -> Any:
-    """Run a stage and its definition. size: of a result's rounding errors, in units of 2^-24 of its largest element."""
+    """Run a stage and its definition. size: rounding errors of a result, in units of 2^-24 of its largest element."""
     got = Cpu().stage(op, case, arrays)(*args)
     wanted = REFERENCE.stage(op, case, weights(wide(arrays), REFERENCE))(*(wide(a) for a in args))
     results = got if isinstance(got, tuple) else (got,)

@@ -104,7 +104,7 @@ def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple
 
 
 class Steps:
-    """Sequences computed in random chunks and company, their pages anywhere."""
+    """Sequences are computed in random chunks and batches, with pages in any order."""
 
     def __init__(self, case: Any, storage: Storage, page_tokens: int, lengths: list[int], seed: int, pool: int) -> None:
         self.case, self.page_tokens, self.lengths, self.rng = case, page_tokens, lengths, np.random.default_rng(seed)
@@ -242,7 +242,7 @@ def test_within_the_bounds(case: Attention, tokens: int, storage: Storage) -> No
 
 
 class Bugs:
-    """What a wrong kernel would do, done to what a right one is given."""
+    """Plant the errors of a wrong kernel in the inputs of a right one."""
 
     @staticmethod
     def wrong_page(steps: Steps, layout: PagedLayout) -> None:

@@ -1,4 +1,4 @@
-"""The two ends of a step, on kernels: rows of tables, rotations, places in pages, the best token."""
+"""The two ends of a step, on kernels: rows of tables, rotations, slots in pages, the best token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_places(page_tokens: int) -> None:
     positions = rng.integers(0, 12 * page_tokens, 4)
     for table in (open_table("cpu"), open_table("reference")):
         integers = table.memory.integers
-        pages, slots, tables = table.primitive(api.PLACES)(
+        pages, slots, tables = table.primitive(api.DECODE_LAYOUT)(
             integers(page_table), integers(rows), integers(positions), page_tokens
         )
         index = positions // page_tokens
@@ -78,7 +78,9 @@ def test_places(page_tokens: int) -> None:
 @pytest.mark.parametrize(("row", "position"), [(9, 0), (-1, 0), (0, 12)])
 def test_places_that_are_not_there(row: int, position: int) -> None:
     with pytest.raises(IndexError):
-        BACKENDS[0].primitive(api.PLACES, None)(np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), 1)
+        BACKENDS[0].primitive(api.DECODE_LAYOUT, None)(
+            np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), 1
+        )
 
 
 @threads

@@ -1,7 +1,7 @@
 """Runs the numerically sensitive tests on other paths through torch, its libraries and our kernels: as other CPUs do.
 
-Each setting is a process of its own, because the libraries read their environment once. What a CPU has no instructions
-for falls back to what it has.
+Each setting is a process of its own, because the libraries read their environment once. Without an instruction set, a
+CPU uses the next best.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def rng(*key: int) -> np.random.Generator:
 
 
 def poisoned(x: Tensor) -> Tensor:
-    """The same values as a slice, from a tensor whose other elements are NaN (or an id that is out of range)."""
+    """Return the values as a slice of a tensor whose other elements are NaN (or an id that is out of range)."""
     rest = torch.nan if x.is_floating_point() else 1 << 40
     room = torch.full([n + 4 for n in x.shape], rest, dtype=x.dtype)
     inner = room[tuple(slice(2, n + 2) for n in x.shape)]

@@ -27,7 +27,7 @@ TABLES = {
     "reference": open_table("reference"),
 }
 ROUNDED = {name: format for name, format in FORMATS.items() if format.is_lossy}
-# Of the codes and scales below, before schemes had names of their own.
+# Hashes of the codes and scales below, from before schemes were found by name.
 DIGESTS = {"int8": "adb27d3a8454d4f0", "int4": "994a48f52c0150cc", "int4-128": "19c77a5d4f7745a2"}
 
 
@@ -105,13 +105,30 @@ def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, schem
         assert any("zero points" in reason for choice in table.choices() for _, reason in choice.refusals)
 
 
+@pytest.mark.parametrize("device", TABLES)
 @pytest.mark.parametrize("scheme", ROUNDED)
 @pytest.mark.parametrize(("part", "value"), [("scale", np.nan), ("scale", np.inf), ("scale", -1.0), ("code", -128)])
-def test_codes_that_the_kernels_cannot_hold_are_refused(scheme: str, part: str, value: float) -> None:
+def test_codes_that_a_format_cannot_have_are_refused(device: str, scheme: str, part: str, value: float) -> None:
     matrix = coded(ROUNDED[scheme], drawn())
     (matrix.scales if part == "scale" else matrix.codes)[40, 0] = value  # type: ignore[index]
+    table = TABLES[device]
     with pytest.raises(ValueError, match="a code or a scale is outside of the range of int"):
-        store(matrix, None, TABLES["cpu"], matrix.format).prepare()
+        store(on(table, matrix), None, table, matrix.format).prepare()
+
+
+@pytest.mark.parametrize("device", TABLES)
+def test_parts_that_do_not_fit_the_codes_are_refused(device: str) -> None:
+    format, table = ROUNDED["int4"], TABLES[device]
+    codes, scales = np.zeros((3, 40), np.int8), np.ones((3, 2), np.float32)
+    with pytest.raises(ValueError, match=r"scales of 3 x 40 codes in int4: \(3, 1\), not \(3, 2\)"):
+        QuantizedMatrix(format, codes, scales[:, :1])
+    with pytest.raises(ValueError, match="zero points of 3 x 40 codes in int4"):
+        QuantizedMatrix(format, codes, scales, np.zeros((2, 2), np.int8))
+    with pytest.raises(ValueError, match=r"permutation of 3 x 40 codes in int4: \(39,\), not \(40,\)"):
+        QuantizedMatrix(format, codes, scales, None, np.arange(39))
+    twice = QuantizedMatrix(format, codes, scales, None, np.array([0, *range(39)]))
+    with pytest.raises(ValueError, match="the permutation of a matrix in int4 does not contain each column once"):
+        store(on(table, twice), None, table, format).prepare()
 
 
 def test_four_bits_have_scales_of_sixteen() -> None:

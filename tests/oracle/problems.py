@@ -40,9 +40,7 @@ def normal(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
 
 
 def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format = PLAIN) -> Weights:
-    """Return the weights of an EXPERT_BLOCK. matrices, biases: for gate (None if there is none), up and down,
-    each for all experts.
-    """
+    """Return the weights of an EXPERT_BLOCK. matrices, biases: gate (or None), up and down, each for all experts."""
     arrays = {}
     for name, matrix, bias in zip(("gate", "up", "down"), matrices, biases or (None,) * 3, strict=True):
         if matrix is not None:

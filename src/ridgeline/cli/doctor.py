@@ -1,4 +1,4 @@
-"""`ridgeline doctor`: the machine, what is installed and what is not, and which kernel serves what on each device."""
+"""`ridgeline doctor`: report the machine, the installed packages, and the backend of each operation on each device."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"
 
 def doctor(
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, reference, cuda or cuda:N; default: each.")
+        str | None,
+        typer.Option(
+            "--device", help="Report on one device: auto, cpu, reference, cuda or cuda:N. Default: all devices."
+        ),
     ] = None,
     ops: o.Ops = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the machine, its devices, the versions, and who serves each operation."""
+    """Show the machine, its devices, package versions, and the backend that serves each operation."""
     from ridgeline.ops import devices, open_table, resolve_device
 
     found, overrides = {d.name: d.description for d in devices()}, o.parse_ops(ops)
     if device is None and overrides:
-        device = "auto"  # other devices' backends have other names
+        device = "auto"  # backends of other devices have other names
     names = list(found) if device is None else [resolve_device(device)]
     report = {
         "machine": machine(),
@@ -52,7 +55,7 @@ def doctor(
 
 
 def machine() -> dict[str, str]:
-    """What can be said of this computer without measuring."""
+    """Return facts about this computer that need no measurement."""
     from ridgeline.system import cpu_info, cpu_name, free_bytes, num_cores, total_bytes
 
     cpu = cpu_info()
@@ -68,7 +71,7 @@ def machine() -> dict[str, str]:
 
 
 def kernels() -> dict[str, str]:
-    """The extension with the C++ kernels of device cpu, or why there is none, what that costs, and the remedy."""
+    """Return facts about the C++ kernels of device cpu, or why they are missing, the cost and the remedy."""
     from ridgeline.ops.devices import KERNELS_COST, KERNELS_REMEDY
 
     try:
@@ -83,11 +86,11 @@ def kernels() -> dict[str, str]:
 
 
 def missing_devices() -> dict[str, str]:
-    """Devices that another installation would have here."""
+    """Return devices that need packages which are not installed."""
     from ridgeline.ops.devices import has_torch
     from ridgeline.ops.table import REFERENCE
 
-    needs = "needs torch, as training does: pip install 'ridgeline[torch]'"
+    needs = "needs torch, as does training: pip install 'ridgeline[torch]'"
     return {} if has_torch() else {f"{REFERENCE}, cuda": needs}
 
 
@@ -104,7 +107,7 @@ def versions() -> dict[str, str]:
 
 
 def op_rows(table: OpsTable) -> list[dict[str, Any]]:
-    """Who serves each op, for a plain case and for those that kernels tend to refuse."""
+    """Return the backend of each op, for a plain case and for cases that kernels may refuse."""
     rows = []
     for op, label, case in _cases():
         choice = table.choose(op, case)
@@ -191,7 +194,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
-    """Names and what there is to say of each."""
+    """Return a table of facts by name."""
     from ridgeline.cli.show.tables import Column, Table
 
     table = Table(title, (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
@@ -201,7 +204,7 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
 
 
 def ops_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows as `op_rows` gives them."""
+    """Return a table of the rows of `op_rows`."""
     from ridgeline.cli.show.tables import Column, Table
 
     names = ("op", "case", "served by", "refused by")

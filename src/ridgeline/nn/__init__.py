@@ -1,6 +1,6 @@
 """Modules built from a ModelSpec, over opaque arrays and ops.
 
-What a layer computes belongs here; tensor libraries belong in `ops/`, and facts about architectures in `archs/`.
+The computation of layers belongs here; tensor libraries belong in `ops/`, and facts about architectures in `archs/`.
 """
 
 from ridgeline.nn.capture import Capture, output_names

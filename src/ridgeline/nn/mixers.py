@@ -1,4 +1,4 @@
-"""How a layer's token mixer runs: its input stage, what it adds to the state and reads of it, its output stage."""
+"""Run the token mixer of a layer: its input stage, its state, its output stage."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, 
 from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
 from ridgeline.spec import Attention, DeepNormLayer, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
 
-# (stream, rotary or None, step) -> residual, the branch's delta, both [T, width], what later layers share
+# (stream, rotary or None, step) -> residual and delta, both [T, width], and the keys and values that layers share
 Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 
 def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
-    """The mixer of a layer that has one. weights: the norm before it as "norm". scale: of the delta that it gets."""
+    """Build the mixer of a layer that has one.
+
+    Args:
+        weights: weights of the mixer, and of the norm before it under "norm".
+        scale: factor on the delta of the branch before.
+    """
     whole = spec.layers[layer]
     mixer, norm = whole.mixer, whole.pre_norm
     assert mixer is not None
     if isinstance(whole, DeepNormLayer):
-        norm = None  # its stream arrives normed
+        norm = None  # its norm is applied outside of the mixer
     match mixer:
         case Attention():
             later = range(layer + 1, len(spec.layers))
@@ -66,7 +71,7 @@ def _shared_attention(
 def _attend(
     attention: Attention, sinks: Array | None, out: Weights, table: OpsTable
 ) -> Callable[[Array, Array | None, Rows], Array]:
-    """(q, its gate, keys and values) -> the branch's delta."""
+    """Return a function of q, its gate, and keys and values that computes the branch's delta."""
     dense, paged = table.primitive(api.ATTENTION, attention), table.primitive(api.PAGED_ATTENTION, attention)
     after = table.stage(api.ATTENTION_OUTPUT, attention, out)
 

@@ -22,7 +22,7 @@ from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
 from ridgeline.spec.quant import PLAIN, Format
 
-Terms = tuple[Array, Array]  # of a low-rank term: down [r, in], up [out, r]
+Terms = tuple[Array, Array]  # the matrices of a low-rank term: down [r, in], up [out, r]
 
 
 class Model:
@@ -55,7 +55,7 @@ class Model:
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
         self._frequencies: dict[Rope, tuple[Array, float]] = {}
-        self._all_rotations: dict[Rope, Rotary] = {}  # of every position, where frequencies depend on the position
+        self._all_rotations: dict[Rope, Rotary] = {}  # rotations of every position, where frequencies depend on it
         for rope in spec.ropes():
             if (angles := grown_angles(rope, max_model_len)) is not None:
                 rotations = (table.memory.put(f(angles), "float32", "float32") for f in (np.cos, np.sin))

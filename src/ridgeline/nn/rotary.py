@@ -1,4 +1,4 @@
-"""Rotation frequencies of a loaded model, in float32 and in the order of operations that models were trained with."""
+"""Rotation frequencies in float32, in the order of operations that models were trained with."""
 
 from __future__ import annotations
 
@@ -22,41 +22,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK = 4096  # lengths whose frequencies are computed at once, in float64
 
 
-class FrequencyTables:
-    """For a model whose rotations follow the length of a sequence: the frequencies of each of its regimes.
+def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
+    """Return the angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
 
-    regimes: at which lengths they change.
-    """
-
-    def __init__(self, regimes: Regimes) -> None:
-        self.regimes = regimes
-        self._breaks = np.array(regimes.breaks, np.int64)
-
-    def table(self, rope: Rope) -> tuple[Floats, float]:
-        """Frequencies [regimes, dim / 2] of a rotation that follows the length, and the factor on cosines and sines."""
-        contexts = self.regimes.contexts()
-        match rope.scaling:
-            case LongRopeScaling(original_max_position_embeddings=original):
-                (short, factor), (long, _) = (frequencies(rope, length) for length in (original, original + 1))
-                return np.where(np.array(contexts)[:, None] > original, long, short), factor
-            case DynamicNTKScaling() as s:
-                found = np.empty((len(contexts), rope.dim // 2), np.float32)
-                for start in range(0, len(contexts), BLOCK):
-                    bases = [s.theta(rope.theta, rope.period, n) for n in contexts[start : start + BLOCK]]
-                    found[start : start + BLOCK] = _inverse(np.array(bases), rope.period)
-                return found, 1.0
-        raise ValueError(f"the frequencies of {rope} do not follow the length")
-
-    def rows(self, floors: Ints, positions: Ints) -> Ints:
-        """The row of the tables for each token [T]. floors [T]: those of the tokens' sequences."""
-        rows: Ints = np.searchsorted(self._breaks, np.maximum(floors, positions + 1))
-        return rows
-
-
-def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
-    """Angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
-
-    length: of the context in tokens, from which the frequencies of dynamic NTK and LongRoPE follow.
+    max_model_len: longest context in tokens that will be served. It selects the factors of LongRoPE, and dynamic NTK
+    computes its frequencies for this length.
     """
     match rope.scaling:
         case None:
@@ -74,14 +44,31 @@ def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
             return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.period))), s.attention_factor
 
 
+def grown_angles(rope: Rope, max_model_len: int) -> Floats | None:
+    """Return the angles [max_model_len, dim / 2] of dynamic NTK at each position.
+
+    Return None for other rotations, and where max_model_len does not exceed the trained length. A token past the
+    trained length is rotated as in a context that ends with it, and its key stays as the context grows; transformers
+    does so when it decodes. No angle depends on the final length of a sequence.
+    """
+    s = rope.scaling
+    if not isinstance(s, DynamicNTKScaling) or max_model_len <= s.original_max_position_embeddings:
+        return None
+    lengths = np.arange(1, max_model_len + 1)
+    bases = np.array([s.theta(rope.theta, rope.period, int(n)) for n in lengths])
+    exponents = np.arange(0, rope.period, 2, dtype=np.float32) / np.float32(rope.period)
+    powers = _single(np.power(_single(bases).astype(np.float64)[:, None], exponents.astype(np.float64)))
+    return _single(_single(lengths - 1)[:, None] * (np.float32(1) / powers))
+
+
 def _single(x: Any) -> Floats:
     return np.asarray(x, np.float32)
 
 
 def _powers(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    # Rounded once, from float64: nearer to what models were trained with than numpy's own float32 power.
-    return _single(np.power(_single(theta).astype(np.float64)[..., None], exponents.astype(np.float64)))
+    # Rounded once, from float64: closer to the frequencies in training than numpy's float32 power.
+    return _single(np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)))
 
 
 def _inverse(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
@@ -90,13 +77,13 @@ def _inverse(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
 
 
 def _llama3(inverse: Floats, s: Llama3Scaling) -> Floats:
-    """Long waves are divided by the factor, short ones kept, those between mixed linearly in frequency."""
+    """Divide low frequencies by the factor, keep high ones, and mix those between linearly in frequency."""
     original = s.original_max_position_embeddings
-    # Written as reciprocal times number, as torch computes number / tensor: the ramp amplifies each rounding.
+    # Computed as reciprocal times number, as torch computes number / tensor: the ramp amplifies each rounding.
     wavelength = np.float32(1) / inverse * np.float32(2 * math.pi)
-    turns = np.float32(1) / wavelength * np.float32(original)
-    # Where both are equal there is nothing between them.
-    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor or 1.0)
+    rotations = np.float32(1) / wavelength * np.float32(original)
+    # If both factors are equal, no frequency is between them.
+    smooth = (rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor or 1.0)
     mixed = (1 - smooth) * inverse / np.float32(s.factor) + smooth * inverse
     out = np.where(wavelength < original / s.high_freq_factor, inverse, mixed)
     return _single(np.where(wavelength > original / s.low_freq_factor, inverse / np.float32(s.factor), out))
@@ -106,7 +93,7 @@ def _yarn(rope: Rope, s: YarnScaling) -> Floats:
     """Interpolate below `low` rotations, extrapolate above `high`, a linear ramp between (arXiv:2309.00071, 3.2)."""
 
     def pair_at(rotations: float) -> float:
-        """The pair, as a real number, that turns this often over the trained length."""
+        """Return the index, as a real number, of the pair that rotates this often over the trained length."""
         length = s.original_max_position_embeddings / (rotations * 2 * math.pi)
         return rope.dim * math.log(length) / (2 * math.log(rope.theta))
 

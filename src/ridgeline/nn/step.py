@@ -1,6 +1,4 @@
-"""What a forward pass receives: the tokens, where they stand, and where their state lies; and what goes from layer to
-layer. Nothing is global.
-"""
+"""Inputs of a forward pass (tokens, positions, views of state), and the stream between layers. Nothing is global."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, State
 
 Rows = DenseRows | PagedRows
 WritePages = Callable[[Sequence[Array], Sequence[Array], Array, Array], None]  # ops.api.WRITE_PAGES
-Shared = Mapping[int, Rows]  # by the layer whose state they are
+Shared = Mapping[int, Rows]  # keys and values by the layer that owns them
 NOTHING: Shared = {}
 
 
 class Stream(NamedTuple):
-    """The residual stream, and what the last branch wants to add to it: the next stage does the addition.
+    """The residual stream, and the delta of the last branch, which the next stage adds.
 
-    shared: keys and values that later layers read too.
+    shared: keys and values that later layers also read.
     """
 
     residual: Array
@@ -37,12 +35,12 @@ class Step(Protocol):
 
     @property
     def positions(self) -> Array:
-        """[T], each token's place in its own sequence."""
+        """[T], the position of each token in its sequence."""
         ...
 
     @property
     def segments(self) -> Segments:
-        """Which tokens belong to which sequence."""
+        """The division of the tokens into sequences."""
         ...
 
     def frequency_rows(self, tables: FrequencyTables) -> Array:
@@ -50,17 +48,17 @@ class Step(Protocol):
         ...
 
     def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:
-        """The states of a recurrent layer, [N, *shape] each, with which the step's N sequences go on, and what was kept
-        of accepted drafts, which come first."""
+        """Return the states from which the N sequences of a step continue, [N, *shape] each, and the kept inputs of
+        accepted drafts, which run before the step's tokens."""
         ...
 
     def write_state(self, layer: int, states: States, keep: Kept) -> None:
-        """Record the states that the step leaves, and what is to be kept of its drafts."""
+        """Store the states after the step, and the inputs of its drafts."""
         ...
 
     def append_kv(self, layer: int, write: WritePages, *parts: Array) -> Rows:
-        """Record what the tokens add to a layer's state, each part [T, *shape] as its spec says; what it reads then.
+        """Append the tokens' parts, [T, *shape] each, to a layer's state, and return the state that the layer reads.
 
-        write: the layer's kernel for pages, where there are any.
+        write: the layer's kernel that writes pages. Steps without pages do not use it.
         """
         ...

@@ -1,4 +1,7 @@
-"""Every heavy operation, behind one table that is resolved once per device, with reasons."""
+"""Every heavy operation, in one table that is resolved once per device, with reasons.
+
+Signatures, backends and their choice belong here; how layers use operations belongs in `nn/`.
+"""
 
 from ridgeline.ops.devices import Device, devices, open_table, resolve_device
 from ridgeline.ops.table import Choice, OpsTable

@@ -1,12 +1,12 @@
-"""The table of kernels, as signatures: what every operation takes, returns and promises.
+"""Signatures of all operations: arguments, results and contracts.
 
-Shapes: T tokens of all sequences in one row (flattened, ragged), `width` the hidden size, H query heads, K key and
-value heads, D elements per head. Activations are float32. Every op is pure, it returns new
-arrays; only WRITE_PAGES writes, into the arena.
+Shapes: T tokens of all sequences, flattened; `width` is the hidden size; H query heads, K key and value heads, D
+elements per head. Activations are float32. Ops return new arrays; only WRITE_PAGES and WRITE_STATE write in place,
+into the arena.
 
-*Primitives* are the definition. *Stages* are what a kernel may fuse; the default of a stage is the composition of
-its primitives (`stages.py`), so a backend may take any subset of either. An op is picked once per *case*, when
-modules are built: the case is the part of the ModelSpec that the op serves, which holds all that a kernel must know.
+*Primitives* define the results. *Stages* are sequences of primitives that a kernel may fuse; by default a stage is the
+composition of its primitives (`stages.py`), so that a backend may serve any subset of both. A backend is chosen once
+for each *case*, when modules are built. The case is the part of the ModelSpec with all facts that a kernel needs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from ridgeline.ops.arrays import Array as Array
+from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
 from ridgeline.spec.storage import StateDType
@@ -26,43 +28,13 @@ from ridgeline.spec.storage import StateDType
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Array(Protocol):
-    """An array of whichever library the backend uses. Only ops look inside."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
 class Product(Protocol):
-    """A matrix that is ready to be multiplied with: x [..., in] -> [..., out], bias and all."""
+    """The product with a matrix: x [..., in] -> [..., out], bias included."""
 
     def __call__(self, x: Array) -> Array: ...
     def dequantize(self) -> Array:
-        """The numbers that it multiplies with, float32 [out, in]."""
+        """Return the matrix, float32 [out, in]."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedMatrix:
-    """A matrix [out, in] as codes. Number (i, j) is (codes[i, j] - zero point) x scale, with the zero point and the
-    scale of its group; absent zero points are 0. `format` says how many neighbors make a group.
-    """
-
-    format: Format
-    codes: Array  # [out, in], int8
-    scales: Array  # [out, groups], float32
-    zero_points: Array | None = None  # [out, groups], int8
-    permutation: Array | None = None  # [in], integers: column j multiplies element permutation[j] of the input
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """All arrays that the matrix consists of."""
-        parts = (self.codes, self.scales, self.zero_points, self.permutation)
-        return tuple(part for part in parts if part is not None)
 
 
 class Linear(Protocol):
@@ -87,14 +59,14 @@ class Linear(Protocol):
 
 
 class Rotary(NamedTuple):
-    """Rotation of each token: cosines and sines, [T, rope.dim / 2], the attention factor multiplied in."""
+    """Rotation of each token: cosines and sines times the attention factor, [T, rope.dim / 2]."""
 
     cos: Array
     sin: Array
 
 
-# Keys, values and latents below are as they are stored: float32, or bfloat16, float16 or int8, the last one with the
-# four bytes of its scale behind each row of numbers. Kernels read them as float32. See spec.storage.
+# Keys, values and latents below are in their stored type: float32, bfloat16, float16 or int8. A row of int8 ends with
+# the four bytes of its scale. Kernels convert them to float32. See spec.storage.
 
 
 class DenseKeyValues(NamedTuple):
@@ -113,13 +85,13 @@ class DenseRows(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Sequences of a step whose queries and contexts are of like length, padded to one shape: n sequences, at most m
-    queries each, P pages of keys each. A sequence with fewer repeats its last query; missing pages are page 0.
+    """Sequences of a step with similar numbers of queries and of keys, padded to one shape: n sequences, m queries and
+    P pages of keys each. Padding repeats a sequence's last query; padding pages are page 0.
     """
 
-    rows: Array  # [n, m], of the step's T tokens
-    positions: Array  # [n, m], of the queries
-    pages: Array  # [n, P], in the arena
+    rows: Array  # [n, m], indices into the step's T tokens
+    positions: Array  # [n, m], positions of the queries
+    pages: Array  # [n, P], page numbers in the arena
     first: Array  # [n, P], the position of the first key of each page
 
 
@@ -127,22 +99,21 @@ class Buckets(NamedTuple):
     """A step's sequences in buckets."""
 
     buckets: tuple[Bucket, ...]
-    order: Array  # [T], where each token's result stands when the buckets' [n * m] results are laid end to end
+    order: Array  # [T], index of each token's result in the concatenated [n * m] results of the buckets
 
 
 @dataclass(frozen=True)
 class PagedLayout:
-    """Where one step reads and writes in the pages of one state group; made once, shared by the group's layers.
+    """The pages of one state group that a step reads and writes, shared by the group's layers.
 
-    It says so twice: to kernels that walk through page tables, and in buckets, made when they are first asked for, to
-    those that want rectangles.
+    Kernels read page tables. Backends that compute on rectangles use buckets, which are made at the first access.
     """
 
     write_pages: Array  # [T]
-    write_slots: Array  # [T], the token's place in its page
+    write_slots: Array  # [T], the token's slot in its page
     starts: Array  # [N], the position of each sequence's first query
-    lengths: Array  # [N], queries of each sequence
-    tables: Array  # [N, P], pages by index; 0 where there is none, or none that is read
+    lengths: Array  # [N], number of queries of each sequence
+    tables: Array  # [N, P], page numbers; 0 for pages that do not exist or are not read
     fill_buckets: Callable[[], Buckets]
 
     @cached_property
@@ -159,9 +130,9 @@ class PagedLayout:
 
 
 class PagedKeyValues(NamedTuple):
-    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 holds nothing.
+    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 is padding.
 
-    What stands where inside a page's view is the device's own business, and that of all of its backends alike.
+    The layout inside a page belongs to the device; all backends of a device use the same one.
     """
 
     keys: Array
@@ -170,47 +141,47 @@ class PagedKeyValues(NamedTuple):
 
 
 class PagedRows(NamedTuple):
-    """A layer's state in the arena, part by part: [pages, page_tokens, *shape] views. Page 0 holds nothing."""
+    """A layer's state in the arena, as views of each part: [pages, page_tokens, *shape]. Page 0 is padding."""
 
     parts: tuple[Array, ...]
     layout: PagedLayout
 
 
 class SequenceBucket(NamedTuple):
-    """Sequences of a step with numbers of tokens alike, padded to one: n sequences, at most m tokens each. A sequence
-    with fewer repeats its last token.
+    """Sequences of a step with similar numbers of tokens, padded to m tokens each. Padding repeats a sequence's last
+    token.
     """
 
-    members: Array  # [n], of the step's sequences
-    rows: Array  # [n, m], of the step's T tokens; see Segments
-    lengths: Array  # [n], tokens
+    members: Array  # [n], indices of sequences of the step
+    rows: Array  # [n, m], indices into the step's T tokens; see Segments
+    lengths: Array  # [n], number of tokens
 
 
 class Segments(NamedTuple):
-    """How a step's T tokens fall into its N sequences, for what runs along each of them.
+    """The division of a step's T tokens into its N sequences, for recurrent layers.
 
-    Drafts run on from the states that the tokens before them leave, and leave none themselves: what they were given is
-    kept instead. Where drafts were accepted, what was kept of those R tokens runs once more, before the step's own:
-    rows of buckets count from the first of the R.
+    Drafts continue from the states after the tokens before them, but their own states are not stored: their inputs are
+    kept instead. If drafts are accepted, the kept inputs of those R tokens run again in the next step, before its own
+    tokens. Then the rows of buckets count from the first of these R tokens.
     """
 
     buckets: tuple[SequenceBucket, ...]
-    order: Array  # [T], where each token's result stands when all results [n * m], drafts' last, are laid end to end
-    sequence_order: Array  # [N], where each sequence's state stands when the buckets' [n] are
+    order: Array  # [T], index of each token's result in all concatenated results [n * m], with drafts at the end
+    sequence_order: Array  # [N], index of each sequence's state in the concatenated states [n] of the buckets
     drafts: tuple[SequenceBucket, ...] = ()
-    keep: Array | None = None  # [D], which of the T tokens are drafts; None where there are none
+    keep: Array | None = None  # [D], indices of the drafts among the T tokens; None without drafts
 
 
 class SnapshotLayout(NamedTuple):
-    """Where one step finds and leaves the states of its N sequences, in the pages of one snapshot group."""
+    """The pages of one snapshot group in which a step reads and writes the states of its N sequences."""
 
-    read: Array  # [N], pages; of a sequence that begins, page 0
-    fresh: Array  # [N], 1 where a sequence begins and there is nothing to read, else 0
+    read: Array  # [N], page numbers; page 0 for a sequence that begins
+    fresh: Array  # [N], 1 for a sequence that begins, else 0
     write: Array  # [N]
 
 
-States = Sequence[Array]  # of a layer: [N, *shape] for each part of its mixer's state
-Kept = Sequence[Array]  # of a layer: what goes along of R or D tokens, [tokens, *shape] each; none where there are no
+States = Sequence[Array]  # states of a layer: [N, *shape] for each part of its mixer's state
+Kept = Sequence[Array]  # inputs of a layer's recurrence for R or D tokens, [tokens, *shape] each; empty without drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +216,13 @@ PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op
 LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
 # (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
-# (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None, in
-# place [Attention, LatentAttention]
+# (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None,
+# written in place [Attention, LatentAttention]
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
-# (rows of a part [T, heads, numbers]) -> as they are stored: what a page would hold of them, in the order of
-# spec.storage.Storage.stored [Storage]
+# (rows of a part [T, heads, numbers]) -> the rows in their stored type, as spec.storage.Storage.stored describes
+# [Storage]
 STORE_ROWS: Op[Callable[[Array], Array]] = Op("store_rows", "primitive")
-# (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or what ClampedSwiGLU says of them
+# (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or ClampedSwiGLU of both
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
@@ -267,8 +238,8 @@ CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
 # (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
-# (x [T, width], expert ids [T, k], weights [T, k], expert) -> [T, width]: of each token, the weighted sum of what its
-# experts make of it; expert(e, x [n, width]) -> [n, width] is asked once for all tokens of an expert [MoE]
+# (x [T, width], expert ids [T, k], weights [T, k], expert) -> [T, width]: for each token, the weighted sum of its
+# experts' results; expert(e, x [n, width]) -> [n, width] is called once for all tokens of an expert [MoE]
 Expert = Callable[[int, Array], Array]
 EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "primitive")
 # (weight [out, in]) -> the matrix as codes, rounded to nearest. Raises ValueError for weights that cannot be rounded:
@@ -280,17 +251,17 @@ DEQUANTIZE: Op[Callable[[QuantizedMatrix], Array]] = Op("dequantize", "primitive
 # magnitude is 127; a token that is not finite becomes NaN [Format]
 QUANTIZED_LINEAR: Op[Callable[[Array, QuantizedMatrix, Array | None], Array]] = Op("quantized_linear", "primitive")
 
-# (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or what
-# stands for it until the states are written; `write` is where that will be [no case]
+# (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or an
+# object that reads the pages later; `write` are the pages that the states will be written to [no case]
 READ_STATE: Op[Callable[[Array, Array, Array, Array], Array]] = Op("read_state", "primitive")
 # (pages [pages, *shape], write [N], states [N, *shape]) -> None, in place [no case]
 WRITE_STATE: Op[Callable[[Array, Array, Array], None]] = Op("write_state", "primitive")
-# (parts, each [n, m, *shape] or [n, *shape]; axes to lay end to end: 1 or 2; order) -> [*order, *shape] [no case]
+# (parts, each [n, m, *shape] or [n, *shape]; leading axes to concatenate: 1 or 2; order) -> [*order, *shape] [no case]
 GATHER: Op[Callable[[Sequence[Array], int, Array], Array]] = Op("gather", "primitive")
 # (x [..., sum of sizes], sizes) -> a part [..., size] for each [no case]
 SPLIT: Op[Callable[[Array, Sequence[int]], Sequence[Array]]] = Op("split", "primitive")
 # (x [n, m, C], before [n, k - 1, C], weight [C, 1, k], bias [C] or None, lengths [n]) -> y [n, m, C], the k - 1 tokens
-# before what comes next: each channel's own filter over a token and the k - 1 before it [no case]
+# before what comes next: each channel has a filter over a token and the k - 1 before it [no case]
 SHORT_CONV: Op[Callable[[Array, Array, Array, Array | None, Array], tuple[Array, Array]]] = Op(
     "short_conv", "primitive"
 )
@@ -300,7 +271,7 @@ SELECTIVE_SCAN: Op[Callable[..., tuple[Array, Array]]] = Op("selective_scan", "p
 # (x [n, m, inner], dt [n, m, H], dt_bias, A_log [H], B and C [n, m, G * S], D [H], h [n, H, P, S], lengths [n]) ->
 # y [n, m, inner], h [Mamba2]
 SSD: Op[Callable[..., tuple[Array, Array]]] = Op("ssd", "primitive")
-# (x [n, m, H * D], the same of k, v [n, m, H * P], sums h [n, H, P + 1, features], lengths [n]) -> y [n, m, H * P], h
+# (q and k [n, m, H * D], v [n, m, H * P], sums h [n, H, P + 1, features], lengths [n]) -> y [n, m, H * P], h
 # [TaylorAttention]
 TAYLOR_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Array, Array]]] = Op(
     "taylor_attention", "primitive"
@@ -327,21 +298,21 @@ SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitiv
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
 # (page table [rows, P], rows [n], positions [n], page tokens) -> write pages [n], write slots [n], tables [n, P] up to
-# there: the layout of a step of one token for each of n sequences [no case]
-PLACES: Op[Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]] = Op("places", "primitive")
-# (logits [n, vocabulary]) -> ids [n] of the largest, of equals the first, of NaN the first where there is one; and what
-# stands there [n] [no case]
+# those pages: the layout of a step of one token for each of n sequences [no case]
+DECODE_LAYOUT: Op[Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]] = Op("decode_layout", "primitive")
+# (logits [n, vocabulary]) -> ids [n] of the largest logits, of equal ones the first, or of the first NaN; and those
+# logits [n] [no case]
 BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
 
-# ---- stages: they begin with residual add and norm, and end before the point where a tensor-parallel reduce, a
-# post-norm, an adapter or a capture may come --------------------------------------------------------------------
+# ---- stages: they begin with the residual sum and the norm, and end before the point of a tensor-parallel reduce, a
+# post-norm or a capture ------------------------------------------------------------------------------------------
 
 # (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate [T, H * D] or None, k [T, K, D],
 # v [T, K, D] [stages.AttentionInput]
 ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None, Array, Array]]] = (
     Op("attention_input", "stage")
 )
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate or None, where keys are another layer's
+# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate or None, for keys of another layer
 # [stages.AttentionInput]
 QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None]]] = Op(
     "query_input", "stage"
@@ -353,8 +324,8 @@ LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Arr
 )
 # (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
-# (residual, delta or None, states, what was kept of R tokens, segments) -> residual, delta [T, width], states, what is
-# to be kept of D drafts [stages.RecurrentBlock]
+# (residual, delta or None, states, kept inputs of R tokens, segments) -> residual, delta [T, width], states, inputs of
+# D drafts to keep [stages.RecurrentBlock]
 RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Kept, Segments], tuple[Array, Array, States, Kept]]] = Op(
     "recurrent_block", "stage"
 )
@@ -362,7 +333,7 @@ RECURRENT_BLOCK: Op[Callable[[Array, Array | None, States, Kept, Segments], tupl
 MLP_BLOCK: Op[Callable[[Array, Array | None], tuple[Array, Array]]] = Op("mlp_block", "stage")
 # (x [..., in]) -> [..., out]: one matrix, "matrix" [Format]
 PRODUCT: Op[Product] = Op("product", "stage")
-# (x [T, width], expert ids [T, k], weights [T, k]) -> [T, width]: as the primitive, with their matrices [MoE]
+# (x [T, width], expert ids [T, k], weights [T, k]) -> [T, width]: the primitive EXPERTS over their matrices [MoE]
 EXPERT_BLOCK: Op[Callable[[Array, Array, Array], Array]] = Op("expert_block", "stage")
 # (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
 HeadStage = Callable[[Array, Array | None, Array | None], Array]
@@ -375,7 +346,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE, PLACES, BEST,
+    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, BEST,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,
@@ -384,8 +355,8 @@ STAGES: tuple[Op[Any], ...] = (
 
 
 class Weights(NamedTuple):
-    """The weights of one stage, by their names in the spec: matrices as Linear, those of experts as one for each, the
-    rest as arrays.
+    """The weights of one stage by their names in the spec: matrices as Linear, a Linear for each expert, the rest as
+    arrays.
     """
 
     linears: Mapping[str, Linear]
@@ -396,67 +367,67 @@ class Weights(NamedTuple):
         return self.arrays.get(name)
 
     def parted(self, name: str) -> tuple[Weights, Weights]:
-        """Those but one matrix, and that matrix: of the stages before and after what has none."""
+        """Return the weights without one matrix, and that matrix alone: for the stages before and after attention."""
         others = {n: w for n, w in self.linears.items() if n != name}
         return self._replace(linears=others), Weights({name: self.linears[name]}, {})
 
     def under(self, prefix: str) -> Weights:
-        """Those of a part, whose names begin with `prefix`, by the rest of the name."""
+        """Return the weights whose names begin with `prefix`, by the rest of the name."""
         linears = {n.removeprefix(prefix): w for n, w in self.linears.items() if n.startswith(prefix)}
         return Weights(linears, {n.removeprefix(prefix): w for n, w in self.arrays.items() if n.startswith(prefix)})
 
 
 class Memory(Protocol):
-    """Where arrays live: the way in and out of the backend's library."""
+    """Moves arrays in and out of the backend's library."""
 
     @property
     def device(self) -> str:
-        """As `resolve_device` names it."""
+        """The device's name, as `resolve_device` returns it."""
         ...
 
     @property
     def on_host(self) -> bool:
-        """Is it this machine's main memory? Then weights that keep their type stay views of their files."""
+        """Return whether this is main memory. Then weights that keep their type stay views of their files."""
         ...
 
     @property
     def float_bytes(self) -> int:
-        """Bytes of a number in the type in which models compute here."""
+        """Bytes of one number in the type in which models compute on this device."""
         ...
 
     def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:
-        """A host array of `dtype` elements (bfloat16 as uint16) as an array of type `to`; shared if it can be."""
+        """Return a host array of `dtype` (bfloat16 as uint16) as an array of type `to`, sharing memory if possible."""
         ...
 
     def integers(self, values: np.ndarray[Any, Any]) -> Array:
-        """Token ids, positions and row numbers."""
+        """Return token ids, positions or indices as an array."""
         ...
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:
-        """A host copy, float32."""
+        """Return a float32 array on the host."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Memory of the device that can be had now; None where that is not known."""
+        """Return the free memory of the device; None where it is unknown."""
         ...
 
     def widen(self, array: Array) -> Array:
-        """The array in float32, on the device."""
+        """Return the array in float32, on the device."""
         ...
 
     def pages(self, num_pages: int, num_bytes: int) -> Array:
-        """A new array of bytes [num_pages, num_bytes] for state; its contents are undefined."""
+        """Return a new array of bytes [num_pages, num_bytes] for state; its contents are undefined."""
         ...
 
     def page_view(self, pages: Array, offset: int, shape: tuple[int, ...], dtype: StateDType) -> Array:
-        """What lies from byte `offset` of every page on, as [num_pages, *shape] of `dtype`, sharing memory.
+        """Return the bytes of every page from `offset` on as a view [num_pages, *shape] of `dtype`.
 
-        offset and the bytes of a page: multiples of 4.
+        offset and the bytes of a page must be multiples of 4.
         """
         ...
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """A new array of zeros, in the type in which models compute here."""
+        """Return a new array of zeros, in the type in which models compute on this device."""
         ...
 
     def copy_pages(self, pages: Array, source: Sequence[int], target: Sequence[int]) -> None:
@@ -464,7 +435,7 @@ class Memory(Protocol):
         ...
 
     def pages_out(self, pages: Array, index: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Host copies of some pages, [len(index), num_bytes]."""
+        """Return host copies of some pages, [len(index), num_bytes]."""
         ...
 
     def pages_in(self, pages: Array, index: Sequence[int], host: np.ndarray[Any, Any]) -> None:
@@ -472,7 +443,7 @@ class Memory(Protocol):
         ...
 
     def random(self, shape: tuple[int, ...], dtype: DType, std: float, seed: int) -> Array:
-        """Normal noise around 0, the same for the same seed on the same device kind."""
+        """Return normal noise around 0; a seed always gives the same noise on one kind of device."""
         ...
 
 

@@ -11,13 +11,13 @@ from ridgeline.spec import GatedDelta, KimiDelta
 
 
 def gated_delta(case: GatedDelta, weights: Weights, table: Primitives) -> Parts:
-    """A mixer's three parts, with its weights."""
+    """Return the three parts of a mixer with its weights."""
     linears = weights.linears
     return _delta(case, linears["decay"].apply, linears["gate"].apply, weights, table)
 
 
 def kimi_delta(case: KimiDelta, weights: Weights, table: Primitives) -> Parts:
-    """A mixer's three parts, with its weights."""
+    """Return the three parts of a mixer with its weights."""
     decay_a, decay_b, gate_a, gate_b = (weights.linears[n] for n in ("decay_a", "decay_b", "gate_a", "gate_b"))
     return _delta(
         case, lambda x: decay_b.apply(decay_a.apply(x)), lambda x: gate_b.apply(gate_a.apply(x)), weights, table

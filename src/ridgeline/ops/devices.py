@@ -1,4 +1,4 @@
-"""From a device's name to its table of kernels. Each library is imported when its device is asked for."""
+"""Open the table of kernels of a device. A device's library is imported when the device is opened."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ridgeline.system import gpu_driver, num_cores
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing that can run a model."""
+    """A device that can run a model."""
 
     name: str  # cpu, reference, cuda:0, cuda:1, ...
     description: str
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices of this machine, best first. torch is imported only where there may be a GPU for it."""
+    """Return the devices of this machine, best first. torch is imported only where a GPU driver is installed."""
     found = [*_gpus(), Device(CPU, f"numpy arrays, {num_cores()} cores")]
     if has_torch():
         found.append(Device(REFERENCE, "torch on the CPU: the definition of every op, with gradients"))
@@ -28,9 +28,9 @@ def devices() -> tuple[Device, ...]:
 
 
 def resolve_device(name: str) -> str:
-    """`auto`, `cpu`, `reference`, `cuda` or `cuda:N` as a device that is there.
+    """Return the device that `auto`, `cpu`, `reference`, `cuda` or `cuda:N` stands for on this machine.
 
-    Raises DeviceError, naming those that are, or what to install.
+    Raises DeviceError for a device that is not available, with those that are or with what to install.
     """
     if name.partition(":")[0] in ("cuda", REFERENCE):
         require_torch(f"device {name!r}")
@@ -44,7 +44,7 @@ def resolve_device(name: str) -> str:
 
 
 def training_device(name: str) -> str:
-    """The same for training, which needs gradients: `auto` is a GPU or else `reference`."""
+    """Return the device for training, which needs gradients: `auto` is a GPU if there is one, else `reference`."""
     require_torch("training")
     device = resolve_device(name)
     if device == CPU and name == "auto":
@@ -57,12 +57,17 @@ def training_device(name: str) -> str:
 def open_table(
     device: str, overrides: Mapping[str, str] | None = None, threads: int | None = None, *, exact: bool = False
 ) -> OpsTable:
-    """The kernels of a device that `resolve_device` returned.
+    """Return the kernels of a device that `resolve_device` returned.
 
-    threads: of the kernels of `cpu`; None for one on each physical core that this process may use. exact: `reference`
-    computes in float64, because torch's products in float32 depend on what else is in a batch, and by more than a close
-    decision between two tokens bears; without it, for training, in float32. The other devices compute in float32.
-    Raises DeviceError for more threads than there are CPUs, and where there are no such kernels.
+    Args:
+        overrides: backend by op name, for diagnosis.
+        threads: number of threads for the kernels of `cpu`. Default: the number of usable physical cores.
+        exact: compute in float64 on `reference`. torch's float32 products depend on the batch, by enough to change a
+            close decision between two tokens. Training uses float32. Other devices always compute in float32.
+
+    Raises:
+        DeviceError: for more threads than CPUs, for threads on a device without our kernels, and for an override that
+            names no op or backend.
     """
     if threads is not None:
         _check_threads(device, threads)
@@ -78,11 +83,15 @@ def open_table(
 
 def _check_threads(device: str, threads: int) -> None:
     if device != CPU or find_spec("ridgeline._kernels") is None:
-        why = "the extension with its kernels is missing (see ridgeline doctor)" if device == CPU else "it has its own"
-        raise DeviceError(f"threads is {threads}, which device {device!r} cannot be told: {why}; leave --threads open")
+        why = (
+            "the extension with its kernels is missing (see ridgeline doctor)" if device == CPU else "torch has its own"
+        )
+        raise DeviceError(
+            f"threads is {threads}, which device {device!r} does not support: {why}; do not set --threads"
+        )
     if type(threads) is not int or not 1 <= threads <= num_cores():
         raise DeviceError(
-            f"threads is {threads!r}; this process may use {num_cores()} CPUs: set --threads from 1 to that"
+            f"threads is {threads!r}; set --threads from 1 to {num_cores()}, the CPUs that this process may use"
         )
 
 
@@ -91,19 +100,19 @@ KERNELS_REMEDY = "install a C++20 compiler, then install Ridgeline again"
 
 
 def missing_kernels(device: str) -> tuple[str, ...]:
-    """One line that says what it costs a device that its kernels are missing, and the remedy; () where none are."""
+    """Return one line with the cost of missing kernels and the remedy; () where the device has its kernels."""
     if device != CPU or find_spec("ridgeline._kernels") is not None:
         return ()
     return (f"the kernels for this CPU are missing: {KERNELS_COST}; {KERNELS_REMEDY} (ridgeline doctor says more)",)
 
 
 def has_torch() -> bool:
-    """Whether torch is installed; it is not imported."""
+    """Return whether torch is installed, without importing it."""
     return find_spec("torch") is not None
 
 
 def require_torch(what: str) -> None:
-    """Raise DeviceError where torch, which `what` needs, is not installed."""
+    """Raise DeviceError if torch, which `what` needs, is not installed."""
     if not has_torch():
         raise DeviceError(f"{what} needs torch: pip install 'ridgeline[torch]'")
 

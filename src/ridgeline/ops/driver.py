@@ -1,4 +1,4 @@
-"""What runs the kernels of a device, and how it runs some of them again."""
+"""Protocols for running the kernels of a device, and for recording and repeating their calls."""
 
 from __future__ import annotations
 
@@ -9,46 +9,49 @@ from ridgeline.ops.api import Array
 
 
 class Recorded(NamedTuple):
-    """Work that can be run again without Python. results: where it leaves them, until anything recorded runs again."""
+    """Work that can be run again without Python.
+
+    results: arrays that hold its results until any recorded work runs again.
+    """
 
     results: Sequence[Array]
     run: Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Writes down the kernels' calls of some work. For one engine: what it has recorded shares memory."""
+    """Records kernel calls for one engine. All that it has recorded shares memory."""
 
     def input(self, n: int) -> Array:
-        """A new array of n whole numbers, which recorded work may read."""
+        """Return a new array of n integers that recorded work may read."""
         ...
 
     def first(self, array: Array, n: int) -> Array:
-        """The first n numbers of an input, sharing memory."""
+        """Return the first n numbers of an input as a view."""
         ...
 
     def assign(self, array: Array, values: Sequence[int]) -> None:
-        """Write all numbers of an input, or of its first ones."""
+        """Write all numbers of an input, or of a view of its first ones."""
         ...
 
     def record(self, work: Callable[[], Sequence[Array]], known: Sequence[Array]) -> Recorded | str:
-        """Run `work` as often as that takes, and write it down; or say why that cannot be.
+        """Run `work` as often as recording needs, and record it; or return why it cannot be recorded.
 
-        known: besides inputs, what it works on; these arrays stay where they are. Of the same contents it must make
-        the same, however often it runs.
+        known: arrays besides the inputs that `work` uses; they must not move. From equal contents `work` must compute
+        equal results, however often it runs.
         """
         ...
 
 
 class Driver(Protocol):
-    """What runs the kernels of a device."""
+    """Runs the kernels of a device."""
 
     @property
     def threads(self) -> int: ...
 
     def kernel_seconds(self) -> float:
-        """How long kernels have run so far."""
+        """Return the seconds that kernels have run so far."""
         ...
 
     def recorder(self) -> Recorder:
-        """A new one."""
+        """Return a new recorder."""
         ...

@@ -1,4 +1,4 @@
-"""Files that are mapped into memory: which of their pages stay."""
+"""Release pages of files that are mapped into memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def release(array: Any) -> None:
-    """Let go of the pages of a mapped file that an array lies in; they come back from the file when they are read.
+    """Release the memory of the mapped file that holds an array. The file is read again when the array is.
 
-    Nothing is done with an array that lies elsewhere. No page of a mapped file is ever written to, so nothing is lost.
+    Arrays outside of mapped files are left alone. Mapped files are never written to, so that nothing is lost.
     """
     root = array
     while isinstance(getattr(root, "base", None), np.ndarray):

@@ -1,4 +1,4 @@
-"""Recurrent mixers as compositions of primitives: what is done token by token, and what runs along the sequences."""
+"""Recurrent mixers as compositions of primitives. See `ops.parts.Parts` for the three parts of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ridgeline.spec import (
 
 
 def bind_mixer(case: RecurrentMixer, weights: Weights, table: Primitives) -> Parts:
-    """A mixer's three parts, with its weights."""
+    """Return the three parts of a mixer with its weights."""
     return _PARTS[type(case)](case, weights, table)
 
 

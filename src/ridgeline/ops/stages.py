@@ -1,4 +1,4 @@
-"""Stages: their cases, and their definition as compositions of primitives."""
+"""The cases of stages, and the definition of each stage as a composition of primitives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Op, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.codes import check_codes
 from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
@@ -17,7 +18,7 @@ from ridgeline.spec.quant import Format
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual)))), and the gate is linear alone."""
+    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual)))); gate = linear(norm(residual))."""
 
     mixer: Attention
     norm: Norm | None
@@ -26,8 +27,8 @@ class AttentionInput:
 
 @dataclass(frozen=True, slots=True)
 class LatentInput:
-    """residual += scale * delta; x = norm(residual); queries of x or of its latent; what is kept: [norm(c), rope(k)] of
-    c, k = kv_a x.
+    """residual += scale * delta; x = norm(residual); q = rope(q x), or rope(q_b norm(q_a x)); c, k = kv_a x; the state
+    gets [norm(c), rope(k)].
     """
 
     mixer: LatentAttention
@@ -64,8 +65,8 @@ class Head:
 
 
 def compose(op: Op[Any], case: object, weights: Weights, table: Ops) -> Callable[..., Any]:
-    """The definition of a stage."""
-    if op is not api.PRODUCT:  # it is what they are made ready with
+    """Return a stage as the composition that defines it."""
+    if op is not api.PRODUCT:  # preparing a matrix builds its PRODUCT
         for linear in weights.linears.values():
             linear.prepare()
     return _COMPOSITIONS[op.name](case, weights, table)
@@ -104,7 +105,7 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
 
 
 def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
-    """x [T, width] -> the queries or keys [T, num, D]: projected, normalized, rotated."""
+    """Return a function from x [T, width] to queries or keys [T, num, D]: projected, normalized and rotated."""
     linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
     normalize = _norm(m.qk_norm, f"{name}_norm", weights, table)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
@@ -262,8 +263,11 @@ class _QuantizedProduct:
 
     def __init__(self, case: Format, weights: Weights, table: Ops) -> None:
         matrix = weights.linears["matrix"]
-        quantize = table.primitive(api.QUANTIZE, case)
-        self._matrix = matrix.data if isinstance(matrix.data, QuantizedMatrix) else quantize(matrix.data)
+        if isinstance(matrix.data, QuantizedMatrix):
+            check_codes(matrix.data, table.memory)
+            self._matrix = matrix.data
+        else:
+            self._matrix = table.primitive(api.QUANTIZE, case)(matrix.data)
         self._bias = matrix.bias
         self._linear = table.primitive(api.QUANTIZED_LINEAR, case)
         self._dequantize = table.primitive(api.DEQUANTIZE, case)

@@ -1,4 +1,4 @@
-"""Which kernel serves which op: candidates in order, each accepts or says why not. Chosen at load, never per call."""
+"""Choose a kernel for each op at load: backends in order of preference accept a case or say why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPOSED = "composed"  # the choice for a stage that no backend fuses
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who serves an op for a case, and why the candidates before it do not."""
+    """The backend that serves an op for a case, and why the backends before it do not."""
 
     op: str
     level: str
@@ -31,9 +31,13 @@ class Choice:
 class OpsTable:
     """The kernels of one device.
 
-    backends: candidates in order of preference; the last is complete. overrides: op name -> backend name, for
-    diagnosis. driver: what runs them, None where nothing can be asked of it.
-    Raises DeviceError for an override that names an unknown op or backend, or one that refuses.
+    Args:
+        backends: candidates in order of preference. The last one has every primitive.
+        overrides: backend name by op name, for diagnosis.
+        driver: runs the kernels and records their calls; None on devices without one.
+
+    Raises:
+        DeviceError: for an override that names an unknown op or backend, or a backend that refuses.
     """
 
     def __init__(
@@ -50,14 +54,14 @@ class OpsTable:
         self._check_overrides()
 
     def primitive(self, op: Op[F], case: object = None) -> F:
-        """The kernel of a primitive."""
+        """Return the kernel of a primitive."""
         backend = self._choose(op, case)
         if backend is None:
             raise DeviceError(f"no backend serves {op.name} for {case}: {self._choices[op.name, case].refusals}")
         return backend.primitive(op, case)  # type: ignore[return-value]
 
     def stage(self, op: Op[F], case: object, weights: Weights) -> F:
-        """The kernel of a stage with its weights bound; composed of primitives where no backend fuses it."""
+        """Return the kernel of a stage over its weights. It is composed of primitives where no backend fuses it."""
         backend = self._choose(op, case)
         reason = backend.refuses_weights(op, weights) if backend else None
         if backend is None or reason is not None:
@@ -75,12 +79,12 @@ class OpsTable:
         self._choices[op.name, (case, reason)] = own
 
     def choose(self, op: Op[Any], case: object = None) -> Choice:
-        """Make, or look up, the choice for an op and a case, without building anything."""
+        """Return the choice for an op and a case, without building a kernel."""
         self._choose(op, case)
         return self._choices[op.name, case]
 
     def choices(self) -> tuple[Choice, ...]:
-        """All choices made so far, in order."""
+        """Return all choices made so far, in order."""
         return tuple(self._choices.values())
 
     def _choose(self, op: Op[Any], case: object) -> Backend | None:

@@ -55,7 +55,7 @@ class DecodeGraphs:
     ) -> None:  # fmt: skip
         self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
         self._arena, self._drafts = arena, drafts
-        self._places, self._best = table.primitive(api.PLACES), table.primitive(api.BEST)
+        self._places, self._best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
         self._graphs: dict[int, _Graph] = {}
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:

@@ -43,6 +43,7 @@ class Format:
         return -(-columns // self.group) if self.group else 1
 
 
+CODES: Final[Mapping[Scheme, tuple[int, int]]] = {"int8": (-127, 127), "int4": (-8, 7)}  # least and largest code
 PLAIN: Final = Format("plain")
 INT8: Final = Format("int8", "int8", 8)
 # The names that users write, each with its format.

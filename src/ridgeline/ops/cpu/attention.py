@@ -1,7 +1,7 @@
-"""Attention over pages and over whole sequences, and the write into pages, by kernels.
+"""Attention over pages and over whole sequences, and writes into pages, by kernels.
 
-Inside a page's view keys stand as [K, D, page_tokens], so that neighboring keys are neighbors in memory, values as
-[K, page_tokens, D] and latents like the values of one head; the scales of a head's int8, [page_tokens], behind them.
+In a page, keys are laid out as [K, D, page_tokens], so that neighboring keys are neighbors in memory, values as
+[K, page_tokens, D], and latents as values of one head. The int8 scales of a head, [page_tokens], follow its numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
         out = empty(pool, q.shape[0], width)
-        bound.paged(pool, q, for_kernels(kv.keys), for_kernels(kv.values), *places(kv.layout), sinks, out)
+        bound.paged(pool, q, for_kernels(kv.keys), for_kernels(kv.values), *page_tables(kv.layout), sinks, out)
         return out
 
     return run
@@ -58,18 +58,18 @@ def attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
 
 
 def for_kernels(stored: Any) -> Ndarray:
-    """Stored rows as the kernels take them: bfloat16 by its bits."""
+    """Return stored rows in the form that kernels take: bfloat16 as integers."""
     rows: Ndarray = np.asarray(stored)
     return rows.view(np.uint16) if rows.dtype.itemsize == 2 and rows.dtype != np.float16 else rows
 
 
-def places(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:
-    """Where the sequences of a step begin, how long they are, and where their pages are."""
+def page_tables(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:
+    """Return the first position, the length and the page table of each sequence of a step."""
     return np.asarray(layout.starts), np.asarray(layout.lengths), np.asarray(layout.tables)
 
 
 def bind(case: Attention) -> Case:
-    """What the kernels must know of a case."""
+    """Build the kernels' description of a case."""
     dim, softcap = case.head_dim, case.softcap or 0.0
     make = partial(Case, case.num_heads, case.num_kv_heads, dim, dim, case.scale, softcap, case.window or 0)
     match case.pattern:

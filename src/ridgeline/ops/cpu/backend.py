@@ -1,4 +1,4 @@
-"""The cpu backend: what the kernels of csrc/ serve. What they do not is left to numpy."""
+"""The cpu backend: ops that the kernels of csrc/ serve. The numpy backend serves the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CpuBackend:
             return KERNELS[op].refuses(case)
         if op in STAGES:
             return STAGES[op].refuses(case)
-        return "moves numbers only, as numpy does" if op in _MOVES else "is part of what a kernel serves whole"
+        return "moves numbers only, as numpy does" if op in _MOVES else "is part of a fused kernel"
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
         return refuses_weights(op, weights)

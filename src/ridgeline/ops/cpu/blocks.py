@@ -1,6 +1,6 @@
 """Recurrent blocks and the input of latent attention on kernels.
 
-What each token needs alone is fused into few kernels. Along each sequence, the mixers' compositions run over kernels.
+Operations on single tokens are fused into few kernels. Along each sequence, the mixers' compositions run on kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Experts by kernels: the choice of them, and their products."""
+"""The choice of experts, and their products, by kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def experts(case: MoE, weights: Weights, pool: Pool) -> Callable[[Floats, Ints, 
 
 
 def build_experts(case: MoE, weights: Weights, pool: Pool, norm: Norm | None = None) -> Experts:
-    """norm: of what comes."""
+    """Pack the matrices of all experts. norm: a norm of the input, or None."""
     down = [build_matrix(pool, [matrix]) for matrix in weights.experts["down"]]
     if case.gated:
         pairs = zip(weights.experts["gate"], weights.experts["up"], strict=True)

@@ -1,4 +1,4 @@
-"""How a kernel is named to the backend."""
+"""How a primitive is registered with the cpu backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ridgeline.ops.api import Op
 
 
 class Kernel(NamedTuple):
-    """A primitive: for which cases there is no kernel, and why; the kernel of a case."""
+    """A primitive: why a case has no kernel, or None; and a function that makes the kernel of a case."""
 
     refuses: Callable[[Any], str | None]
     make: Callable[[Any, Pool], Callable[..., Any]]
@@ -22,10 +22,10 @@ Kernels = Mapping[Op[Any], Kernel]
 
 
 def never(case: object) -> None:
-    """There is nothing that the kernel cannot serve."""
+    """Refuse nothing: the kernel serves every case."""
     return
 
 
 def empty(pool: Pool, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Room for a result; contents undefined. Kernels that may be written down (record.py) take theirs from here."""
+    """Return memory for a result; its contents are undefined. Kernels that can be recorded (record.py) call this."""
     return pool.room(shape) if pool.recording else np.empty(shape, np.float32)

@@ -1,6 +1,6 @@
-"""Attention over latents, absorbed: queries pass through kv_b into the latents' space, and results out of it.
+"""Attention over latents in the absorbed form: kv_b maps queries into the latents' space, and results out of it.
 
-Always absorbed, unlike the reference, which rebuilds keys and values for long chunks: so that no chunk changes a bit.
+The reference rebuilds keys and values for long chunks. The kernels never do, so that no chunk changes a bit.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.cpu.attention import for_kernels, places
+from ridgeline.ops.cpu.attention import for_kernels, page_tables
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
 from ridgeline.spec import LatentAttention
 
-GROUP = 32  # heads that are computed together at most: their queries and results stay in the cache
+GROUP = 32  # largest number of heads that are computed at once: their queries and results stay in the cache
 
 
 class Up(NamedTuple):
-    """kv_b, head by head: from a query to the latents' space, and from there to the result."""
+    """kv_b of each head: from queries into the latents' space, and from there to results."""
 
     queries: list[Matrix]
     values: list[Matrix]
@@ -43,14 +43,14 @@ def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Float
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
-        pages, where = for_kernels(kv.parts[0]), places(kv.layout)
+        pages, where = for_kernels(kv.parts[0]), page_tables(kv.layout)
         return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out))
 
     return run
 
 
 def bind(case: LatentAttention) -> Attention:
-    """What the kernels must know of a case."""
+    """Build the kernels' description of a case."""
     groups = next(n for n in range(-(-case.num_heads // GROUP), case.num_heads + 1) if case.num_heads % n == 0)
     return Attention(case.num_heads, groups, case.row, case.kv_lora_rank, case.scale, 0.0, 0, "", 0)
 
@@ -58,7 +58,7 @@ def bind(case: LatentAttention) -> Attention:
 def _absorbed(
     case: LatentAttention, pool: Pool
 ) -> Callable[[Floats, Ndarray, Callable[[Floats, Floats], None]], Floats]:
-    """(q [T, H, nope + rope], kv_b, attention in the latents' space) -> [T, H * value]."""
+    """Return a function of q [T, H, nope + rope], kv_b, and attention over latents that gives [T, H * value]."""
     heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
     packed: dict[int, Up] = {}
 

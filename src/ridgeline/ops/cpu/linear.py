@@ -1,4 +1,4 @@
-"""Primitives that are matrix products, or norms and rotations of rows."""
+"""The product with one matrix, norms, and rotations, by kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.spec.quant import Format
 
 
 class Product:
-    """One matrix."""
+    """The product with one matrix."""
 
     def __init__(self, case: Format, weights: Weights, pool: Pool) -> None:
         self._matrix = build_matrix(pool, [weights.linears["matrix"]])
@@ -56,7 +56,7 @@ def rope(case: Rope, pool: Pool) -> Callable[[Floats, Rotary], Floats]:
 
 
 def activation_of(activation: Activation | ClampedSwiGLU | Ungated) -> tuple[str, float, float]:
-    """An activation as the kernels name it, with its parameters."""
+    """Return the kernels' name of an activation, with its parameters."""
     if isinstance(activation, Ungated):
         return activation.activation, 1.0, 0.0
     if isinstance(activation, ClampedSwiGLU):
@@ -65,7 +65,7 @@ def activation_of(activation: Activation | ClampedSwiGLU | Ungated) -> tuple[str
 
 
 def rows_of(x: Floats) -> Floats:
-    """x [..., n] as rows [T, n], each in one piece."""
+    """Reshape x [..., n] to dense rows [T, n]."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1 else np.ascontiguousarray(rows)
 

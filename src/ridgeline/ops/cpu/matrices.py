@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint as matrices that the kernels read."""
+"""Pack arrays of a checkpoint into matrices that the kernels read."""
 
 from __future__ import annotations
 
@@ -92,20 +92,20 @@ def _pack_codes(pool: Pool, parts: list[Any], format: Format, biases: list[Any],
 
 
 def build_rows(pool: Pool, rows: Ndarray) -> Matrix:
-    """A matrix as it is stored."""
+    """Pack a matrix in the type of the checkpoint."""
     kind = kind_of(rows)
     return Matrix(pool, [dense(rows)], kind, PLAIN[kind], 0, [None], False)
 
 
 def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -> Norm:
-    """A norm with its weights, as the stages take it."""
+    """Build a norm with its weights for the stages."""
     if isinstance(case, LayerNorm):
         return Norm("layer", case.eps, weight, bias)
     return Norm("rms", case.eps, np.float32(case.offset) + weight, None)
 
 
 class PackedOnce(Generic[T]):
-    """What is made of single arrays, each when it is first asked for, and kept as long as the array lives."""
+    """A function of arrays whose results are computed at the first call and kept as long as the array lives."""
 
     def __init__(self, make: Callable[[Ndarray], T]) -> None:
         self._make = make
@@ -120,6 +120,6 @@ class PackedOnce(Generic[T]):
 
 
 def dense(part: Ndarray) -> Ndarray:
-    """A matrix as the kernels take it: rows in one piece, 16-bit numbers as integers."""
+    """Return a matrix in the form that kernels take: dense rows, 16-bit floats as integers."""
     rows = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)
     return rows if rows.dtype == np.float32 else rows.view(np.uint16)

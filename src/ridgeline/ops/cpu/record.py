@@ -1,4 +1,4 @@
-"""Steps that are run again without Python: what the kernels were called with, written down."""
+"""Record the kernel calls of a step, to run them again without Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ndarray = np.ndarray[Any, Any]
 
 
 class CpuDriver:
-    """A pool of threads."""
+    """Runs kernels on a pool of threads, and records their calls."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()
@@ -32,12 +32,12 @@ class CpuDriver:
 
 
 class CpuRecorder:
-    """lock: held while something is written down of the pool's calls."""
+    """Records programs of one pool. lock: held while a program is recorded."""
 
     def __init__(self, pool: Pool, lock: threading.Lock) -> None:
         self._pool, self._lock, self._rooms = pool, lock, Rooms()
         self._inputs: list[Ndarray] = []
-        self._is_right = False  # a program of these rooms was seen to do what the work itself does
+        self._is_right = False  # a recorded program has given the results of the work itself
 
     def input(self, n: int) -> Ndarray:
         self._inputs.append(np.zeros(n, np.int64))
@@ -53,7 +53,7 @@ class CpuRecorder:
     def record(self, work: Callable[[], Sequence[Any]], known: Sequence[Any]) -> Recorded | str:
         program = Program(self._pool, self._rooms)
         for array in (*self._inputs, *known):
-            if array.strides[-1] == array.itemsize:  # what is not dense is copied before a kernel sees it
+            if array.strides[-1] == array.itemsize:  # kernels get a copy of an array that is not dense
                 program.know(array.view(np.uint8))
         with self._lock:
             results = [_borrow(program, x) for x in program.record(work)]
@@ -61,14 +61,14 @@ class CpuRecorder:
         return Recorded(results, program) if reason is None else reason
 
     def _check(self, program: Program, results: Sequence[Ndarray]) -> str | None:
-        """Does the program make what the work made, out of its inputs alone? Asked of the first one."""
+        """Return why the program does not repeat the work's results from its inputs; None if it does. Checked once."""
         if self._is_right:
             return None
         wanted = [x.tobytes() for x in results]
         self._rooms.poison()
         program()
         self._is_right = [x.tobytes() for x in results] == wanted
-        return None if self._is_right else "something between its kernels is not written down"
+        return None if self._is_right else "the work does something besides calling kernels"
 
 
 def _borrow(program: Program, array: Ndarray) -> Ndarray:

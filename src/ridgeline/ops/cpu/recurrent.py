@@ -1,8 +1,8 @@
-"""Recurrent mixers by kernels: one recurrence over the tokens, whether a step has one of them or many.
+"""Recurrent mixers by kernels: the recurrence over the tokens, for one token as for many.
 
-A state's numbers lie as the kernels want them, channels side by side: [n, S, D] of Mamba, [n, H, S, P] of Mamba-2,
-[n, H, features, P + 1] of BASED, [n, H, D, D] of lightning attention with values last, [n, N / 2, 2, C] of S4 and S4D,
-in arrays of the shape that the spec says.
+States keep channels next to each other, as the kernels need: [n, S, D] for Mamba, [n, H, S, P] for Mamba-2, [n, H,
+features, P + 1] for BASED, [n, H, D, D] with values last for lightning attention, [n, N / 2, 2, C] for S4 and S4D. The
+arrays have the shapes that the spec gives.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
-from ridgeline.ops.cpu.state import State, places_of
+from ridgeline.ops.cpu.state import State, locate
 from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
 
 def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
-    """A function of arrays that live long."""
+    """Cache a function of weights, by array."""
     return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
 
 
@@ -30,7 +30,7 @@ def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     by_token = once(lambda weight: weight[:, 0].T)  # [k, C]
 
     def run(x: Floats, before: State, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(x.shape, np.float32), places_of(before)
+        y, (left, at) = np.empty(x.shape, np.float32), locate(before)
         _kernels.short_conv(
             pool, rows_of(x), at.before, by_token(weight), bias, lengths, rows_of(y), at.after, at.read, at.write
         )
@@ -45,7 +45,7 @@ def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, State
     def run(
         x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State, lengths: Ndarray
     ) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(x.shape, np.float32), places_of(h)
+        y, (left, at) = np.empty(x.shape, np.float32), locate(h)
         inputs = rows_of(x), rows_of(dt), negative(a_log), rows_of(b), rows_of(c)
         _kernels.selective_scan(pool, *inputs, d, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
@@ -61,7 +61,7 @@ def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
         x: Floats, dt: Floats, dt_bias: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State,
         lengths: Ndarray,
     ) -> tuple[Floats, State]:  # fmt: skip
-        y, (left, at) = np.empty(x.shape, np.float32), places_of(h)
+        y, (left, at) = np.empty(x.shape, np.float32), locate(h)
         inputs = rows_of(x), rows_of(dt), dt_bias, negative(a_log), rows_of(b), rows_of(c), d
         _kernels.linear_scan(
             pool, case.num_groups, *inputs, *limits, at.before, lengths, rows_of(y), at.after, at.read, at.write
@@ -73,7 +73,7 @@ def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
 
 def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(v.shape, np.float32), places_of(h)
+        y, (left, at) = np.empty(v.shape, np.float32), locate(h)
         inputs = rows_of(q), rows_of(k), rows_of(v)
         _kernels.taylor_scan(pool, case.num_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
@@ -85,7 +85,7 @@ def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., t
     decay = np.exp(-np.array(case.slopes)).astype(np.float32)
 
     def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty((*v.shape[:2], case.inner_size), np.float32), places_of(h)
+        y, (left, at) = np.empty((*v.shape[:2], case.inner_size), np.float32), locate(h)
         heads = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
         _kernels.lightning_scan(
             pool, heads[0], heads[1], heads[2], decay, at.before, lengths, rows_of(y), at.after, at.read, at.write
@@ -102,7 +102,7 @@ def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[
         q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: State,
         lengths: Ndarray,
     ) -> tuple[Floats, State]:  # fmt: skip
-        y, (left, at) = np.empty(v.shape, np.float32), places_of(h)
+        y, (left, at) = np.empty(v.shape, np.float32), locate(h)
         inputs = rows_of(q), rows_of(k), rows_of(v), rows_of(decay), rows_of(beta), rate(a_log), dt_bias
         _kernels.delta_scan(
             pool, case.num_key_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write

@@ -1,4 +1,4 @@
-"""Stages as one kernel each: a residual sum, a norm, a product and what follows it."""
+"""Stages as one kernel each: the residual sum, the norm, the product and the operation after it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
 from ridgeline.spec.quant import Format
 
-PANEL = 32  # a head of so many rows needs nothing beyond the product
+PANEL = 32  # a head of this many rows needs no rotation or norm of its own
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Stage(NamedTuple):
-    """For which cases there is no kernel, and why; the kernel of a case, with its weights."""
+    """A stage: why a case has no kernel, or None; and a function that makes the kernel of a case with its weights."""
 
     refuses: Callable[[Any], str | None]
     make: Callable[[Any, Weights, Pool], Callable[..., Any]]
@@ -57,7 +57,7 @@ def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[
 
 
 def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Floats, Floats | None], Floats | None]:
-    """What the results of attention are multiplied by, where a mixer has it."""
+    """Return a function that computes the output gate of attention; it returns None for a mixer without one."""
     if not case.mixer.out_gate:
         return lambda residual, delta: None
     matrix = _matrix(weights, ("out_gate",), pool)
@@ -74,7 +74,7 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
 def _heads(
     case: AttentionInput, weights: Weights, pool: Pool, names: str
 ) -> Callable[[Floats, Floats | None, Rotary | None, list[Floats]], Floats]:
-    """Projections `names` into outputs; gives the residual."""
+    """Return a function that writes the projections `names` into outputs and returns the residual."""
     m = case.mixer
     rotated = names.replace("v", "")
     norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in rotated] if m.qk_norm else []
@@ -130,7 +130,7 @@ def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float
 
 
 def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
-    """The router (and the gate of what every token visits) with the residual sum; the choice; the experts."""
+    """Build a MoE block: the router and the shared expert's gate with the residual sum, the choice, the experts."""
     norm = norm_of(case.norm, "norm", weights)
     scores = Products(
         weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
@@ -151,7 +151,9 @@ def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callab
     return stage
 
 
-Routed = Callable[[Floats, Ints, Floats, Floats | None, Floats | None], Floats]  # (x, ids, weights, added, its gate)
+Routed = Callable[
+    [Floats, Ints, Floats, Floats | None, Floats | None], Floats
+]  # (x, ids, weights, result of the shared expert, its gate)
 
 
 def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
@@ -167,7 +169,7 @@ def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Route
 
 
 def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Routed:
-    """Between a matrix into their space and one out of it."""
+    """Build experts that work in a latent space, with a matrix into it and one out of it."""
     into, out_of = (
         Products(weights, ("latent_in",), norm, 1.0, pool),
         Products(weights, ("latent_out",), None, 1.0, pool),
@@ -205,17 +207,17 @@ class Products:
         for i, name in enumerate(names):
             by_format.setdefault(weights.linears[name].format, []).append(i)
         self._passes = [
-            (places, Heads(pool, _matrix(weights, tuple(names[i] for i in places), pool), norm, scale, PANEL, 0, False,
-                           False, [], 0))
-            for places in by_format.values()
+            (some, Heads(pool, _matrix(weights, tuple(names[i] for i in some), pool), norm, scale, PANEL, 0, False,
+                         False, [], 0))
+            for some in by_format.values()
         ]  # fmt: skip
 
     def __call__(self, residual: Floats, delta: Floats | None = None) -> tuple[Floats, list[Floats]]:
-        """The sum, and what each matrix makes of it."""
+        """Return the residual sum, and the product with each matrix."""
         total = _sum_of(self._pool, residual, delta)
         outs = [empty(self._pool, len(residual), n) for n in self._rows]
-        for places, kernel in self._passes:
-            kernel(residual, delta, total, None, None, [outs[i] for i in places])
+        for some, kernel in self._passes:
+            kernel(residual, delta, total, None, None, [outs[i] for i in some])
         return residual if total is None else total, outs
 
 
@@ -224,7 +226,7 @@ def _matrix(weights: Weights, names: str | tuple[str, ...], pool: Pool, *, inter
 
 
 def norm_of(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> Norm | None:
-    """A norm with its weights, where there is one."""
+    """Return a norm with its weights, or None."""
     if case is None:
         return None
     weight: Any = weights.arrays[f"{name}.weight"]
@@ -233,7 +235,7 @@ def norm_of(case: RMSNorm | LayerNorm | None, name: str, weights: Weights) -> No
 
 
 def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None:
-    """Room for the residual sum, where there is one."""
+    """Return memory for the residual sum, or None where there is no delta."""
     return None if delta is None else empty(pool, *residual.shape)
 
 

@@ -1,7 +1,7 @@
-"""States of recurrent layers that stay where they lie: a kernel reads them in their pages and writes them there.
+"""States of recurrent layers that stay in their pages: kernels read and write them there.
 
-A step would otherwise copy them out of the pages, make new ones, and copy those back: of many sequences more bytes than
-the weights, through memory that is fresh each time.
+Otherwise each step would copy states out of the pages, allocate new ones, and copy those back. For many
+sequences, these are more bytes than the weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from ridgeline.ops.host import recurrent as host
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Places(NamedTuple):
-    """For a kernel: where states are and are to be; in which pages of those, None where they are no pages."""
+class Location(NamedTuple):
+    """Arrays that a kernel reads states from and writes them to.
+
+    read, write: the pages of each sequence in these arrays; None where the arrays are no pages.
+    """
 
     before: Floats
     after: Floats
@@ -30,9 +33,9 @@ class Places(NamedTuple):
 
 
 class StatesInPages:
-    """The states of N sequences: what READ_STATE would copy, not copied. Indexed by sequences it is a copy of theirs.
+    """The states of N sequences in their pages. Indexing by sequences copies their states.
 
-    Sequences neither write where another one reads, nor two to one page.
+    No sequence writes to a page that another one reads or writes.
     """
 
     def __init__(self, pages: Floats, read: Ints, fresh: Ints, write: Ints) -> None:
@@ -42,24 +45,24 @@ class StatesInPages:
         found: Floats = host.read_state(self._pages, *(x[members] for x in (self._read, self._fresh, self._write)))
         return found
 
-    def places(self) -> Places:
-        """For a kernel, once: a sequence that begins goes on from zeros where its state will be."""
+    def locate(self) -> Location:
+        """Return the arrays for one kernel, after filling the pages of sequences that begin with zeros."""
         read, begins = self._read, self._fresh != 0
         if begins.any():
             self._pages[self._write[begins]] = 0.0
             read = np.where(begins, self._write, read)
-        return Places(self._pages, self._pages, read, self._write)
+        return Location(self._pages, self._pages, read, self._write)
 
 
 State = Floats | StatesInPages
 
 
-def places_of(states: State) -> tuple[State, Places]:
-    """What a kernel leaves, and where it finds and leaves it."""
+def locate(states: State) -> tuple[State, Location]:
+    """Return the states after a kernel, and the arrays that the kernel reads and writes."""
     if isinstance(states, StatesInPages):
-        return states, states.places()
+        return states, states.locate()
     after = np.empty(states.shape, np.float32)
-    return after, Places(states, after, None, None)
+    return after, Location(states, after, None, None)
 
 
 def read_state(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints, Ints], StatesInPages]:
@@ -68,7 +71,7 @@ def read_state(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints, Ints], S
 
 def write_state(case: None, pool: Pool) -> Callable[[Floats, Ints, State], None]:
     def run(pages: Floats, write: Ints, states: State) -> None:
-        if not isinstance(states, StatesInPages):  # which are there
+        if not isinstance(states, StatesInPages):  # these are in their pages already
             host.write_state(pages, write, states)
 
     return run

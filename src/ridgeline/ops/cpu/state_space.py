@@ -1,7 +1,7 @@
-"""S4 and S4D by kernels: the recurrence of every channel, whether a step has one token or many.
+"""S4 and S4D by kernels: the recurrence of every channel, for one token as for many.
 
-The terms of a token's step follow from the weights alone and are worked out once, in float64 (the systems: see
-ops/host/s4.py). The state lies as [n, state_size / 2, 2, channels].
+The coefficients of a token's step depend on the weights alone and are computed once, in float64; see ops/host/s4.py for
+the systems. States are [n, state_size / 2, 2, channels].
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.linear import rows_of
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
-from ridgeline.ops.cpu.state import State, places_of
+from ridgeline.ops.cpu.state import State, locate
 from ridgeline.spec import S4, S4D
 
-BLOCK = 16  # channels that the kernel takes together
+BLOCK = 16  # channels of one block of the kernel
 
 
 def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State]]:
@@ -36,7 +36,7 @@ def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State
 
     def run(u: Floats, *others: Any) -> tuple[Floats, State]:
         *system, d, h, lengths = others
-        y, (left, at) = np.empty(u.shape, np.float32), places_of(h)
+        y, (left, at) = np.empty(u.shape, np.float32), locate(h)
         inputs = rows_of(u), terms(tuple(system)), d
         _kernels.state_space_scan(pool, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
@@ -45,7 +45,7 @@ def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State
 
 
 def _terms(case: S4 | S4D, log_dt: Ndarray, a_log: Ndarray, a_imag: Ndarray, *others: Ndarray) -> Floats:
-    """[blocks, modes, 6 or 14, 16], as the kernel reads them."""
+    """Return the coefficients in the kernel's layout: [blocks, modes, 6 or 14, 16]."""
     a, dt = -np.exp(a_log) + 1j * a_imag, np.exp(log_dt)[:, None]
     parts = _dplr(a, dt, *map(_pairs, others)) if isinstance(case, S4) else _diagonal(a, dt, *map(_pairs, others))
     terms = np.stack([x for part in parts for x in (part.real, part.imag)])  # [terms, channels, modes]
@@ -55,21 +55,21 @@ def _terms(case: S4 | S4D, log_dt: Ndarray, a_log: Ndarray, a_imag: Ndarray, *ot
 
 
 def _pairs(x: Ndarray) -> Ndarray:
-    """A weight [channels, 2, modes] as complex numbers."""
+    """Return a weight [channels, 2, modes] as complex numbers."""
     return np.asarray(x[:, 0] + 1j * x[:, 1])
 
 
 def _diagonal(a: Ndarray, dt: Ndarray, c: Ndarray) -> list[Ndarray]:
-    """By zero-order hold: h = exp(dt a) h + (exp(dt a) - 1) / a u."""
+    """Discretize by zero-order hold: h = exp(dt a) h + (exp(dt a) - 1) / a u."""
     once = np.exp(dt * a)
     return [once, (once - 1) / a, _seen(c)]
 
 
 def _dplr(a: Ndarray, dt: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray) -> list[Ndarray]:
-    """By the bilinear rule, with s(h) = sum of 2 Re(conj(p) h), r = 2 / dt and i = 1 / (r - a):
+    """Discretize by the bilinear rule, with s(h) = sum of 2 Re(conj(p) h), r = 2 / dt and i = 1 / (r - a):
 
-    v = i ((r + a) h - p s(h) + 2 b u), and after it h = v - solved s(v), where solved makes up for the rank that
-    (r - A)^-1 has beside i. s(v) is linear in h and u, so that both sums are of the h before.
+    v = i ((r + a) h - p s(h) + 2 b u), then h = v - solved s(v), where solved is the rank-one part of (r - A)^-1 beside
+    i. s(v) is linear in h and u, so that both sums use the h before the token.
     """
     rate = 2 / dt
     inverse = 1 / (rate - a)
@@ -88,12 +88,12 @@ def _dplr(a: Ndarray, dt: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray) -> list[N
 
 
 def _both(x: Ndarray) -> Ndarray:
-    """The sum over conjugate pairs of which one is given: [channels, modes] -> [channels, 1], real."""
+    """Sum over conjugate pairs, of which one is given: [channels, modes] -> [channels, 1], real."""
     return np.asarray(2 * x.real.sum(-1, keepdims=True))
 
 
 def _seen(x: Ndarray) -> Ndarray:
-    """So that 2 Re(x h), of both of a pair, is a sum of products of parts."""
+    """Return factors with which 2 Re(x h), the sum of a conjugate pair, is a sum of products of real parts."""
     return np.asarray(2 * x.conj())
 
 

@@ -1,5 +1,4 @@
-"""The two ends of a step: from token ids, positions and page tables to what the layers are given, and from logits to
-ids."""
+"""The first and last ops of a step: from token ids, positions and page tables to inputs; from logits to ids."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ def rotary(case: None, pool: Pool) -> Callable[[Ints, Floats, float], Rotary]:
     return run
 
 
-def places(case: None, pool: Pool) -> Callable[[Ints, Ints, Ints, int], tuple[Ints, Ints, Ints]]:
+def decode_layout(case: None, pool: Pool) -> Callable[[Ints, Ints, Ints, int], tuple[Ints, Ints, Ints]]:
     def run(page_table: Ints, rows: Ints, positions: Ints, page_tokens: int) -> tuple[Ints, Ints, Ints]:
         pages, slots = integers(pool, rows.size), integers(pool, rows.size)
         tables = integers(pool, rows.size, page_table.shape[1])
-        _kernels.places(pool, page_table, rows, positions, page_tokens, pages, slots, tables)
+        _kernels.decode_layout(pool, page_table, rows, positions, page_tokens, pages, slots, tables)
         return pages, slots, tables
 
     return run
@@ -56,13 +55,13 @@ def best(case: None, pool: Pool) -> Callable[[Floats], tuple[Ints, Floats]]:
 
 
 def integers(pool: Pool, *shape: int) -> Ints:
-    """Room for whole numbers, as `empty`."""
+    """Return memory for integers, as `empty` does for floats."""
     return empty(pool, *shape, 2).view(np.int64).reshape(shape)
 
 
 KERNELS: Kernels = {
     api.EMBEDDING: Kernel(never, embedding),
     api.ROTARY: Kernel(never, rotary),
-    api.PLACES: Kernel(never, places),
+    api.DECODE_LAYOUT: Kernel(never, decode_layout),
     api.BEST: Kernel(never, best),
 }

@@ -1,4 +1,4 @@
-"""Attention over whole sequences and over pages, and the write into pages; blocks bound the scores held at once."""
+"""Attention over whole sequences and over pages, in blocks that bound memory, and writes into pages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from ridgeline.ops.api import Array, Bucket, DenseKeyValues, PagedKeyValues
 from ridgeline.ops.host.memory import Ndarray
-from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_places, values_of, write_places
+from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_rows, values_of, write_rows
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
 
-# Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in the cache. A single
-# query, or a single sequence, may have more. plan.memory counts them.
+# Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into the cache. A single
+# query or sequence may exceed it. cost.memory counts these bytes.
 BLOCK = 2**20
 
 
@@ -34,13 +34,13 @@ def attention(case: Attention) -> Callable[..., Ndarray]:
 def _attend_sequence(
     case: Attention, q: Ndarray, keys: Ndarray, values: Ndarray, sinks: Ndarray | None, out: Ndarray
 ) -> None:
-    """One sequence: q [n, H, D], keys and values [n, K, D] -> out [n, H * D]."""
-    n, place = len(q), np.arange(len(q))
+    """Attend within one sequence: q [n, H, D], keys and values [n, K, D] -> out [n, H * D]."""
+    n, keys_at = len(q), np.arange(len(q))
     reach = n if case.window is None or case.pattern is not None else case.window
     step = max(1, BLOCK // (case.num_heads * min(n, 2 * reach)))
     for start in range(0, n, step):
         end, first = min(start + step, n), max(0, start - reach + 1)
-        seen = sees(case, place[start:end, None], place[first:end])
+        seen = sees(case, keys_at[start:end, None], keys_at[first:end])
         k, v = keys[None, first:end], values[None, first:end]
         out[start:end] = attend_block(case, q[None, start:end], k, v, seen[None], sinks)[0]
 
@@ -52,7 +52,7 @@ def attend_block(
     n, m, heads, size = q.shape
     kv_heads = case.num_kv_heads
     shape = (n, kv_heads, m, heads // kv_heads)
-    # Queries of one key head stand together: [n, K, m * G, D].
+    # Group the queries by their key head: [n, K, m * G, D].
     queries = q.reshape(n, m, kv_heads, -1, size).transpose(0, 2, 1, 3, 4).reshape(n, kv_heads, -1, size)
     scores = queries @ keys.transpose(0, 2, 3, 1)
     scores *= case.scale
@@ -70,9 +70,9 @@ def attend_block(
 
 
 def exponentials(scores: Ndarray, sinks: Ndarray | None = None) -> Ndarray:
-    """In place, the numerators of a softmax over the last axis; its denominators [..., 1].
+    """Turn scores into the numerators of a softmax over the last axis, in keys_at. Return the denominators [..., 1].
 
-    sinks: of each row a logit [..., 1] that takes part and is left out.
+    sinks: a logit for each row, [..., 1], that counts in the denominator alone.
     """
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
@@ -84,7 +84,8 @@ def exponentials(scores: Ndarray, sinks: Ndarray | None = None) -> Ndarray:
 
 
 def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
-    """Does the token at position `query` see the one at `key`? They broadcast. A window includes the query itself."""
+    """Return whether the token at position `query` attends to the one at `key`; both broadcast. A window includes the
+    query itself."""
     seen: Ndarray = key <= query
     if case.window is None:
         return seen
@@ -106,13 +107,13 @@ def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
 def write_pages(case: Attention | LatentAttention) -> Callable[..., None]:
     def write(pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray) -> None:
         keys, values = parts
-        write_places(keys_of(pages[0]), keys, write_page, write_slot, numbers_last=False)
-        write_places(values_of(pages[1]), values, write_page, write_slot, numbers_last=True)
+        write_rows(keys_of(pages[0]), keys, write_page, write_slot, numbers_last=False)
+        write_rows(values_of(pages[1]), values, write_page, write_slot, numbers_last=True)
 
     def write_latents(
         pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray
     ) -> None:
-        write_places(latents_of(pages[0]), parts[0], write_page, write_slot, numbers_last=True)
+        write_rows(latents_of(pages[0]), parts[0], write_page, write_slot, numbers_last=True)
 
     return write if isinstance(case, Attention) else write_latents
 
@@ -130,7 +131,7 @@ def paged_attention(case: Attention) -> Callable[..., Ndarray]:
 
 
 class BucketPart(NamedTuple):
-    """Some sequences of a Bucket."""
+    """Some of the sequences of a Bucket."""
 
     rows: Ndarray
     positions: Ndarray
@@ -139,15 +140,17 @@ class BucketPart(NamedTuple):
 
 
 def in_order(outputs: list[Ndarray], order: Array) -> Ndarray:
-    """[n * m, ...] of every bucket, as one array in the order of the step's tokens."""
+    """Join the results [n * m, ...] of all buckets in the order of the step's tokens."""
     whole = outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
     return np.take(whole, np.asarray(order), 0)
 
 
 def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[BucketPart]:
-    """A bucket, as many sequences at a time as a block holds, at least one. per_key: numbers that a key makes at least.
+    """Yield a bucket in parts of as many sequences as a block holds, at least one.
 
-    Sequences may share pages, but what is gathered from them they do not: all at once could be many times the pages.
+    Sequences may share pages, but each gets a copy of their rows: all copies at once could be many times the pages.
+
+    per_key: least number of values that are computed for each key.
     """
     whole = BucketPart(*map(np.asarray, b))
     pages = whole.pages
@@ -159,29 +162,29 @@ def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[BucketPart]:
 def _attend_bucket(
     case: Attention, q: Ndarray, pages: tuple[Ndarray, Ndarray], sinks: Ndarray | None, b: BucketPart
 ) -> Ndarray:
-    """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
-    place, held = key_places(b, pages[0].shape[1])
-    keys = read_places(keys_of(pages[0]), b.pages, numbers_last=False)  # [n, S, K, D]
-    values = read_places(values_of(pages[1]), b.pages, numbers_last=True)
-    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbors,
-    # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
-    # by a pattern of a span that is kept whole.
-    used, state = held & (place <= b.positions[:, -1:]), case.state()
+    """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
+    keys_at, held = key_positions(b, pages[0].shape[1])
+    keys = read_rows(keys_of(pages[0]), b.pages, numbers_last=False)  # [n, S, K, D]
+    values = read_rows(values_of(pages[1]), b.pages, numbers_last=True)
+    # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
+    # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern
+    # within a span whose pages are kept.
+    used, state = held & (keys_at <= b.positions[:, -1:]), case.state()
     if state.lookback != ALL:
-        used &= (place >= b.positions[:, :1] - state.lookback) | (place < state.first_tokens)
+        used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values[~used] = 0.0
-    step = max(1, BLOCK // (len(b.rows) * case.num_heads * place.shape[1]))
+    step = max(1, BLOCK // (len(b.rows) * case.num_heads * keys_at.shape[1]))
     blocks = []
     for at in range(0, b.rows.shape[1], step):
         some = slice(at, at + step)
-        seen = sees(case, b.positions[:, some, None], place[:, None])  # [n, block, S]
+        seen = sees(case, b.positions[:, some, None], keys_at[:, None])  # [n, block, S]
         seen &= held[:, None]
         blocks.append(attend_block(case, q[b.rows[:, some]], keys, values, seen, sinks))
     out = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)
     return out.reshape(-1, out.shape[-1])
 
 
-def key_places(b: BucketPart, page_tokens: int) -> tuple[Ndarray, Ndarray]:
-    """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
-    place = b.first[:, :, None] + np.arange(page_tokens)
-    return place.reshape(len(place), -1), np.repeat(b.pages != 0, page_tokens, 1)
+def key_positions(b: BucketPart, page_tokens: int) -> tuple[Ndarray, Ndarray]:
+    """Return the position of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
+    keys_at = b.first[:, :, None] + np.arange(page_tokens)
+    return keys_at.reshape(len(keys_at), -1), np.repeat(b.pages != 0, page_tokens, 1)

@@ -1,4 +1,4 @@
-"""The numpy backend: complete, so that every model runs where neither a compiler nor torch was there at install."""
+"""The numpy backend: it has every primitive, so that every model runs without compiled kernels and without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
-    api.PLACES: p.places, api.BEST: p.best,
+    api.DECODE_LAYOUT: p.decode_layout, api.BEST: p.best,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
@@ -38,15 +38,15 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.STATE_SPACE: s4.state_space,
     api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
-# Nothing in them can overflow or meet a NaN in arithmetic: they need no guard against warnings.
+# These move numbers without arithmetic, so that numpy gives no warnings about overflow or NaN.
 _MOVES = (
     api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.WRITE_PAGES, api.READ_STATE, api.WRITE_STATE,
-    api.GATHER, api.SPLIT, api.PLACES, api.BEST,
+    api.GATHER, api.SPLIT, api.DECODE_LAYOUT, api.BEST,
 )  # fmt: skip
 
 
 class NumpyBackend:
-    """All primitives; no stage. Infinities and NaN pass through it in silence, as they do in torch."""
+    """All primitives, and no fused stage. Infinities and NaN pass through without a warning, as in torch."""
 
     name = "numpy"
 
@@ -65,9 +65,9 @@ class NumpyBackend:
 
 
 def open_host(threads: int | None = None) -> tuple[Memory, tuple[Backend, ...], Driver | None]:
-    """numpy's memory, the backends that work on it, best first, and what runs their kernels.
+    """Return numpy's memory, the backends that work on it, best first, and the driver of their kernels.
 
-    threads: of the kernels; None for as many as there are physical cores to use.
+    threads: number of threads for kernels. Default: the number of usable physical cores.
     """
     if find_spec("ridgeline._kernels") is None:
         return NumpyMemory(), (NumpyBackend(),), None

@@ -1,4 +1,4 @@
-"""The gated delta rule in numpy: token by token where a step is one token, in chunks where it is more."""
+"""The gated delta rule in numpy: the recurrence for a step of one token, chunks for longer ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ridgeline.ops.host.primitives import sigmoid, silu
 from ridgeline.ops.host.recurrent import Scan, chunk_size, chunks, like, softplus, steps
 from ridgeline.spec import GatedDelta, KimiDelta
 
-DELTA_CHUNK = 64  # tokens whose corrections are one triangular system, at most: a power of two
-UNIT_EPS = 1e-6  # under the root of a query's and a key's length, in all published code
+DELTA_CHUNK = 64  # largest number of tokens whose corrections are one triangular system: a power of two
+UNIT_EPS = 1e-6  # added under the root of a query's or key's length, as in all published code
 
 
 def delta_rule(case: GatedDelta | KimiDelta) -> Scan:
@@ -25,7 +25,7 @@ def delta_rule(case: GatedDelta | KimiDelta) -> Scan:
         q, k, v, decay, beta = like(h, q, k, v, decay, beta)
         q, k = (np.repeat(_unit(_heads(x, case.num_key_heads)), per_key, -2) for x in (q, k))
         q *= scale
-        # One number of a head, or one for each channel of its keys; in the padding nothing decays, nothing is written.
+        # One decay for each head, or for each channel of its keys. Padding neither decays nor writes.
         rates = _heads(softplus(decay + dt_bias), case.num_heads)
         logs = steps(-np.exp(a_log)[:, None] * rates, lengths)
         beta = steps(sigmoid(beta), lengths)
@@ -68,10 +68,10 @@ def _token(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h: 
 
 
 def _chunked(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """The same for many tokens: see ops/reference/delta.py.
+    """Compute `_token` for many tokens; see ops/reference/delta.py.
 
-    What the tokens of a chunk write is u = own - w h, where h is the state before it, and one triangular system gives
-    both for all chunks before the first h is known.
+    The tokens of a chunk write u = own - w h, where h is the state before the chunk. One triangular system gives own
+    and w of all chunks before the first h is known.
     """
     n, m, heads = v.shape[:3]
     size = chunk_size(m, DELTA_CHUNK)
@@ -81,7 +81,7 @@ def _chunked(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h
     system = beta * _decayed_products(k, k, logs)
     np.einsum("...ii->...i", system)[...] = 1.0
     right = beta * np.concatenate((v, k * since), -1)
-    # Of a triangular matrix with ones on the diagonal, and nothing larger, pivoting leaves the order as it is.
+    # The matrix is triangular with ones on its diagonal and nothing larger, so that pivoting keeps the order.
     own, w = np.split(np.linalg.solve(system, right), (v.shape[-1],), -1)
     q, k, through = q * since, k * np.exp(_after(logs)), since[..., -1, :, None]
     y = np.empty(v.shape, h.dtype)
@@ -93,17 +93,17 @@ def _chunked(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h
 
 
 def _after(logs: Ndarray) -> Ndarray:
-    """[..., t, :]: the sum over all tokens after t."""
+    """Return [..., t, :], the sum over all tokens after t."""
     out = np.zeros_like(logs)
     np.cumsum(logs[..., :0:-1, :], -2, out=out[..., -2::-1, :])
     return out
 
 
 def _decayed_products(a: Ndarray, b: Ndarray, logs: Ndarray) -> Ndarray:
-    """[..., t, s]: a_t b_s, each channel decayed from token s to token t; 0 where s comes after t.
+    """Return [..., t, s] = a_t b_s, each channel decayed from token s to token t; 0 where s comes after t.
 
-    a and b [..., tokens, K], logs [..., tokens, 1 or K]. By halves, as in ops/reference/delta.py: no factor is above
-    one, and no sum of logs is a difference of longer ones.
+    a and b [..., tokens, K], logs [..., tokens, 1 or K]. Computed by halves as in ops/reference/delta.py: no
+    factor exceeds 1, and no sum of logs is a difference of longer sums.
     """
     out = (a * b).sum(-1)[..., None, None]  # [..., blocks, size, size]
     size = 1
@@ -121,6 +121,6 @@ def _decayed_products(a: Ndarray, b: Ndarray, logs: Ndarray) -> Ndarray:
 
 
 def _halves(x: Ndarray, size: int) -> tuple[Ndarray, Ndarray]:
-    """[..., blocks * 2 * size, K] -> the first and the second half of each block, [..., blocks, size, K]."""
+    """Return the first and the second halves of blocks, [..., blocks, size, K], of [..., blocks * 2 * size, K]."""
     halves = x.reshape(*x.shape[:-2], -1, 2, size, x.shape[-1])
     return halves[..., 0, :, :], halves[..., 1, :, :]

@@ -1,4 +1,4 @@
-"""Which experts a token chooses, and what they make of it: grouped by expert, back in the order of tokens."""
+"""Choose the experts of each token, and run them: grouped by expert, then in the order of tokens again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.spec import ExpertGroups, MoE
 
 
 def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
-    # Choices go by logits where nothing but their order matters: a softmax rounds some unequal ones to one score.
+    # Where only the order matters, experts are chosen by logits: a softmax rounds some unequal logits to equal scores.
     plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
     count = case.num_experts_per_tok
 
@@ -48,13 +48,13 @@ def _chosen(scores: Ndarray, ids: Ndarray) -> Ndarray:
 
 
 def _best(scores: Ndarray, count: int) -> Ndarray:
-    """The places of the largest, the first of equal ones first; NaN counts as the largest, so that it shows."""
+    """Return the indices of the largest scores, the first of equal ones. NaN counts as the largest, so it shows."""
     order = np.where(np.isnan(scores), -np.inf, -scores).argsort(-1, kind="stable")
     return order[..., :count]
 
 
 def _in_best_groups(groups: ExpertGroups, rated: Ndarray) -> Ndarray:
-    """Which experts stand in a group that may be chosen from [T, experts]."""
+    """Return which experts belong to a group that may be chosen from, [T, experts]."""
     by_group = rated.reshape(*rated.shape[:-1], groups.count, -1)
     best = 1 if groups.score == "best" else 2
     score = np.sort(by_group, -1)[..., ::-1][..., :best].sum(-1)
@@ -73,7 +73,7 @@ def experts(case: MoE) -> Callable[..., Ndarray]:
         by_choice = np.empty((pairs.size, x.shape[1]), x.dtype)
         for e in counts.nonzero()[0]:
             some = slice(ends[e] - counts[e], ends[e])
-            # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
+            # In token order again: each token's sum runs over its own choices, whatever the batch contains.
             by_choice[order[some]] = expert(int(e), x[tokens[some]])
         by_choice = by_choice.reshape(*ids.shape, -1)
         by_choice *= scores[..., None]

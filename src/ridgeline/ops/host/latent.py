@@ -1,4 +1,4 @@
-"""Attention over latents, dense and paged, in its two forms (see ops/reference/latent.py): the shapes alone decide."""
+"""Attention over latents, dense and paged, in two forms (see ops/reference/latent.py). Shapes decide the form."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.host.attention import BLOCK, BucketPart, exponentials, in_order, key_places, parts_of
+from ridgeline.ops.host.attention import BLOCK, BucketPart, exponentials, in_order, key_positions, parts_of
 from ridgeline.ops.host.memory import Ndarray, widen
-from ridgeline.ops.host.stored import as_floats, latents_of, read_places
+from ridgeline.ops.host.stored import as_floats, latents_of, read_rows
 from ridgeline.spec import LatentAttention
 
 
 class Context(NamedTuple):
-    """What the queries of n sequences see. Keys that no query sees may hold anything but NaN."""
+    """The keys of n sequences and the positions of their queries. Keys that no query attends to are finite."""
 
     rows: Ndarray  # [n, S, rank + rope]
-    place: Ndarray  # [n, S], each key's position in its sequence
-    held: Ndarray  # [n, S], is there a key at all?
+    keys_at: Ndarray  # [n, S], each key's position in its sequence
+    held: Ndarray  # [n, S], whether there is a key
     positions: Ndarray  # [n, m], of the queries
 
 
@@ -28,8 +28,8 @@ def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Nda
         latents = as_floats(np.asarray(kv.parts[0]))
         outputs, start = [], 0
         for n in kv.lengths:
-            place = np.arange(n)[None]
-            context = Context(latents[None, start : start + n, 0], place, np.ones_like(place, bool), place)
+            keys_at = np.arange(n)[None]
+            context = Context(latents[None, start : start + n, 0], keys_at, np.ones_like(keys_at, bool), keys_at)
             outputs.append(_attend(case, q[None, start : start + n], context, kv_b)[0])
             start += n
         return np.concatenate(outputs)
@@ -51,16 +51,15 @@ def paged_latent_attention(case: LatentAttention) -> Callable[[Ndarray, PagedRow
 
 
 def _gather(pages: Ndarray, b: BucketPart) -> Context:
-    """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
-    zero would not silence a NaN."""
-    place, held = key_places(b, pages.shape[1])
-    rows = read_places(latents_of(pages), b.pages, numbers_last=True)[:, :, 0]  # a copy, [n, S, rank + rope]
-    rows[~(held & (place <= b.positions[:, -1:]))] = 0.0
-    return Context(rows, place, held, b.positions)
+    """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
+    keys_at, held = key_positions(b, pages.shape[1])
+    rows = read_rows(latents_of(pages), b.pages, numbers_last=True)[:, :, 0]  # a copy, [n, S, rank + rope]
+    rows[~(held & (keys_at <= b.positions[:, -1:]))] = 0.0
+    return Context(rows, keys_at, held, b.positions)
 
 
 def _attend(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
-    """q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time, to bound what is made of the latents."""
+    """Attend: q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time to bound memory."""
     n, m, num_heads = q.shape[:3]
     size = context.rows.shape[1]
     absorbed = case.absorbs(m, size)
@@ -75,7 +74,7 @@ def _attend(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) 
 
 
 def _absorbed(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
-    """q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
+    """Attend over latents: q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
     n, m, heads = q.shape[:3]
     rank = case.kv_lora_rank
     k_up, v_up = kv_b[:, : case.qk_nope_head_dim], kv_b[:, case.qk_nope_head_dim :]
@@ -85,7 +84,7 @@ def _absorbed(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray
     queries[..., rank:] = q[..., case.qk_nope_head_dim :]
     seen_latents = np.empty((n, m, heads, rank), q.dtype)
     for at in _query_blocks(queries, context):
-        # The queries of all heads meet the same keys: they stand in one row, [n, block * h, rank + rope].
+        # All heads have the same keys, so that their queries are one matrix, [n, block * h, rank + rope].
         block = queries[:, at]
         scores = block.reshape(n, -1, case.row) @ context.rows.transpose(0, 2, 1)
         total = _numerators(case, scores.reshape(n, -1, heads, scores.shape[-1]), context, at)
@@ -96,7 +95,7 @@ def _absorbed(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray
 
 
 def _rebuilt(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
-    """The same, over keys [n, h, S, nope + rope] and values [n, h, S, value]."""
+    """Attend as `_absorbed` does, over keys [n, h, S, nope + rope] and values [n, h, S, value] out of the latents."""
     n, m, heads = q.shape[:3]
     rank, nope = case.kv_lora_rank, case.qk_nope_head_dim
     made = context.rows[:, None, :, :rank] @ kv_b.transpose(0, 2, 1)  # [n, h, S, nope + value]
@@ -111,17 +110,19 @@ def _rebuilt(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray)
 
 
 def _query_blocks(q: Ndarray, context: Context) -> Iterator[slice]:
-    """The queries [n, m, h, d], so many at a time as bounds their scores."""
+    """Yield slices of the queries [n, m, h, d] whose scores fit into a block."""
     n, m, heads = q.shape[:3]
     step = max(1, BLOCK // (n * heads * context.rows.shape[1]))
     yield from (slice(at, min(at + step, m)) for at in range(0, m, step))
 
 
 def _numerators(case: LatentAttention, scores: Ndarray, context: Context, at: slice) -> Ndarray:
-    """In place, the numerators of the softmax of scores [n, block, h, S] over the keys that each query sees; its
-    denominators [n, block, h, 1]."""
+    """Turn scores [n, block, h, S] into the numerators of a softmax over the keys of each query, in keys_at.
+
+    Return the denominators [n, block, h, 1].
+    """
     scores *= case.scale
-    seen = context.place[:, None] <= context.positions[:, at, None]
+    seen = context.keys_at[:, None] <= context.positions[:, at, None]
     seen &= context.held[:, None]
     np.copyto(scores, -np.inf, where=~seen[:, :, None])
     return exponentials(scores)

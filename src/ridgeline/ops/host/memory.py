@@ -1,4 +1,4 @@
-"""Arrays of numpy: views of files where a type stays, pages in one aligned buffer, bfloat16 through ml_dtypes."""
+"""Memory of numpy arrays: views of files where the type is kept, aligned pages, bfloat16 through ml_dtypes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ridgeline.spec.storage import StateDType
 from ridgeline.system import free_bytes
 
 Ndarray = np.ndarray[Any, Any]
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
-RANDOM_BLOCK = 2**22  # numbers that are drawn at once, before they are narrowed
+ALIGNMENT = 64  # bytes: a cache line, which is also the widest vector
+RANDOM_BLOCK = 2**22  # numbers that are drawn at once, in float32
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """numpy's type of a name of ours; bfloat16, which numpy lacks, is ml_dtypes'."""
+    """Return numpy's type for one of our type names. bfloat16 comes from ml_dtypes, since numpy lacks it."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -28,28 +28,28 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def widen(x: Ndarray) -> Ndarray:
-    """x in float32, by shifting bits where a conversion is slow: exact, as every narrow number is a float32 too."""
+    """Convert x to float32, exactly, by shifting bits where numpy's conversion is slow."""
     if x.dtype.itemsize != 2:
         return x.astype(np.float32, copy=False)
     if x.dtype != np.float16:  # bfloat16: the upper half of a float32
         bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32)
         bits <<= 16
         return bits.view(np.float32)
-    # Exponent and mantissa to their places; the exponent counts from -127 there, from -15 here.
+    # Shift exponent and mantissa to their bits in float32, whose exponent counts from -127 instead of -15.
     signed = np.ascontiguousarray(x).view(np.int16).astype(np.int32)
     signed <<= 13
     signed &= np.int32(-0x70002000)
     wide = signed.view(np.float32)
     wide *= np.float32(2.0**112)
-    # Infinity and NaN come out as numbers beyond the others.
+    # Infinity and NaN become finite numbers above all others.
     is_finite = max(wide.max(initial=0.0), -wide.min(initial=0.0)) < 2.0**16
     return wide if is_finite else x.astype(np.float32)
 
 
 def aligned(shape: tuple[int, ...]) -> Ndarray:
-    """A new array of bytes whose first one stands at the start of a cache line; its contents are undefined.
+    """Return a new array of bytes that begins at a cache line; its contents are undefined.
 
-    numpy asks the system for huge pages wherever an array has room for them.
+    numpy requests huge pages from the system for large arrays.
     """
     size = math.prod(shape)
     room = np.empty(size + ALIGNMENT - 1, np.uint8)
@@ -58,7 +58,7 @@ def aligned(shape: tuple[int, ...]) -> Ndarray:
 
 
 class NumpyMemory:
-    """Arrays as numpy's, in the memory of this machine."""
+    """Arrays of numpy in the main memory of this machine."""
 
     device = "cpu"
     on_host = True

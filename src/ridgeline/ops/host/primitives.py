@@ -1,4 +1,4 @@
-"""The primitives that look at one token at a time, and matrices. What each computes is defined in ops/reference."""
+"""Primitives over single tokens, and matrix products, in numpy. ops/reference defines the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.ops.api import Rotary
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
 
-WIDEN_BLOCK = 2**18  # elements of a matrix that are widened at once: they stay in the cache
+WIDEN_BLOCK = 2**18  # elements of a matrix that are converted to float32 at once: they stay in the cache
 
 
 def embedding(table: Ndarray, ids: Ndarray) -> Ndarray:
@@ -20,7 +20,7 @@ def embedding(table: Ndarray, ids: Ndarray) -> Ndarray:
 
 def linear(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
     """x [..., in] -> [..., out]."""
-    rows = x.reshape(-1, x.shape[-1])  # one product of matrices, not one for each sequence
+    rows = x.reshape(-1, x.shape[-1])  # one matrix product for all sequences
     if weight.dtype == x.dtype:
         out = rows @ weight.T
     else:
@@ -76,7 +76,7 @@ def rope(case: Rope) -> Callable[[Ndarray, Rotary], Ndarray]:
     return rotate
 
 
-def places(page_table: Ndarray, rows: Ndarray, positions: Ndarray, page_tokens: int) -> tuple[Ndarray, ...]:
+def decode_layout(page_table: Ndarray, rows: Ndarray, positions: Ndarray, page_tokens: int) -> tuple[Ndarray, ...]:
     index = positions // page_tokens
     return page_table[rows, index], positions - index * page_tokens, page_table[rows]
 
@@ -126,13 +126,13 @@ ACTIVATIONS: dict[str, Callable[[Ndarray], Ndarray]] = {
 }  # fmt: skip
 
 # erf(x) = 1 - exp(-x^2) (c1 t + c2 t^2 + ...), t = 1 / (1 + _ERF_SCALE x), x >= 0: the form of Abramowitz and Stegun
-# 7.1.26 with more terms, fitted to math.erfc; 1.1e-9 from it.
+# 7.1.26 with more terms, fitted to math.erfc; the error is 1.1e-9.
 _ERF_SCALE = 0.45
 _ERF_TERMS = (0.2589897432, 0.2010089592, 0.4601719854, -0.3758050858, 0.8571699354, -0.4941053979, 0.09256986159)
 
 
 def erf(x: Ndarray) -> Ndarray:
-    """The error function, which numpy lacks; 4e-7 from it in float32."""
+    """Compute the error function, which numpy lacks. The error is 4e-7 in float32."""
     size = np.abs(x)
     t = 1.0 / (1.0 + _ERF_SCALE * size)
     sum_ = np.zeros_like(t)

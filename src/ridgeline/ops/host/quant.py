@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.primitives import WIDEN_BLOCK
-from ridgeline.spec.quant import Format, Scheme
+from ridgeline.spec.quant import CODES, Format, Scheme
 
 INT8_STEPS, INT4_STEPS = 127, 7.5  # steps to the largest magnitude
 LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
 EXACT = 512  # products that a float32 adds up without rounding: 512 x 127 x 255 < 2^24
-
-
-class Rounding(NamedTuple):
-    """How a scheme rounds to nearest.
-
-    scales: largest magnitudes -> (scales, their inverses), both float32. low, high: limits of the codes.
-    """
-
-    scales: Callable[[Ndarray], tuple[Ndarray, Ndarray]]
-    low: int
-    high: int
 
 
 def _int8_scales(peak: Ndarray) -> tuple[Ndarray, Ndarray]:
@@ -38,22 +27,18 @@ def _int4_scales(peak: Ndarray) -> tuple[Ndarray, Ndarray]:
     return scale, np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
 
 
-ROUNDINGS: Mapping[Scheme, Rounding] = {
-    "int8": Rounding(_int8_scales, -127, 127),
-    "int4": Rounding(_int4_scales, -8, 7),
-}
+# Scheme -> a function from the largest magnitudes of groups to scales and their inverses, both float32.
+ROUNDINGS: Mapping[Scheme, Callable[[Ndarray], tuple[Ndarray, Ndarray]]] = {"int8": _int8_scales, "int4": _int4_scales}
 
 
 def quantize(case: Format) -> Callable[[Ndarray], QuantizedMatrix]:
-    rounding = ROUNDINGS[case.scheme]
-
     def run(weight: Ndarray) -> QuantizedMatrix:
         rows, columns = weight.shape
         codes, scales = np.empty((rows, columns), np.int8), np.empty((rows, case.num_groups(columns)), np.float32)
         step = max(1, WIDEN_BLOCK // columns)
         for start in range(0, rows, step):
             some = slice(start, start + step)
-            _round(rounding, case.group or columns, widen(weight[some]), codes[some], scales[some])
+            _round(case, widen(weight[some]), codes[some], scales[some])
         if not np.isfinite(scales).all():
             raise ValueError(f"a weight is not finite, or too large for {case.name}")
         return QuantizedMatrix(case, codes, scales)
@@ -61,15 +46,14 @@ def quantize(case: Format) -> Callable[[Ndarray], QuantizedMatrix]:
     return run
 
 
-def _round(rounding: Rounding, group: int, weight: Ndarray, codes: Ndarray, scales: Ndarray) -> None:
+def _round(case: Format, weight: Ndarray, codes: Ndarray, scales: Ndarray) -> None:
     """Write the codes and scales of some rows of a matrix."""
     for g in range(scales.shape[1]):
-        part = weight[:, g * group : (g + 1) * group]
-        scale, inverse = rounding.scales(np.abs(part).max(1))
+        part = weight[:, _columns(case, g)]
+        scale, inverse = ROUNDINGS[case.scheme](np.abs(part).max(1))
         scales[:, g] = scale
         if np.isfinite(scale).all():
-            rounded = np.rint(part * inverse[:, None])
-            codes[:, g * group : (g + 1) * group] = np.clip(rounded, rounding.low, rounding.high)
+            codes[:, _columns(case, g)] = np.clip(np.rint(part * inverse[:, None]), *CODES[case.scheme])
 
 
 def dequantize(case: Format) -> Callable[[Any], Ndarray]:

@@ -1,6 +1,6 @@
-"""Recurrent primitives: the recurrence where a step is one token, the same in chunks where it is more.
+"""Recurrent primitives in numpy: the recurrence for a step of one token, chunks for longer ones.
 
-The forms are those of ops/reference/recurrent.py; here what was computed may be overwritten: nothing is differentiated.
+The forms are those of ops/reference/recurrent.py. Results are overwritten where possible, as there are no gradients.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.primitives import sigmoid, silu
 from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
-SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
-SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
-SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
+SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block are computed at once
+SCAN_BLOCK = 2**22  # limit of the numbers [tokens, D, S] in each array of a scan; longer inputs take several blocks
+SSD_CHUNK = 64  # largest number of tokens whose products are one matrix: a power of two
 
 Scan = Callable[..., tuple[Ndarray, Ndarray]]
 
 
 def read_state(pages: Ndarray, read: Ndarray, fresh: Ndarray, write: Ndarray) -> Ndarray:
     kept: Ndarray = pages[read]
-    kept[fresh != 0] = 0.0  # what a page holds that nobody wrote may be anything, NaN included
+    kept[fresh != 0] = 0.0  # memory that was never written may hold NaN
     return kept
 
 
@@ -69,13 +69,13 @@ def short_conv(
         y += seen[:, i : i + m] * filters[:, i]
     if bias is not None:
         y += bias
-    # The last k - 1 tokens of each sequence, padding left out.
+    # The last k - 1 tokens of each sequence, without padding.
     last = lengths[:, None] + np.arange(kept)
     return y, seen[np.arange(len(x))[:, None], last]
 
 
 def steps(dt: Ndarray, lengths: Ndarray) -> Ndarray:
-    """dt [n, m, ...], zero in the padding."""
+    """Return dt [n, m, ...] with 0 in the padding."""
     valid = np.arange(dt.shape[1]) < lengths[:, None]
     return np.where(valid.reshape(*valid.shape, *[1] * (dt.ndim - 2)), dt, dt.dtype.type(0))
 
@@ -85,7 +85,7 @@ def softplus(x: Ndarray) -> Ndarray:
 
 
 def like(h: Ndarray, *arrays: Ndarray) -> tuple[Ndarray, ...]:
-    """In the type of the state, which is a sum over everything that was read."""
+    """Convert to the type of the state, which is a sum over all tokens."""
     return tuple(x.astype(h.dtype, copy=False) for x in arrays)
 
 
@@ -113,7 +113,7 @@ def selective_scan(case: Mamba) -> Scan:
 
 
 def _scan_token(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """One token: the recurrence itself."""
+    """Compute one token by the recurrence."""
     x, dt, b, c = (t[:, 0] for t in (x, dt, b, c))
     h = np.exp(dt[..., None] * a) * h
     h += (dt * x)[..., None] * b[:, None]
@@ -121,14 +121,16 @@ def _scan_token(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: 
 
 
 def _scan_block(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """Chunks side by side, each from a state of zero; then what each begins with, and what that adds.
+    """Compute all chunks from a state of 0 at once, then the state before each chunk and its contribution.
 
-    A chunk maps its state to decay * state + own, so those maps follow each other once the chunks are done.
+    A chunk maps its state to decay * state + own. These maps are applied in order at the end.
     """
     n, m = x.shape[:2]
     x, dt, b, c = (chunks(t, SCAN_CHUNK) for t in (x, dt, b, c))  # [n, chunks, chunk, ...]
-    through = np.exp(dt[..., None] * a)  # [n, chunks, chunk, D, S]: the decay of a token, below since its chunk began
-    state = (dt * x)[..., None] * b[..., None, :]  # what a token adds, below the state after it
+    through = np.exp(
+        dt[..., None] * a
+    )  # [n, chunks, chunk, D, S]: the decay of a token; later, since the start of its chunk
+    state = (dt * x)[..., None] * b[..., None, :]  # contribution of a token; later, the state after it
     for i in range(1, SCAN_CHUNK):
         state[:, :, i] += through[:, :, i] * state[:, :, i - 1]
         through[:, :, i] *= through[:, :, i - 1]
@@ -143,12 +145,12 @@ def _scan_block(x: Ndarray, dt: Ndarray, b: Ndarray, c: Ndarray, a: Ndarray, h: 
 
 
 def chunk_size(tokens: int, most: int) -> int:
-    """The power of two at or above `tokens`, at most `most`, which is one: short prompts are not padded far."""
+    """Return the least power of two that is not below `tokens`, or `most`, so that short prompts get little padding."""
     return min(most, 1 << (tokens - 1).bit_length())
 
 
 def chunks(x: Ndarray, size: int) -> Ndarray:
-    """[n, m, ...] -> [n, chunks, size, ...], zeros at the end."""
+    """Reshape [n, m, ...] to [n, chunks, size, ...], with zeros at the end."""
     missing = -x.shape[1] % size
     if missing:
         x = np.concatenate((x, np.zeros((len(x), missing, *x.shape[2:]), x.dtype)), 1)
@@ -172,7 +174,7 @@ def taylor_attention(case: TaylorAttention) -> Scan:
 
 
 def _taylor_features(x: Ndarray) -> Ndarray:
-    """Features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(D)."""
+    """Return features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(D)."""
     x = x * x.shape[-1] ** -0.25
     squares = (x[..., :, None] * x[..., None, :]).reshape(*x.shape[:-1], -1) * 0.5**0.5
     return np.concatenate((np.ones_like(x[..., :1]), x, squares), -1)
@@ -220,7 +222,7 @@ def _ssd_token(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) ->
 
 
 def _ssd_chunks(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """The same for many tokens (arXiv:2405.21060, section 6): inside a chunk by matrices, between chunks by states."""
+    """Compute many tokens: matrices within a chunk, states between chunks (arXiv:2405.21060, section 6)."""
     n, m = x.shape[:2]
     size = chunk_size(m, SSD_CHUNK)
     x, b, c = (chunks(t, size).swapaxes(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
@@ -239,9 +241,9 @@ def _ssd_chunks(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) -
 
 
 def _decays(logs: Ndarray) -> Ndarray:
-    """[..., t, s]: the decay from token s to token t, 0 where s comes after t.
+    """Return [..., t, s], the decay from token s to token t; 0 where s comes after t.
 
-    Summed anew for every pair: a difference of two running sums loses what both have in common.
+    Each pair has a sum of its own: a difference of two running sums would lose precision.
     """
     size = logs.shape[-1]
     lower = np.tri(size, dtype=bool)

@@ -1,7 +1,7 @@
-"""S4 and S4D in numpy: see ops/reference/s4.py, whose terms these are.
+"""S4 and S4D in numpy; ops/reference/s4.py explains the terms.
 
-What follows from the weights alone is computed in float64. States are complex [..., state_size / 2], or as real numbers
-[..., state_size], first all real and then all imaginary parts.
+Coefficients that depend on the weights alone are computed in float64. States are complex [..., state_size / 2], or real
+[..., state_size] with all real parts first and all imaginary parts after them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ Step = Callable[[Ndarray, Ndarray], Ndarray]  # (h [..., channels, N / 2], u [..
 
 
 class Block(NamedTuple):
-    """What a system of each channel does to a block of L tokens.
+    """The linear system of each channel over a block of L tokens.
 
-    kernel [channels, L]: what a token adds to its own output, to the next one's, ...; into [channels, L, N]: to the
-    state after the block; out [channels, N, L]: what the state before the block adds to its outputs.
-    Of states h [channels, n, N], what is left after tokens of nothing: whole(h) after L, part(h, tokens [n]) of fewer.
+    kernel: [channels, L], the contribution of a token to its own output, to the next token's, and so on.
+    into: [channels, L, N], the contribution of each token to the state after the block.
+    out: [channels, N, L], the contribution of the state before the block to each output.
+    whole(h): states h [channels, n, N] after L tokens of zeros.
+    part(h, tokens [n]): the same states after fewer tokens of zeros.
     """
 
     kernel: Ndarray
@@ -54,11 +56,11 @@ def state_space(case: S4 | S4D) -> Scan:
 
 
 def _convolve(block: Block, u: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """Block after block: a convolution of its tokens, and what the state before it adds."""
+    """Compute block after block: a convolution of its tokens, plus the contribution of the state before it."""
     (n, m, channels), size = u.shape, block.kernel.shape[1]
     kernel, into, out = (x.astype(h.dtype) for x in block[:3])
     x = np.ascontiguousarray(chunks(u, size).transpose(3, 0, 1, 2))  # [channels, n, blocks, L]
-    # Powers of two are the lengths that a transform likes, and twice a block keeps its end from its beginning.
+    # Fourier transforms are fast at powers of two, and twice the block length keeps the convolution from wrapping.
     whole = np.fft.irfft(np.fft.rfft(x, 2 * size) * np.fft.rfft(kernel, 2 * size)[:, None, None], 2 * size)
     y = whole[..., :size].astype(h.dtype)
     added = (x.reshape(channels, -1, size) @ into).reshape(channels, n, -1, into.shape[-1])
@@ -68,7 +70,7 @@ def _convolve(block: Block, u: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[N
     begins = np.stack(states[:-1], 2)
     y += (begins.reshape(channels, -1, begins.shape[-1]) @ out).reshape(y.shape)
     y = y.reshape(channels, n, -1)[..., :m].transpose(1, 2, 0)
-    # Of each sequence: the state before its last, unfinished block, and what the tokens of that add.
+    # For each sequence, take the state before its last, unfinished block and add that block's tokens.
     rest, sequences = lengths % size, np.arange(n)
     kept = np.stack(states)[lengths // size, :, sequences].swapaxes(0, 1)
     ends = lengths[:, None] - size + np.arange(size)
@@ -97,7 +99,7 @@ def _real(x: Ndarray) -> Ndarray:
 
 
 def _pairs(x: Ndarray) -> Ndarray:
-    """A weight [channels, 2, N / 2] as complex numbers."""
+    """Return a weight [channels, 2, N / 2] as complex numbers."""
     return _complex(_flat(x))
 
 
@@ -107,7 +109,7 @@ def _pairs(x: Ndarray) -> Ndarray:
 def _diagonal(
     log_dt: Ndarray, a_log: Ndarray, a_imag: Ndarray, c: Ndarray
 ) -> tuple[Step, Ndarray, Callable[[int], Block]]:
-    """A step of h' = A h + u by zero-order hold, C, and what makes a block."""
+    """Return a step of h' = A h + u by zero-order hold, C, and a function that builds a block."""
     a, c = -np.exp(a_log) + 1j * a_imag, _pairs(c)
     exponent = np.exp(log_dt)[:, None] * a
     once = np.exp(exponent)
@@ -128,7 +130,7 @@ def _diagonal(
 
 
 def _scale(h: Ndarray, factors: Ndarray) -> Ndarray:
-    """Real states by complex factors."""
+    """Multiply real states by complex factors."""
     return _real(_complex(h) * factors.astype(np.result_type(h.dtype, np.complex64)))
 
 
@@ -138,7 +140,7 @@ def _scale(h: Ndarray, factors: Ndarray) -> Ndarray:
 def _dplr(
     log_dt: Ndarray, a_log: Ndarray, a_imag: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray
 ) -> tuple[Step, Ndarray, Callable[[int], Block]]:
-    """A step of h' = (diag(a) - P P*) h + B u by the bilinear rule, linear in N; C, and what makes a block."""
+    """Return a step of h' = (diag(a) - P P*) h + B u by the bilinear rule, C, and a function that builds a block."""
     a, p, b, c = -np.exp(a_log) + 1j * a_imag, _pairs(p), _pairs(b), _pairs(c)
     rate = 2 / np.exp(log_dt)[:, None]
     inverse = 1 / (rate - a)
@@ -151,7 +153,7 @@ def _dplr(
 
     def block(size: int) -> Block:
         channels, n = a.shape[0], 2 * a.shape[1]
-        # Rows are states: h becomes h @ powers[i] after 2^i tokens, and c counts what is seen of it.
+        # Rows are states: h becomes h @ powers[i] after 2^i tokens, and c gives the output.
         basis = np.broadcast_to(_complex(np.eye(n))[:, None], (n, channels, n // 2))
         nothing = np.zeros((channels, 1))
         powers = [_real(step(basis, nothing)).swapaxes(0, 1)]
@@ -164,7 +166,7 @@ def _dplr(
         ending = c - (out[:, : n // 2, -1] - 1j * out[:, n // 2 :, -1]) / 2
 
         def part(h: Ndarray, tokens: Ndarray) -> Ndarray:
-            for i, power in enumerate(powers[:-1]):  # by the binary digits of their number
+            for i, power in enumerate(powers[:-1]):  # one factor for each binary digit of the number of tokens
                 h = np.where((tokens >> i)[:, None] % 2 == 1, h @ power.astype(h.dtype), h)
             return h
 
@@ -175,12 +177,12 @@ def _dplr(
 
 
 def _both(x: Ndarray) -> Ndarray:
-    """The sum over conjugate pairs of which one is given: [..., N / 2] -> [..., 1], real."""
+    """Sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
     return np.asarray(2 * x.real.sum(-1, keepdims=True))
 
 
 def _kernel(rate: Ndarray, a: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray, size: int) -> Ndarray:
-    """C A^l B of the discrete system for l < L, from its generating function at the roots of unity (algorithm 1).
+    """Return C A^l B of the discrete system for l < L, by its generating function at the roots of unity (algorithm 1).
 
     c: C (I - A^L). Multiplied out by 1 + w, where the paper divides by it: so w = -1 is a node like any other.
     """
@@ -189,7 +191,7 @@ def _kernel(rate: Ndarray, a: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray, size:
     one, other = 1 / (minus - plus * a[:, None]), 1 / (minus - plus * a.conj()[:, None])  # [channels, nodes, N / 2]
 
     def through(x: Ndarray) -> Ndarray:
-        """Of x / (minus - plus a), summed over conjugate pairs: [channels, nodes]."""
+        """Sum x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
         return np.asarray((one @ x[..., None] + other @ x.conj()[..., None])[..., 0])
 
     plus = plus[:, 0]

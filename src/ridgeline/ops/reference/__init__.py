@@ -1,1 +1,1 @@
-"""The definition of every op, in torch: complete, out of place, differentiable, on any device that torch drives."""
+"""The definition of every op in torch: complete, pure and differentiable, on any device of torch."""

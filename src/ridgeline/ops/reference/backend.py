@@ -29,7 +29,7 @@ _PLAIN = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
-    api.PLACES: p.places, api.BEST: p.best,
+    api.DECODE_LAYOUT: p.decode_layout, api.BEST: p.best,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
@@ -43,14 +43,14 @@ _BY_CASE = {
     api.STATE_SPACE: s4.state_space,
     api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
-# What begins a computation says in which type it goes on: every other op computes in the type of what it is given.
+# These ops start a computation and fix its type. Every other op computes in the type of its arguments.
 _BEGINNINGS = {api.EMBEDDING: p.embedding, api.ROTARY: p.rotary, api.READ_STATE: r.read_state}
 
 
 class ReferenceBackend:
-    """All primitives; no stage, because a stage's composition of them is its definition.
+    """All primitives, and no fused stage: the composition of a stage is its definition.
 
-    dtype: in which a model computes.
+    dtype: the type in which a model computes.
     """
 
     name = "reference"
@@ -72,7 +72,7 @@ class ReferenceBackend:
 
 
 class SdpaBackend:
-    """torch's scaled_dot_product_attention: no [tokens, context] matrix in memory where it fuses."""
+    """torch's scaled_dot_product_attention, which stores no [tokens, context] matrix where torch fuses it."""
 
     name = "sdpa"
 
@@ -82,9 +82,9 @@ class SdpaBackend:
         if isinstance(case, Attention) and case.softcap is not None:
             return "cannot cap scores"
         if isinstance(case, Attention) and case.sinks:
-            return "has no sinks"
+            return "does not support sinks"
         if isinstance(case, Attention) and case.pattern is not None:
-            return "sees whole windows only"
+            return "supports whole windows only"
         return None
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
@@ -111,7 +111,7 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=case.scale)
         return out[0].transpose(0, 1)
     blocks = []
-    for start in range(0, n, p.QUERY_BLOCK):  # so that no mask is larger than a block by its window
+    for start in range(0, n, p.QUERY_BLOCK):  # bounds the mask to a block of queries by its window
         end, first = min(start + p.QUERY_BLOCK, n), max(0, start - case.window + 1)
         mask = p.visible(start, end, case, q.device)[:, first:]
         keys, values = k[:, :, first:end], v[:, :, first:end]
@@ -120,46 +120,46 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
 
 
 def torch_device(name: str) -> torch.device:
-    """torch's device of a name of ours."""
+    """Return torch's device for one of our device names."""
     return torch.device("cpu" if name == REFERENCE else name)
 
 
 class TorchMemory:
-    """Arrays as torch tensors on one device: `reference`, or a GPU. dtype: in which a model computes."""
+    """Memory of torch tensors on one device, `reference` or a GPU. dtype: the type in which a model computes."""
 
     def __init__(self, device: str, dtype: torch.dtype = torch.float32) -> None:
         self.device, self._dtype = device, dtype
         self.float_bytes = dtype.itemsize
         self.on_host = device == REFERENCE
-        self._place = torch_device(device)
+        self._device = torch_device(device)
 
     def put(self, host: np.ndarray, dtype: str, to: str) -> torch.Tensor:
         tensor = torch.from_numpy(host)
         if dtype == "bfloat16":
             tensor = tensor.view(torch.bfloat16)
-        return tensor.to(device=self._place, dtype=DTYPES[to]).contiguous()
+        return tensor.to(device=self._device, dtype=DTYPES[to]).contiguous()
 
     def integers(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._place)
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
 
     def get(self, array: torch.Tensor) -> np.ndarray:
         return array.detach().float().cpu().numpy()
 
     def free_bytes(self) -> int | None:
-        return free_bytes() if self.on_host else torch.cuda.mem_get_info(self._place)[0]
+        return free_bytes() if self.on_host else torch.cuda.mem_get_info(self._device)[0]
 
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()
 
     def pages(self, num_pages: int, num_bytes: int) -> torch.Tensor:
-        return torch.empty((num_pages, num_bytes), device=self._place, dtype=torch.uint8)
+        return torch.empty((num_pages, num_bytes), device=self._device, dtype=torch.uint8)
 
     def page_view(self, pages: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: StateDType) -> torch.Tensor:
         kept = DTYPES[dtype]
         return pages[:, offset : offset + math.prod(shape) * kept.itemsize].view(kept).unflatten(1, shape)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(shape, device=self._place, dtype=self._dtype)
+        return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
     def copy_pages(self, pages: torch.Tensor, source: Sequence[int], target: Sequence[int]) -> None:
         pages[list(target)] = pages[list(source)]
@@ -168,14 +168,14 @@ class TorchMemory:
         return pages[list(index)].cpu().numpy()
 
     def pages_in(self, pages: torch.Tensor, index: Sequence[int], host: np.ndarray) -> None:
-        pages[list(index)] = torch.from_numpy(host).to(self._place)
+        pages[list(index)] = torch.from_numpy(host).to(self._device)
 
     def random(self, shape: tuple[int, ...], dtype: str, std: float, seed: int) -> torch.Tensor:
-        generator = torch.Generator(self._place).manual_seed(seed)
-        return torch.randn(shape, generator=generator, device=self._place, dtype=DTYPES[dtype]).mul_(std)
+        generator = torch.Generator(self._device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self._device, dtype=DTYPES[dtype]).mul_(std)
 
 
 def open_reference(device: str, *, exact: bool = False) -> tuple[Memory, tuple[Backend, ...]]:
-    """torch's memory on `device`, and the backends that work on it, best first. exact: see `open_table`."""
+    """Return torch's memory on `device`, and the backends that work on it, best first. exact: see `open_table`."""
     dtype = torch.float64 if exact else torch.float32
     return TorchMemory(device, dtype), (SdpaBackend(), ReferenceBackend(dtype))

@@ -1,4 +1,4 @@
-"""The gated delta rule in torch: token by token where a step is one token, in chunks where it is more."""
+"""The gated delta rule in torch: the recurrence for a step of one token, chunks for longer ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from ridgeline.ops.reference.recurrent import _chunks, _in_full, _steps
 from ridgeline.spec import GatedDelta, KimiDelta
 
-DELTA_CHUNK = 64  # tokens whose corrections are one triangular system; a power of two
-UNIT_EPS = 1e-6  # under the root of a query's and a key's length, in all published code
+DELTA_CHUNK = 64  # tokens whose corrections are one triangular system: a power of two
+UNIT_EPS = 1e-6  # added under the root of a query's or key's length, as in all published code
 
 
 def delta_rule(case: GatedDelta | KimiDelta):
@@ -24,7 +24,7 @@ def delta_rule(case: GatedDelta | KimiDelta):
         q, k, v, decay, beta = (t.to(h.dtype) for t in (q, k, v, decay, beta))
         q, k = (_unit(t.unflatten(-1, (case.num_key_heads, -1))).repeat_interleave(per_key, -2) for t in (q, k))
         v = v.unflatten(-1, (case.num_heads, -1))
-        # One number of a head, or one for each channel of its keys; in the padding nothing decays, nothing is written.
+        # One decay for each head, or for each channel of its keys. Padding neither decays nor writes.
         steps = F.softplus(decay + dt_bias).unflatten(-1, (case.num_heads, -1))
         logs = _steps(-a_log.exp()[:, None] * steps, lengths)
         beta = _steps(beta.sigmoid(), lengths)
@@ -59,11 +59,11 @@ def _token(q: Tensor, k: Tensor, v: Tensor, logs: Tensor, beta: Tensor, h: Tenso
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, logs: Tensor, beta: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for many tokens (arXiv:2412.06464, 3.3; 2510.26692, 3).
+    """Compute `_token` for many tokens (arXiv:2412.06464, 3.3; 2510.26692, 3).
 
-    What a token writes is k u^T, where u = beta (v - what it finds under k). It finds what was there before the chunk
-    and what the chunk's tokens before it wrote, so the u of a chunk solve (1 + A) u = beta (v - k h), A lower
-    triangular: u = u_own - w h, and both are known for all chunks before the first h is.
+    A token writes k u^T with u = beta (v - k S), where S is the state before the token: the state before the chunk plus
+    the writes of earlier tokens of the chunk. So the u of a chunk solve (1 + A) u = beta (v - k h) with A lower
+    triangular: u = u_own - w h. Both terms are computed for all chunks before the first h is known.
     """
     m = v.shape[1]
     q, k, v, logs, beta = (_chunks(t, DELTA_CHUNK).transpose(2, 3) for t in (q, k, v, logs, beta[..., None]))
@@ -84,17 +84,17 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, logs: Tensor, beta: Tensor, h: Ten
 
 
 def _after(logs: Tensor) -> Tensor:
-    """[..., t, :]: the sum over all tokens after t."""
+    """Return [..., t, :], the sum over all tokens after t."""
     later = logs[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
     return torch.cat((later, torch.zeros_like(logs[..., :1, :])), -2)
 
 
 def _decayed_products(a: Tensor, b: Tensor, logs: Tensor) -> Tensor:
-    """[..., t, s]: a_t b_s, each channel decayed from token s to token t; 0 where s comes after t.
+    """Return [..., t, s] = a_t b_s, each channel decayed from token s to token t; 0 where s comes after t.
 
-    a and b [..., tokens, K], logs [..., tokens, 1 or K]. By halves: a block of twice the size is two blocks and, below
-    them, the later half's rows times the earlier half's, each decayed to where they meet. So all is matrix products,
-    no factor is above one, and no sum of logs is a difference of longer ones.
+    a and b [..., tokens, K], logs [..., tokens, 1 or K]. A block of twice the size consists of
+    two blocks and, below the diagonal, rows of the later half times rows of the earlier half, each decayed to the
+    boundary. So everything is a matrix product, no factor exceeds 1, and no sum of logs is a difference of longer sums.
     """
     out = (a * b).sum(-1)[..., None, None]  # [..., blocks, size, size]
     size = 1
@@ -110,6 +110,6 @@ def _decayed_products(a: Tensor, b: Tensor, logs: Tensor) -> Tensor:
 
 
 def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """[..., blocks * 2 * size, K] -> the first and the second half of each block, [..., blocks, size, K]."""
+    """Return the first and the second halves of blocks, [..., blocks, size, K], of [..., blocks * 2 * size, K]."""
     first, second = x.unflatten(-2, (-1, 2, size)).unbind(-3)
     return first, second

@@ -1,12 +1,11 @@
-"""Attention over latents, dense and paged, in its two forms: equal but for rounding, and the cheaper one is taken.
+"""Attention over latents, dense and paged, in two forms that differ only by rounding. The cheaper one is used.
 
-    rebuilt    keys and values of every head are made of the latents, and attended to as any others
-    absorbed   queries pass through kv_b into the latents' space, and so do results out of it; all heads have one key,
-               the row that is kept, and one value, its latent
+    rebuilt    keys and values of each head are computed from the latents, and attention is as usual
+    absorbed   kv_b maps queries into the latents' space, and results out of it; all heads share one key, the stored
+               row, and one value, its latent
 
-In the published models an absorbed key is three times as long as a rebuilt one, but nothing has to be made of it. So a
-few queries over a long context are absorbed and long chunks rebuilt, as `LatentAttention.absorbs` counts, bucket by
-bucket: the shapes alone decide.
+In published models an absorbed key is three times as long as a rebuilt one, but needs no computation. So few queries
+over a long context are absorbed, and long chunks rebuilt. `LatentAttention.absorbs` decides by a bucket's shape.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, DenseRows, PagedRows
-from ridgeline.ops.reference.paged import block_size, key_places, parts_of
+from ridgeline.ops.reference.paged import block_size, key_positions, parts_of
 from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import LatentAttention
 
 
 class Context(NamedTuple):
-    """What the queries of n sequences see. Keys that no query sees may hold anything but NaN."""
+    """The keys of n sequences and the positions of their queries. Keys that no query attends to are finite."""
 
     rows: Tensor  # [n, S, rank + rope]
-    place: Tensor  # [n, S], each key's position in its sequence
-    held: Tensor  # [n, S], is there a key at all?
+    keys_at: Tensor  # [n, S], each key's position in its sequence
+    held: Tensor  # [n, S], whether there is a key
     positions: Tensor  # [n, m], of the queries
 
 
@@ -38,8 +37,8 @@ def latent_attention(case: LatentAttention):
         for queries, rows in zip(
             *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype))), strict=True
         ):
-            place = torch.arange(len(rows), device=q.device)[None]
-            context = Context(rows[:, 0][None], place, torch.ones_like(place, dtype=torch.bool), place)
+            keys_at = torch.arange(len(rows), device=q.device)[None]
+            context = Context(rows[:, 0][None], keys_at, torch.ones_like(keys_at, dtype=torch.bool), keys_at)
             outputs.append(_attend(case, queries[None], context, kv_b)[0])
         return torch.cat(outputs)
 
@@ -60,16 +59,15 @@ def paged_latent_attention(case: LatentAttention):
 
 
 def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype) -> Context:
-    """What a bucket's queries see. What none of them sees may be anything in its page, and is zero here: a weight of
-    zero would not silence a NaN."""
-    place, held = key_places(b, pages.shape[1])
-    used = held & (place <= b.positions[:, -1:])
+    """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
+    keys_at, held = key_positions(b, pages.shape[1])
+    used = held & (keys_at <= b.positions[:, -1:])
     rows = as_floats(pages[b.pages], dtype).flatten(1, 3)  # [n, S, rank + rope], a copy
-    return Context(rows.masked_fill_(~used[..., None], 0.0), place, held, b.positions)
+    return Context(rows.masked_fill_(~used[..., None], 0.0), keys_at, held, b.positions)
 
 
 def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
-    """q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time, to bound what is made of the latents."""
+    """Attend: q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time to bound memory."""
     n, m = q.shape[:2]
     size = context.rows.shape[1]
     absorbed = case.absorbs(m, size)
@@ -81,14 +79,14 @@ def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) ->
 
 
 def _absorbed(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
-    """q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
+    """Attend over latents: q [n, m, h, nope + rope], kv_b [h, nope + value, rank] -> [n, m, h, value]."""
     still, rotated = q.split((case.qk_nope_head_dim, case.qk_rope_head_dim), -1)
     k_up, v_up = kv_b.split((case.qk_nope_head_dim, case.v_head_dim), 1)
     queries = torch.cat((torch.einsum("nmhd,hdr->nmhr", still, k_up), rotated), -1)
     latents = context.rows[..., : case.kv_lora_rank]
     outputs = []
     for at, block in _query_blocks(queries, context):
-        # The queries of all heads meet the same keys: they stand in one row, [n, m * h, rank + rope].
+        # All heads have the same keys, so that their queries are one matrix, [n, m * h, rank + rope].
         scores = (block.flatten(1, 2) @ context.rows.mT).unflatten(1, block.shape[1:3])
         weights = _weights(case, scores, context, at)
         outputs.append((weights.flatten(1, 2) @ latents).unflatten(1, block.shape[1:3]))
@@ -96,7 +94,7 @@ def _absorbed(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) 
 
 
 def _rebuilt(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
-    """The same, over keys [n, h, S, nope + rope] and values [n, h, S, value]."""
+    """Attend as `_absorbed` does, over keys [n, h, S, nope + rope] and values [n, h, S, value] out of the latents."""
     latents, rotated = context.rows.split((case.kv_lora_rank, case.qk_rope_head_dim), -1)
     made = torch.einsum("nsr,hdr->nhsd", latents, kv_b)
     still, values = made.split((case.qk_nope_head_dim, case.v_head_dim), -1)
@@ -109,14 +107,14 @@ def _rebuilt(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -
 
 
 def _query_blocks(q: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
-    """q [n, m, h, d], so many queries at a time as bounds their scores, and where each block begins."""
+    """Yield blocks of q [n, m, h, d] whose scores are bounded, each with the index of its first query."""
     n, m, heads = q.shape[:3]
     step = max(1, block_size(q) // (n * heads * context.rows.shape[1]))
     yield from zip(range(0, m, step), q.split(step, 1), strict=True)
 
 
 def _weights(case: LatentAttention, scores: Tensor, context: Context, at: int) -> Tensor:
-    """Softmax of scores [n, b, h, S], of the b queries from `at` on, over the keys that each of them sees."""
+    """Return the softmax of scores [n, b, h, S] over the keys of each query. The b queries begin at `at`."""
     positions = context.positions[:, at : at + scores.shape[1], None]
-    seen = (context.place[:, None] <= positions) & context.held[:, None]
+    seen = (context.keys_at[:, None] <= positions) & context.held[:, None]
     return (scores * case.scale).masked_fill(~seen[:, :, None], -torch.inf).softmax(-1)

@@ -12,8 +12,8 @@ from ridgeline.ops.reference.primitives import sees, softmax
 from ridgeline.ops.reference.stored import as_floats, as_stored
 from ridgeline.spec import ALL, Attention, LatentAttention
 
-# Scores of a layer that are held at once, and numbers of its keys and values: as many as stay in a CPU's cache, or fill
-# a GPU. A single query, or a single sequence, may have more. plan.memory counts them.
+# Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into a CPU's cache, or
+# keeps a GPU busy. A single query or sequence may exceed it. cost.memory counts these bytes.
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 
 
@@ -35,14 +35,16 @@ def paged_attention(case: Attention):
 
 
 def block_size(x: Tensor) -> int:
-    """Numbers that are held at once on the device of `x`."""
+    """Return the numbers that one block may hold on the device of `x`."""
     return CPU_BLOCK if x.device.type == "cpu" else GPU_BLOCK
 
 
 def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
-    """A bucket, as many sequences at a time as a block holds, at least one. per_key: numbers that a key makes at least.
+    """Yield a bucket in parts of as many sequences as a block holds, at least one.
 
-    Sequences may share pages, but what is gathered from them they do not: all at once could be many times the pages.
+    Sequences may share pages, but each gets a copy of their rows: all copies at once could be many times the pages.
+
+    per_key: least number of values that are computed for each key.
     """
     keys = b.pages.shape[1] * pages.shape[1]
     size = block_size(pages) // (keys * per_key)
@@ -50,21 +52,21 @@ def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
 
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
-    """All queries of a bucket: [n * m, H * D], in blocks that bound the scores held at once."""
+    """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
     # [n, K, S, D]
     keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype) for x in (kv.keys, kv.values))
-    place, held = key_places(b, kv.keys.shape[1])
-    # What no query sees may be anything, NaN included: a weight of zero would not silence it. Queries are neighbors,
-    # so between the first one's oldest key and the last one's own place every key is seen by one of them, or left out
-    # by a pattern of a span that is kept whole.
-    used, state = held & (place <= b.positions[:, -1:]), case.state()
+    keys_at, held = key_positions(b, kv.keys.shape[1])
+    # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
+    # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern
+    # within a span whose pages are kept.
+    used, state = held & (keys_at <= b.positions[:, -1:]), case.state()
     if state.lookback != ALL:
-        used &= (place >= b.positions[:, :1] - state.lookback) | (place < state.first_tokens)
+        used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
-    step = max(1, block_size(q) // (b.rows.shape[0] * case.num_heads * place.shape[1]))
+    step = max(1, block_size(q) // (b.rows.shape[0] * case.num_heads * keys_at.shape[1]))
     blocks = []
     for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
-        seen = sees(case, positions[:, :, None], place[:, None]) & held[:, None]  # [n, block, S]
+        seen = sees(case, positions[:, :, None], keys_at[:, None]) & held[:, None]  # [n, block, S]
         blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 
@@ -73,7 +75,7 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     """q [n, m, H, D], keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
     n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
-    # Queries of one key head stand together: [n, K, m * G, D].
+    # Group the queries by their key head: [n, K, m * G, D].
     queries = q.unflatten(2, (case.num_kv_heads, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3)
     scores = queries @ keys.transpose(2, 3) * case.scale
     if case.softcap:
@@ -87,7 +89,7 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     return out.reshape(n, m, -1)
 
 
-def key_places(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
-    """The position in its sequence of every key of a bucket's pages [n, S], and whether there is a page at all."""
-    place = b.first[:, :, None] + torch.arange(page_tokens, device=b.pages.device)
-    return place.flatten(1), (b.pages != 0).repeat_interleave(page_tokens, 1)
+def key_positions(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the position of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
+    keys_at = b.first[:, :, None] + torch.arange(page_tokens, device=b.pages.device)
+    return keys_at.flatten(1), (b.pages != 0).repeat_interleave(page_tokens, 1)

@@ -1,4 +1,4 @@
-"""Each primitive in a few lines of torch. Slow where clarity asks for it: kernels are checked against these."""
+"""The definition of each primitive in a few lines of torch. Kernels are tested against these, so clarity is first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ridgeline.spec import (
     Ungated,
 )
 
-QUERY_BLOCK = 512  # rows of scores held at once: bounds memory on long prompts, changes no result
+QUERY_BLOCK = 512  # rows of scores that are computed at once; this bounds memory and changes no result
 
-WIDEN_BLOCK = 2**18  # elements of a matrix that are widened at once: they stay in the cache
+WIDEN_BLOCK = 2**18  # elements of a matrix that are converted to float32 at once: they stay in the cache
 
 ACTIVATIONS = {
     "silu": F.silu,
@@ -43,7 +43,7 @@ def embedding(dtype: torch.dtype):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)
-    # Widened block by block: a whole head in float32 would be new memory at every token.
+    # Converted block by block: a whole head in float32 would be allocated for every token.
     blocks = weight.split(max(1, WIDEN_BLOCK // weight.shape[1]))
     out = torch.cat([F.linear(x, block.to(x.dtype)) for block in blocks], -1)
     return out if bias is None else out + bias
@@ -98,7 +98,7 @@ def attention(case: Attention):
 
 
 def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """One sequence: q [n, H, D], k and v [n, K, D] -> [n, H, D]."""
+    """Attend within one sequence: q [n, H, D], k and v [n, K, D] -> [n, H, D]."""
     groups = case.num_heads // case.num_kv_heads
     k, v = (x.repeat_interleave(groups, 1).transpose(0, 1) for x in (k, v))  # [H, n, D]
     blocks = []
@@ -115,7 +115,10 @@ def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Te
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Over the last axis. sinks: of each row of scores [..., n, S] a logit [..., n] that takes part and is left out."""
+    """Return the softmax over the last axis of scores [..., n, S].
+
+    sinks: a logit for each row, [..., n], that counts in the denominator alone.
+    """
     if sinks is None:
         return scores.softmax(-1)
     sinks = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
@@ -123,16 +126,17 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def visible(start: int, end: int, case: Attention, device: torch.device) -> Tensor:
-    """Which of the keys [0, end) each query of [start, end) sees: [end - start, end]."""
+    """Return which of the keys [0, end) each query of [start, end) attends to: [end - start, end]."""
     return sees(case, torch.arange(start, end, device=device)[:, None], torch.arange(end, device=device))
 
 
 def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
-    """Does the token at position `query` see the one at `key`? They broadcast. A window includes the query itself."""
+    """Return whether the token at position `query` attends to the one at `key`; both broadcast. A window includes the
+    query itself."""
     seen = key <= query
     if case.window is None:
         return seen
-    near = key > query - case.window  # no distances, eight times as large as masks, where none are asked for
+    near = key > query - case.window  # a matrix of distances, eight times as large as a mask, is avoided where possible
     match case.pattern:
         case FirstTokens(count):
             near |= key < count
@@ -172,7 +176,9 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def places(page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def decode_layout(
+    page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows]
 
 
@@ -194,7 +200,7 @@ def join(a: Tensor, b: Tensor) -> Tensor:
 
 
 def route(case: MoE):
-    # Choices go by logits where nothing but their order matters: a softmax rounds some unequal ones to one score.
+    # Where only the order matters, experts are chosen by logits: a softmax rounds some unequal logits to equal scores.
     plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
 
     def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -216,12 +222,12 @@ def route(case: MoE):
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """The places of the largest. A stable sort, because torch.topk leaves the order of equal ones open."""
+    """Return the indices of the largest scores, by a stable sort: torch.topk leaves the order of equal ones open."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _in_best_groups(groups: ExpertGroups, rated: Tensor) -> Tensor:
-    """Which experts stand in a group that may be chosen from [T, experts]."""
+    """Return which experts belong to a group that may be chosen from, [T, experts]."""
     by_group = rated.unflatten(-1, (groups.count, -1))
     score = by_group.topk(1 if groups.score == "best" else 2, dim=-1).values.sum(-1)
     open_groups = torch.zeros_like(score, dtype=torch.bool).scatter(-1, _best(score, groups.chosen), True)
@@ -235,7 +241,7 @@ def experts(case: MoE):
         counts = pairs.bincount(minlength=case.num_experts).tolist()
         tokens = (order // case.num_experts_per_tok).split(counts)
         outputs = [expert(e, x[rows]) for e, rows in enumerate(tokens) if len(rows)]
-        # Back to token order, so that each token's sum runs over its choices whatever the batch holds.
+        # In token order again: each token's sum runs over its own choices, whatever the batch contains.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
         return (by_token * scores[..., None]).sum(1)
 

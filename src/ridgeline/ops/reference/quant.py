@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.reference.primitives import WIDEN_BLOCK
-from ridgeline.spec.quant import Format
+from ridgeline.spec.quant import CODES, Format
 
 LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
 
@@ -24,12 +24,12 @@ def _int4_scales(peaks: Tensor) -> tuple[Tensor, Tensor]:
     return scales, torch.where(scales > 0, over(1, scales), torch.zeros_like(scales))
 
 
-# Scheme -> (largest magnitudes -> scales and their inverses), the least code, the largest code.
-ROUNDINGS = {"int8": (_int8_scales, -127, 127), "int4": (_int4_scales, -8, 7)}
+# Scheme -> a function from the largest magnitudes of groups to scales and their inverses.
+ROUNDINGS = {"int8": _int8_scales, "int4": _int4_scales}
 
 
-class Matrix(NamedTuple):
-    """The parts of a QuantizedMatrix as tensors."""
+class Matrix(Protocol):
+    """A QuantizedMatrix whose arrays are tensors."""
 
     codes: Tensor
     scales: Tensor
@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
 
 
 def quantize(case: Format):
-    scales_of, low, high = ROUNDINGS[case.scheme]
+    scales_of, (low, high) = ROUNDINGS[case.scheme], CODES[case.scheme]
 
     def run(weight: Tensor) -> QuantizedMatrix:
         group = case.group or weight.shape[1]

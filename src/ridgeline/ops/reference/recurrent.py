@@ -1,7 +1,7 @@
-"""Recurrent primitives in torch: the recurrence where a step is one token, the same in chunks where it is more.
+"""Recurrent primitives in torch: the recurrence for a step of one token, chunks for longer ones.
 
-n sequences of up to m tokens. What stands beyond a sequence's length is padding: it leaves the state as it is (a step
-of zero), and what comes out there is nobody's.
+n sequences have up to m tokens each. Tokens beyond a sequence's length are padding: they leave the state as it is (a
+step of 0), and their outputs are not used.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
 
-SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block run beside each other
-SCAN_BLOCK = 2**22  # numbers [tokens, D, S] that a scan holds of each kind: more is done one after the other
-SSD_CHUNK = 64  # tokens whose products are one matrix, at most: a power of two
+SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block are computed at once
+SCAN_BLOCK = 2**22  # limit of the numbers [tokens, D, S] in each array of a scan; longer inputs take several blocks
+SSD_CHUNK = 64  # largest number of tokens whose products are one matrix: a power of two
 
 
 def read_state(dtype: torch.dtype):
     def read_pages(pages: Tensor, read: Tensor, fresh: Tensor, write: Tensor) -> Tensor:
         kept = pages[read].to(dtype)
-        # What a page holds that nobody wrote may be anything, NaN included.
+        # Memory that was never written may hold NaN.
         return kept.masked_fill(fresh.view(-1, *[1] * (kept.dim() - 1)).bool(), 0.0)
 
     return read_pages
@@ -68,14 +68,14 @@ def short_conv(
     seen = torch.cat((before.to(x.dtype), x), 1)  # [n, k - 1 + m, C]
     filters = weight.to(x.dtype)[:, 0]
     y = sum(seen[:, i : i + m] * filters[:, i] for i in range(kept + 1))
-    # The last k - 1 tokens of each sequence, padding left out.
+    # The last k - 1 tokens of each sequence, without padding.
     last = lengths[:, None] + torch.arange(kept, device=x.device)
     left = seen.gather(1, last[..., None].expand(-1, -1, x.shape[2]))
     return (y if bias is None else y + bias), left
 
 
 def _steps(dt: Tensor, lengths: Tensor) -> Tensor:
-    """dt [n, m, ...], zero in the padding."""
+    """Return dt [n, m, ...] with 0 in the padding."""
     valid = torch.arange(dt.shape[1], device=dt.device) < lengths[:, None]
     return dt.masked_fill(~valid.view(*valid.shape, *[1] * (dt.dim() - 2)), 0.0)
 
@@ -84,7 +84,7 @@ def _steps(dt: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _in_full(scan):
-    """A state is a sum over everything that was read: autocast must not narrow its terms."""
+    """Convert to the type of the state: it is a sum over all tokens, and autocast must not round its terms."""
 
     def run(x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x.device.type, enabled=False):
@@ -111,16 +111,16 @@ def selective_scan(case: Mamba):
 
 
 def _scan_token(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: the recurrence itself."""
+    """Compute one token by the recurrence."""
     x, dt, b, c = (t[:, 0] for t in (x, dt, b, c))
     h = torch.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None]
     return (h @ c[..., None]).transpose(1, 2), h
 
 
 def _scan_block(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks side by side, each from a state of zero; then what each begins with, and what that adds.
+    """Compute all chunks from a state of 0 at once, then the state before each chunk and its contribution.
 
-    A chunk maps its state to decay * state + own, so those maps follow each other once the chunks are done.
+    A chunk maps its state to decay * state + own. These maps are applied in order at the end.
     """
     m = x.shape[1]
     x, dt, b, c = (_chunks(t, SCAN_CHUNK) for t in (x, dt, b, c))  # [n, chunks, chunk, ...]
@@ -140,7 +140,7 @@ def _scan_block(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, h: Tenso
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
-    """[n, m, ...] -> [n, chunks, size, ...], zeros at the end."""
+    """Reshape [n, m, ...] to [n, chunks, size, ...], with zeros at the end."""
     missing = -x.shape[1] % size
     x = torch.cat((x, x.new_zeros(x.shape[0], missing, *x.shape[2:])), 1) if missing else x
     return x.unflatten(1, (-1, size))
@@ -163,7 +163,7 @@ def taylor_attention(case: TaylorAttention):
 
 
 def _taylor_features(x: Tensor) -> Tensor:
-    """Features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(D)."""
+    """Return features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(D)."""
     x = x * x.shape[-1] ** -0.25
     squares = (x[..., :, None] * x[..., None, :]).flatten(-2) * 0.5**0.5
     return torch.cat((torch.ones_like(x[..., :1]), x, squares), -1)
@@ -212,7 +212,7 @@ def _ssd_token(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tupl
 
 
 def _ssd_chunks(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for many tokens (arXiv:2405.21060, section 6): inside a chunk by matrices, between chunks by states."""
+    """Compute many tokens: matrices within a chunk, states between chunks (arXiv:2405.21060, section 6)."""
     m = x.shape[1]
     size = min(SSD_CHUNK, 1 << (m - 1).bit_length())
     x, b, c = (_chunks(t, size).transpose(2, 3) for t in (x, b, c))  # [n, chunks, H, chunk, ...]
@@ -231,9 +231,9 @@ def _ssd_chunks(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tup
 
 
 def _decays(logs: Tensor) -> Tensor:
-    """[..., t, s]: the decay from token s to token t, 0 where s comes after t.
+    """Return [..., t, s], the decay from token s to token t; 0 where s comes after t.
 
-    Summed anew for every pair: a difference of two running sums loses what both have in common.
+    Each pair has a sum of its own: a difference of two running sums would lose precision.
     """
     size = logs.shape[-1]
     lower = torch.ones(size, size, dtype=torch.bool, device=logs.device).tril()

@@ -1,8 +1,9 @@
-"""S4 and S4D in torch: the recurrence where a step is one token, convolutions of blocks of tokens where it is more.
+"""S4 and S4D in torch: the recurrence for a step of one token, convolutions of blocks of tokens for longer ones.
 
-What follows from the weights alone (steps, powers, kernels) is computed in float64: it is raised to high powers. Both
-ways use the same discretization. States are complex [..., state_size / 2], or as real numbers [..., state_size], first
-all real and then all imaginary parts. "channels" below is an axis, N the state_size, L the tokens of a block.
+Coefficients that depend on the weights alone (steps, powers, kernels) are computed in float64, because they are raised
+to high powers. Both forms use one discretization. States are complex [..., state_size / 2], or real [..., state_size]
+with all real parts first and all imaginary parts after them. "channels" is an axis, N the state_size, and L the tokens
+of a block.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ Step = Callable[[Tensor, Tensor], Tensor]  # (h [..., channels, N / 2], u [..., 
 
 
 class Block(NamedTuple):
-    """What a system of each channel does to a block of L tokens.
+    """The linear system of each channel over a block of L tokens.
 
-    kernel [channels, L]: what a token adds to its own output, to the next one's, ...; into [channels, L, N]: to the
-    state after the block; out [channels, N, L]: what the state before the block adds to its outputs.
-    Of states h [channels, n, N], what is left after tokens of nothing: whole(h) after L, part(h, tokens [n]) of fewer.
+    kernel: [channels, L], the contribution of a token to its own output, to the next token's, and so on.
+    into: [channels, L, N], the contribution of each token to the state after the block.
+    out: [channels, N, L], the contribution of the state before the block to each output.
+    whole(h): states h [channels, n, N] after L tokens of zeros.
+    part(h, tokens [n]): the same states after fewer tokens of zeros.
     """
 
     kernel: Tensor
@@ -55,11 +58,11 @@ def state_space(case: S4 | S4D):
 
 
 def _convolve(block: Block, u: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Block after block: a convolution of its tokens, and what the state before it adds."""
+    """Compute block after block: a convolution of its tokens, plus the contribution of the state before it."""
     (n, m, channels), size = u.shape, block.kernel.shape[1]
     kernel, into, out = (x.to(h.dtype) for x in (block.kernel, block.into, block.out))
     x = torch.cat((u, u.new_zeros(n, -m % size, channels)), 1).permute(2, 0, 1).unflatten(2, (-1, size))
-    # Powers of two are the lengths that a transform likes, and twice a block keeps its end from its beginning.
+    # Fourier transforms are fast at powers of two, and twice the block length keeps the convolution from wrapping.
     y = torch.fft.irfft(torch.fft.rfft(x, 2 * size) * torch.fft.rfft(kernel, 2 * size)[:, None, None], 2 * size)
     added = (x.flatten(1, 2) @ into).unflatten(1, (n, -1))  # [channels, n, blocks, N]
     states = [h.flatten(-2).transpose(0, 1)]
@@ -68,7 +71,7 @@ def _convolve(block: Block, u: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tens
     begins = torch.stack(states[:-1], 2)
     y = y[..., :size] + (begins.flatten(1, 2) @ out).unflatten(1, (n, -1))
     y = y.flatten(2)[..., :m].permute(1, 2, 0)
-    # Of each sequence: the state before its last, unfinished block, and what the tokens of that add.
+    # For each sequence, take the state before its last, unfinished block and add that block's tokens.
     rest = lengths % size
     kept = torch.stack(states, 0)[lengths // size, :, torch.arange(n, device=u.device)].transpose(0, 1)
     ends = lengths[:, None] - size + torch.arange(size, device=u.device)
@@ -89,7 +92,7 @@ def _real(x: Tensor) -> Tensor:
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """A weight [channels, 2, N / 2] as complex numbers."""
+    """Return a weight [channels, 2, N / 2] as complex numbers."""
     return torch.complex(x[:, 0], x[:, 1])
 
 
@@ -97,7 +100,7 @@ def _pairs(x: Tensor) -> Tensor:
 
 
 def _diagonal(log_dt: Tensor, a_log: Tensor, a_imag: Tensor, c: Tensor) -> tuple[Step, Tensor, Callable[[int], Block]]:
-    """A step of h' = A h + u by zero-order hold, C, and what makes a block."""
+    """Return a step of h' = A h + u by zero-order hold, C, and a function that builds a block."""
     a, c = torch.complex(-a_log.exp(), a_imag), _pairs(c)
     exponent = log_dt.exp()[:, None] * a
     once = exponent.exp()
@@ -118,7 +121,7 @@ def _diagonal(log_dt: Tensor, a_log: Tensor, a_imag: Tensor, c: Tensor) -> tuple
 
 
 def _scale(h: Tensor, factors: Tensor) -> Tensor:
-    """Real states by complex factors."""
+    """Multiply real states by complex factors."""
     return _real(_complex(h) * factors.to(torch.promote_types(h.dtype, torch.complex64)))
 
 
@@ -128,7 +131,7 @@ def _scale(h: Tensor, factors: Tensor) -> Tensor:
 def _dplr(
     log_dt: Tensor, a_log: Tensor, a_imag: Tensor, p: Tensor, b: Tensor, c: Tensor
 ) -> tuple[Step, Tensor, Callable[[int], Block]]:
-    """A step of h' = (diag(a) - P P*) h + B u by the bilinear rule, linear in N; C, and what makes a block."""
+    """Return a step of h' = (diag(a) - P P*) h + B u by the bilinear rule, C, and a function that builds a block."""
     a, p, b, c = torch.complex(-a_log.exp(), a_imag), _pairs(p), _pairs(b), _pairs(c)
     rate = 2 / log_dt.exp()[:, None]
     inverse = 1 / (rate - a)
@@ -140,7 +143,7 @@ def _dplr(
 
     def block(size: int) -> Block:
         channels, n = a.shape[0], 2 * a.shape[1]
-        # Rows are states: h becomes h @ powers[i] after 2^i tokens, and c counts what is seen of it.
+        # Rows are states: h becomes h @ powers[i] after 2^i tokens, and c gives the output.
         basis = _complex(torch.eye(n, dtype=rate.dtype, device=rate.device))[:, None].expand(-1, channels, -1)
         nothing = rate.new_zeros(channels, 1)
         powers = [_real(step(basis, nothing)).transpose(0, 1)]
@@ -153,7 +156,7 @@ def _dplr(
         ending = c - torch.complex(out[:, : n // 2, -1], -out[:, n // 2 :, -1]) / 2
 
         def part(h: Tensor, tokens: Tensor) -> Tensor:
-            for i, power in enumerate(powers[:-1]):  # by the binary digits of their number
+            for i, power in enumerate(powers[:-1]):  # one factor for each binary digit of the number of tokens
                 h = torch.where((tokens >> i)[:, None] % 2 == 1, h @ power.to(h), h)
             return h
 
@@ -163,12 +166,12 @@ def _dplr(
 
 
 def _both(x: Tensor) -> Tensor:
-    """The sum over conjugate pairs of which one is given: [..., N / 2] -> [..., 1], real."""
+    """Sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
     return 2 * x.real.sum(-1, keepdim=True)
 
 
 def _kernel(rate: Tensor, a: Tensor, p: Tensor, b: Tensor, c: Tensor, size: int) -> Tensor:
-    """C A^l B of the discrete system for l < L, from its generating function at the roots of unity (algorithm 1).
+    """Return C A^l B of the discrete system for l < L, by its generating function at the roots of unity (algorithm 1).
 
     c: C (I - A^L). Multiplied out by 1 + w, where the paper divides by it: so w = -1 is a node like any other.
     """
@@ -177,7 +180,7 @@ def _kernel(rate: Tensor, a: Tensor, p: Tensor, b: Tensor, c: Tensor, size: int)
     one, other = 1 / (minus - plus * a[:, None]), 1 / (minus - plus * a.conj()[:, None])  # [channels, nodes, N / 2]
 
     def through(x: Tensor) -> Tensor:
-        """Of x / (minus - plus a), summed over conjugate pairs: [channels, nodes]."""
+        """Sum x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
         return (one @ x[..., None] + other @ x.conj()[..., None])[..., 0]
 
     plus = plus[:, 0]

@@ -1,4 +1,4 @@
-"""Rows of state as they are stored, and as float32; in pages they stand as their shape says."""
+"""Rows of state in their stored type and in float32. Pages are laid out as their shape says."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def store_rows(case: Storage):
 
 
 def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [..., numbers], to the nearest number of a type, ties to even; int8 as multiples of a scale, the largest
-    magnitude over 127, whose four bytes stand behind them.
+    """Round x [..., numbers] to a type, ties to even. int8 numbers are multiples of a scale, the largest magnitude over
+    127, whose four bytes follow them.
     """
     if dtype != torch.int8:
         return x.to(dtype)
     x = x.float()
     scales = x.abs().amax(-1, keepdim=True) / 127
     inverse = 1 / scales
-    broken, tiny = ~(inverse > 0), inverse.isinf()  # an infinity or a NaN; a scale that has no reciprocal
+    broken, tiny = ~(inverse > 0), inverse.isinf()  # broken: infinite or NaN; tiny: without a reciprocal
     scales = scales.masked_fill(broken, torch.nan).masked_fill(tiny, 0.0)
     numbers = (x * inverse).masked_fill(broken | tiny, 0.0).round_()
     return torch.cat((numbers.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
 
 
 def as_floats(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Stored rows in the type in which they are computed with."""
+    """Convert stored rows to the type of computation."""
     if rows.dtype == torch.int8:
         rows = rows[..., :-SCALE_BYTES] * rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return rows.to(dtype)
