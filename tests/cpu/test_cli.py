@@ -171,8 +171,8 @@ def test_threads(run: Run, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--device", "cpu", "--threads", "0"), "threads is 0; this process may use"),
-        (("--device", "cpu", "--threads", "9999"), "threads is 9999; this process may use"),
+        (("--device", "cpu", "--threads", "0"), "threads is 0; set --threads from 1 to"),
+        (("--device", "cpu", "--threads", "9999"), "threads is 9999; set --threads from 1 to"),
         (("--device", "reference", "--threads", "1"), "do not set --threads"),
     ],
 )
