@@ -75,7 +75,10 @@ def idle(server: Server) -> None:
     """Assert that no request is left and that the bookkeeping of pages is consistent."""
     for name in ("ridgeline:answers_open", "vllm:num_requests_running", "ridgeline:pages_used"):
         server.until(name, 0)
-    time.sleep(1.5)  # the engine checks its bookkeeping after an idle second
+    checks = "ridgeline:page_checks_total"
+    before = server.metric(checks)
+    load(server.port, range(1), 1, 1)  # the bookkeeping is checked again after it
+    until(lambda: server.metric(checks) > before)
     assert "inconsistent" not in server.said()
     assert server.metric("ridgeline:engine_restarts_total") == 0
 

@@ -83,13 +83,16 @@ class Workspace:
         return self._wider * _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
 
 
+def _rotary_dims(spec: ModelSpec) -> int:
+    """Return the numbers of all rotations of a token: cosines and sines, and the frequencies looked up for it."""
+    return sum(rope.dim + (rope.dim // 2 if rope.follows_length else 0) for rope in spec.ropes())
+
+
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     """Return the bytes of the results of recorded decode steps: those of the largest, half of them, and so on."""
     heads = max((own.num_heads * own.head_dim for own in spec.attentions(shared=True)), default=0)
     entries = sum(group.num_pages(size.length) + 2 for group in groups)
-    row = (
-        FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + sum(r.dim for r in spec.ropes())) + INT * entries
-    )
+    row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * entries
     return 2 * min(size.seqs, RECORDED_SEQS) * row
 
 

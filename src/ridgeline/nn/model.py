@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ class Model:
     Args:
         weights: every weight of `spec.weights()`, by name: floats, or codes and scales. A layer's weights are read when
             the layer is built, so that a mapping that reads files holds no more than one layer beside packed matrices.
-        max_model_len: longest context in tokens that will be served. It fixes rotations that depend on the length.
+        max_model_len: longest context in tokens that will be served.
         format: how matrices of floats are stored.
         low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
             Embeddings, experts and matrices that are not multiplied as one take none.
@@ -54,14 +53,13 @@ class Model:
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
-        self._frequencies: dict[Rope, tuple[Array, float]] = {}
-        self._all_rotations: dict[Rope, Rotary] = {}  # rotations of every position, where frequencies depend on it
+        # None: every rotation depends on the position alone.
+        regimes = spec.regimes(max_model_len)
+        self.frequency_tables = FrequencyTables(regimes) if regimes.breaks else None
+        self._frequencies: dict[Rope, tuple[Array, float]] = {}  # [dim / 2], or a row for each regime
         for rope in spec.ropes():
-            if (angles := grown_angles(rope, max_model_len)) is not None:
-                rotations = (table.memory.put(f(angles), "float32", "float32") for f in (np.cos, np.sin))
-                self._all_rotations[rope] = Rotary(*rotations)
-                continue
-            inverse, factor = frequencies(rope, max_model_len)
+            by_length = self.frequency_tables if rope.follows_length else None
+            inverse, factor = by_length.table(rope) if by_length else frequencies(rope, max_model_len)
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
@@ -88,9 +86,7 @@ class Model:
         stream = Stream(self.embed(step), None)
         if capture is not None:
             self._capture_stream(capture, "embed", stream, 1.0)
-        rotaries = {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
-        for rope, rotations in self._all_rotations.items():
-            rotaries[rope] = Rotary(*(self._table_rows(each, step.positions) for each in rotations))
+        rotaries = self._rotaries(step)
         for i, block in enumerate(self._blocks):
             run = block if capture is None else partial(block, capture=capture)
             stream = self.run_block(run, stream, step, rotaries)
@@ -106,7 +102,7 @@ class Model:
         capture.put(name, lambda: x if delta is None else self._add(x, delta, scale))
 
     def _rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
-        """The rotation of each of the step's tokens, for each kind of rotation."""
+        """Return the rotation of each of the step's tokens, for each kind of rotation."""
         if self.frequency_tables is None:
             return {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
         rows = step.frequency_rows(self.frequency_tables)
@@ -122,7 +118,6 @@ class Model:
         return [
             *self._held.alive(),
             *(inverse for inverse, _ in self._frequencies.values()),
-            *chain(*self._all_rotations.values()),
         ]
 
     @contextmanager

@@ -22,11 +22,41 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK = 4096  # lengths whose frequencies are computed at once, in float64
 
 
-def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
+class FrequencyTables:
+    """The frequencies of each regime of a model whose rotations depend on the length of a sequence.
+
+    regimes: the lengths at which frequencies change.
+    """
+
+    def __init__(self, regimes: Regimes) -> None:
+        self.regimes = regimes
+        self._breaks = np.array(regimes.breaks, np.int64)
+
+    def table(self, rope: Rope) -> tuple[Floats, float]:
+        """Return frequencies [regimes, dim / 2] of such a rotation, and the factor on cosines and sines."""
+        contexts = self.regimes.contexts()
+        match rope.scaling:
+            case LongRopeScaling(original_max_position_embeddings=original):
+                (short, factor), (long, _) = (frequencies(rope, length) for length in (original, original + 1))
+                return np.where(np.array(contexts)[:, None] > original, long, short), factor
+            case DynamicNTKScaling() as s:
+                found = np.empty((len(contexts), rope.dim // 2), np.float32)
+                for start in range(0, len(contexts), BLOCK):
+                    bases = [s.theta(rope.theta, rope.period, n) for n in contexts[start : start + BLOCK]]
+                    found[start : start + BLOCK] = _inverse(np.array(bases), rope.period)
+                return found, 1.0
+        raise ValueError(f"the frequencies of {rope} do not depend on the length")
+
+    def rows(self, floors: Ints, positions: Ints) -> Ints:
+        """Return each token's row of the tables [T]. floors [T]: those of the tokens' sequences."""
+        rows: Ints = np.searchsorted(self._breaks, np.maximum(floors, positions + 1))
+        return rows
+
+
+def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
     """Return the angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
 
-    max_model_len: longest context in tokens that will be served. It selects the factors of LongRoPE, and dynamic NTK
-    computes its frequencies for this length.
+    length: tokens of the context, on which the frequencies of dynamic NTK and LongRoPE depend.
     """
     match rope.scaling:
         case None:
@@ -44,23 +74,6 @@ def frequencies(rope: Rope, max_model_len: int) -> tuple[Floats, float]:
             return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.period))), s.attention_factor
 
 
-def grown_angles(rope: Rope, max_model_len: int) -> Floats | None:
-    """Return the angles [max_model_len, dim / 2] of dynamic NTK at each position.
-
-    Return None for other rotations, and where max_model_len does not exceed the trained length. A token past the
-    trained length is rotated as in a context that ends with it, and its key stays as the context grows; transformers
-    does so when it decodes. No angle depends on the final length of a sequence.
-    """
-    s = rope.scaling
-    if not isinstance(s, DynamicNTKScaling) or max_model_len <= s.original_max_position_embeddings:
-        return None
-    lengths = np.arange(1, max_model_len + 1)
-    bases = np.array([s.theta(rope.theta, rope.period, int(n)) for n in lengths])
-    exponents = np.arange(0, rope.period, 2, dtype=np.float32) / np.float32(rope.period)
-    powers = _single(np.power(_single(bases).astype(np.float64)[:, None], exponents.astype(np.float64)))
-    return _single(_single(lengths - 1)[:, None] * (np.float32(1) / powers))
-
-
 def _single(x: Any) -> Floats:
     return np.asarray(x, np.float32)
 
@@ -68,11 +81,11 @@ def _single(x: Any) -> Floats:
 def _powers(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     # Rounded once, from float64: closer to the frequencies in training than numpy's float32 power.
-    return _single(np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)))
+    return _single(np.power(_single(theta).astype(np.float64)[..., None], exponents.astype(np.float64)))
 
 
 def _inverse(theta: float | np.ndarray[Any, Any], dim: int) -> Floats:
-    """[dim / 2], or [n, dim / 2] of n bases."""
+    """Return frequencies [dim / 2], or [n, dim / 2] for n bases."""
     return _single(np.float32(1) / _powers(theta, dim))
 
 

@@ -195,9 +195,16 @@ class ModelSpec:
             )
         return wanted
 
-    def notes(self, max_model_len: int) -> tuple[str, ...]:
-        """Return notes for the user on choices that depend on the longest context to serve."""
-        return tuple(note for rope in self.ropes() if (note := rope.note(max_model_len)))
+    def regimes(self, max_model_len: int) -> Regimes:
+        """Return how rotations depend on the lengths of sequences of at most `max_model_len` tokens."""
+        return regimes_of((rope.scaling for rope in self.ropes()), max_model_len)
+
+    def frequency_bytes(self, max_model_len: int) -> int:
+        """Return the bytes of tables for rotations that depend on the length: the regimes, and their frequencies."""
+        breaks = len(self.regimes(max_model_len).breaks)
+        if not breaks:
+            return 0
+        return 8 * breaks + 4 * (breaks + 1) * sum(rope.dim // 2 for rope in self.ropes() if rope.follows_length)
 
     def ropes(self) -> tuple[Rope, ...]:
         """Return the distinct rotations in use, in order of first use."""

@@ -1,8 +1,8 @@
 """Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
 
-A token's key must not change when its sequence grows, or neither a cache nor a prefix could be reused. The published
-code of two scalings uses the current length; here, dynamic NTK rotates each token as in a context that ends
-with it, and LongRoPE chooses its set of divisors once, when a model is loaded, from `max_model_len`.
+The frequencies of two scalings depend on a length as well (regimes.py). Under dynamic NTK a prompt is rotated as a context
+of its length, and each later token as a context that ends with that token. Under LongRoPE all tokens of a sequence are
+rotated with one set of divisors, which depends on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class LongRopeScaling:
     original_max_position_embeddings: int
     attention_factor: float
 
-    def divisors(self, max_model_len: int) -> tuple[float, ...]:
-        """Return the divisors for contexts up to `max_model_len` tokens."""
-        long = max_model_len > self.original_max_position_embeddings
+    def divisors(self, length: int) -> tuple[float, ...]:
+        """Return the divisors for a context of `length` tokens."""
+        long = length > self.original_max_position_embeddings
         return self.long_factor if long else self.short_factor
 
 
@@ -94,7 +94,7 @@ class Rope:
 
     @property
     def follows_length(self) -> bool:
-        """Do its frequencies follow from a length too (regimes.py)?"""
+        """Return whether its frequencies depend on a length too (regimes.py)."""
         return isinstance(self.scaling, DynamicNTKScaling | LongRopeScaling)
 
     def __post_init__(self) -> None:
@@ -106,12 +106,3 @@ class Rope:
             for name in ("short_factor", "long_factor"):
                 if (n := len(getattr(self.scaling, name))) != self.dim // 2:
                     raise ValueError(f"rope {name} must have {self.dim // 2} entries, not {n}")
-
-    def note(self, max_model_len: int) -> str | None:
-        """Return which set of divisors LongRoPE uses, and how to get the other one; None for other rotations."""
-        match self.scaling:
-            case LongRopeScaling(original_max_position_embeddings=original) if max_model_len > original:
-                return (
-                    f"LongRoPE uses its set for long contexts; --max-model-len {original} keeps the one for short ones"
-                )
-        return None
