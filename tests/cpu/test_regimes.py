@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ridgeline.runtime.sampler import NoiseKey
 from transformers import AutoModelForCausalLM
 
 from oracle.build import build
@@ -19,8 +18,9 @@ from oracle.case import VOCAB
 from oracle.families import CASES
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.engine import Engine
-from ridgeline.plan import EngineOptions
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.settings import EngineOptions
 
 # Name of the oracle's case -> its trained length.
 TRAINED = {"phi3_longrope": 48, "llama_dynamic_long": 64}

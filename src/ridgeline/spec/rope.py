@@ -1,8 +1,8 @@
 """Rotary position embedding and the ways to stretch it, one type each (arXiv:2104.09864).
 
-The frequencies of two scalings depend on a length as well (regimes.py). Under dynamic NTK a prompt is rotated as a context
-of its length, and each later token as a context that ends with that token. Under LongRoPE all tokens of a sequence are
-rotated with one set of divisors, which depends on the length of the sequence.
+The frequencies of two scalings depend on a length as well (regimes.py). Under dynamic NTK a prompt is rotated as a
+context of its length, and each later token as a context that ends with that token. Under LongRoPE all tokens of a
+sequence are rotated with one set of divisors, which depends on the length of the sequence.
 """
 
 from __future__ import annotations
