@@ -413,7 +413,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "n": ((*WHOLE[:-1], 6), "at "),
     "max_tokens": (WHOLE[:-1], "at least 1"),
     "length_penalty": ((math.nan, math.inf, -math.inf, True, None, "1", [1.0], 10.1, -10.1, 10**400), "at most 10"),
-    "early_stopping": ((0, 1, None, "Never", "", "True", ["never"], 1.0), "true, false or 'never'"),
+    "early_stopping": ((0, 1, None, "Never", "", "True", ["never"], 1.0), "true, false or never"),
     "stop_token_ids": ((5, None, "ab", {3}, (-1,), (1.0,), (True,), ("a",), ([1],)), ""),
     "ignore_eos": ((0, 1, None, "no"), "true or false"),
     "skip_special_tokens": ((0, 1, None, "no"), "true or false"),

@@ -22,7 +22,8 @@ from transformers.generation.logits_process import (
 
 from ridgeline.errors import RequestError
 from ridgeline.sample import sampler
-from ridgeline.sample.logits import draw, filter_scores, top_k
+from ridgeline.sample.filters import filter_scores
+from ridgeline.sample.logits import draw, top_k
 from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, prompt_logprobs, sample
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
@@ -65,7 +66,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 def filtered(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The distribution after the filters, of scores after temperature."""
     left = scores - scores.max()
-    filter_scores(left, params)
+    filter_scores(left, params, lambda purpose: 0.0)
     return softmax(left)
 
 

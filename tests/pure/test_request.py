@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ridgeline.errors import RequestError
+from ridgeline.spec.breakers import TokenBreaker
 from ridgeline.spec.request import CompletionOutput, RequestOutput, SamplingParams, Timing, TokenLogprobs
 
 NAN, INF = math.nan, math.inf
@@ -24,6 +25,15 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "top_k": ((*WHOLE, None), "-1"),
     "min_p": ((*FLOATS, 1.0000001), "1"),
     "typical_p": ((*FLOATS, 0, 0.0, 1.0000001), "1"),
+    "top_n_sigma": ((*FLOATS[1:], -1.1), "-1"),
+    "xtc_probability": ((*FLOATS, 1.0000001), "1"),
+    "xtc_threshold": ((*FLOATS, 1.0000001), "1"),
+    "dry_multiplier": (FLOATS, "0"),
+    "dry_base": ((*FLOATS, 0.99), "1"),
+    "dry_allowed_length": ((*WHOLE, 0, None), "1"),
+    "dry_penalty_last_n": ((*WHOLE, None), "-1"),
+    "dry_sequence_breakers": ((5, None, "", ["a", ""], ["a", 5], ["a"] * 33, ["a" * 41]), ""),
+    "dry_token_breakers": ((5, None, ["a"], [[3]], [TokenBreaker(frozenset(range(1 << 15)), (1,))]), ""),
     "presence_penalty": ((*FLOATS[1:], -2.0000001, 2.0000001), "2"),
     "frequency_penalty": ((*FLOATS[1:], -2.0000001, 2.0000001), "2"),
     "logit_bias": (
@@ -112,7 +122,10 @@ def test_stop_tokens_are_a_list(value: Any) -> None:
         {"frequency_penalty": -2.0}, {"frequency_penalty": 2.0}, {"logit_bias": ((3, -100), (5, 100.0))},
         {"allowed_token_ids": (0,)}, {"allowed_token_ids": None}, {"bad_token_ids": (0, 7)}, {"min_tokens": 16},
         {"stop": ()}, {"stop": ("a", " ")}, {"prompt_logprobs": 0}, {"prompt_logprobs": 20},
-        {"logprobs_mode": "processed"}, {"include_stop_str_in_output": True},
+        {"logprobs_mode": "processed"}, {"include_stop_str_in_output": True}, {"top_n_sigma": -1}, {"dry_base": 1},
+        {"xtc_probability": 1}, {"xtc_threshold": 1}, {"dry_allowed_length": 1}, {"dry_penalty_last_n": -1},
+        {"dry_sequence_breakers": ()}, {"dry_sequence_breakers": ("a" * 40,) * 32},
+        {"dry_token_breakers": (TokenBreaker(frozenset(range((1 << 15) - 1)), (1,)),)},
     ],
     ids=str,
 )  # fmt: skip
@@ -144,9 +157,24 @@ def test_limits_that_depend_on_each_other() -> None:
     assert SamplingParams(allowed_token_ids=(3, 4), bad_token_ids=(3,))
 
 
-@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "bad_token_ids", "stop_token_ids"])
+@pytest.mark.parametrize("heads", [{}, [3], {-1}, {"a"}, set(), 5])
+def test_a_breaker_has_heads(heads: Any) -> None:
+    with pytest.raises(RequestError, match="heads"):
+        TokenBreaker(heads)
+    with pytest.raises(RequestError, match="tail"):
+        TokenBreaker(frozenset({3}), 5)  # type: ignore[arg-type]
+
+
+IDS = ["logit_bias", "allowed_token_ids", "bad_token_ids", "stop_token_ids", "bad_token_sequences", "dry_token_breakers"]
+
+
+@pytest.mark.parametrize("name", IDS)
 def test_token_ids_that_a_model_does_not_have(name: str) -> None:
-    value: Any = {9: 1.0, 99: 1.0} if name == "logit_bias" else (99, 9)
+    given: dict[str, Any] = {
+        "logit_bias": {9: 1.0, 99: 1.0}, "bad_token_sequences": [(9, 99)],
+        "dry_token_breakers": [TokenBreaker(frozenset({9, 99}), (5,))],
+    }  # fmt: skip
+    value: Any = given.get(name, (99, 9))
     params = SamplingParams(**{name: value})
     params.check_vocabulary(100)
     with pytest.raises(RequestError, match=rf"{name} has 99; .*0\.\.98"):

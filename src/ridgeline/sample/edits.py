@@ -1,22 +1,21 @@
-"""What a request does to the scores of single tokens before they are a distribution: masks, bias, penalties."""
+"""Edit the scores of single tokens before they are a distribution: masks, bias, penalties."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from ridgeline.sample.dry import MAX_PENALTY, Dry
 from ridgeline.sample.logits import Floats, Ints
 from ridgeline.sample.masks import Grammar
 from ridgeline.spec.request import SamplingParams
 
-# So that differences of scores stay finite under absurd penalties.
-_LIMIT = float(np.finfo(np.float64).max / 4)
-
 
 class TokenCounts:
-    """How often each token came in an answer, for the tokens of prompt and answer. A push costs the same at any length.
+    """Counts how often each token of prompt and answer occurs in the answer. A push costs the same at any length.
 
     The arrays are in no particular order.
     """
@@ -27,9 +26,9 @@ class TokenCounts:
         self._slots = {int(token): slot for slot, token in enumerate(self._ids)}
 
     def push(self, token: int) -> None:
-        """One more token of the answer."""
+        """Take the next token of the answer."""
         slot = self._slots.setdefault(token, len(self._slots))
-        if slot == len(self._ids):  # full: twice the room, so that growing costs nothing on average
+        if slot == len(self._ids):  # full: double the arrays, so that the average cost of a push is constant
             room = np.zeros(max(16, slot), np.int64)
             self._ids, self._counts = np.append(self._ids, room), np.append(self._counts, room)
         self._ids[slot] = token
@@ -37,25 +36,25 @@ class TokenCounts:
 
     @property
     def ids(self) -> Ints:
-        """[m] the distinct tokens of prompt and answer."""
+        """Return the distinct tokens of prompt and answer [m]."""
         return self._ids[: len(self._slots)]
 
     @property
     def counts(self) -> Ints:
-        """[m] how often each came in the answer; 0 for one that is only in the prompt."""
+        """Return how often each occurs in the answer [m]; 0 for a token that is only in the prompt."""
         return self._counts[: len(self._slots)]
 
 
 class BadSequences:
-    """Sequences of tokens that an answer must not contain: what may not come next.
+    """Finds the tokens that would complete one of the sequences that an answer must not contain.
 
-    A push and a look cost what the sequences take whose last token but one has just come.
+    A token costs as much as the sequences whose last token but one it is.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
-        """`sequences`: each of at least one token. Those of one token may never come."""
+        """sequences: each of at least one token. The tokens of sequences of length 1 are in `always`."""
         self.always = [sequence[0] for sequence in sequences if len(sequence) == 1]
-        self._by_last: dict[int, list[tuple[list[int], int]]] = {}  # of what comes before the last token
+        self._by_last: dict[int, list[tuple[list[int], int]]] = {}  # by the last token but one
         longest = 0
         for *before, end in sequences:
             if before:
@@ -64,11 +63,11 @@ class BadSequences:
         self._past = deque[int](maxlen=longest)
 
     def push(self, token: int) -> None:
-        """One more token of the answer."""
+        """Take the next token of the answer."""
         self._past.append(token)
 
     def next(self) -> list[int]:
-        """The tokens that would complete a sequence of several tokens."""
+        """Return the tokens that would complete a sequence of several tokens."""
         candidates = self._by_last.get(self._past[-1], ()) if self._past else ()
         if not candidates:
             return []
@@ -76,42 +75,120 @@ class BadSequences:
         return [end for before, end in candidates if past[-len(before) :] == before]
 
 
-class Edits:
-    """The masks, the bias and the penalties of one sequence, in this order."""
+class Edit(Protocol):
+    """Changes the scores of one sequence before they are a distribution."""
 
-    def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], ends: Collection[int], grammar: Grammar | None = None
-    ) -> None:
-        """`ends`: the tokens that would end the sequence, which its first min_tokens tokens may not be."""
-        self._params = params
-        self._matcher = None if grammar is None else grammar.start()
+    def push(self, token: int) -> None:
+        """Take the next token of the answer."""
+        ...
+
+    def apply(self, scores: Floats) -> None:
+        """Edit scores [vocabulary], float64, in place: minus infinity for a token that is ruled out."""
+        ...
+
+
+class Masks:
+    """Rules out tokens: allowed_token_ids, bad_token_ids, bad_token_sequences and, at first, the ends of an answer."""
+
+    def __init__(self, params: SamplingParams, ends: Collection[int]) -> None:
+        """ends: the tokens that would end the sequence; none of its first min_tokens tokens may be one of them."""
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else np.array(allowed, np.int64)
         self._sequences = BadSequences(params.bad_token_sequences)
         self._bad = np.array([*params.bad_token_ids, *self._sequences.always], np.int64)
         self._ends = np.array(sorted(ends), np.int64)
-        self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._left = params.min_tokens
+
+    def push(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._left -= 1
+        self._sequences.push(token)
+
+    def apply(self, scores: Floats) -> None:
+        """Rule tokens out."""
+        if self._allowed is not None:
+            kept = scores[self._allowed]
+            scores.fill(-np.inf)
+            scores[self._allowed] = kept
+        scores[self._bad] = -np.inf
+        scores[self._sequences.next()] = -np.inf
+        if self._left > 0:
+            scores[self._ends] = -np.inf
+
+
+class Bias:
+    """Adds logit_bias."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float64)
-        self._produced = 0
-        self._counts = TokenCounts(prompt) if _penalizes(params) else None
+
+    def push(self, token: int) -> None:
+        """Do nothing: the bias does not depend on the answer."""
+
+    def apply(self, scores: Floats) -> None:
+        """Add the bias."""
+        scores[self._ids] += self._bias
+
+
+class Penalties:
+    """Applies repetition_penalty, presence_penalty and frequency_penalty.
+
+    Repetition, over prompt and answer: positive scores are divided by it, others multiplied (arXiv:1909.05858).
+    Presence and frequency, over the answer (OpenAI's and vLLM's definition): subtracted once, and for each time.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self._params, self._tokens = params, TokenCounts(prompt)
+
+    def push(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._tokens.push(token)
+
+    def apply(self, scores: Floats) -> None:
+        """Penalize the tokens of prompt and answer."""
+        params, ids, counts = self._params, self._tokens.ids, self._tokens.counts
+        factor, found = params.repetition_penalty, scores[self._tokens.ids]
+        with np.errstate(over="ignore"):
+            changed = np.where(found > 0, found / factor, found * factor)
+        changed = changed.clip(-MAX_PENALTY, MAX_PENALTY)
+        changed -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        scores[ids] = np.where(found == -np.inf, found, changed)  # a token that is ruled out stays so
+
+
+class Edits:
+    """All edits of one sequence, in the order in which they act: grammar, masks, bias, penalties, DRY."""
+
+    def __init__(self, edits: Sequence[Edit], grammar: Grammar | None = None) -> None:
+        self._edits = edits
+        self._matcher = None if grammar is None else grammar.start()
 
     @classmethod
     def of(
         cls, params: SamplingParams, prompt: Sequence[int], ends: Collection[int], grammar: Grammar | None = None
     ) -> Edits | None:
-        """The edits that `params` and a grammar ask for; None where they ask for none."""
+        """Return the edits that `params` and a grammar call for; None if there are none.
+
+        ends: the tokens that would end the sequence.
+        """
+        edits: list[Edit] = []
         bad = params.bad_token_ids or params.bad_token_sequences
-        masks = params.allowed_token_ids is not None or bad or (params.min_tokens and ends) or grammar
-        return cls(params, prompt, ends, grammar) if masks or params.logit_bias or _penalizes(params) else None
+        if params.allowed_token_ids is not None or bad or (params.min_tokens and ends):
+            edits.append(Masks(params, ends))
+        if params.logit_bias:
+            edits.append(Bias(params))
+        if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+            edits.append(Penalties(params, prompt))
+        if params.dry_multiplier > 0 and params.dry_penalty_last_n != 0:
+            edits.append(Dry(params, prompt))
+        return cls(edits, grammar) if edits or grammar is not None else None
 
     def push(self, token: int) -> None:
-        """One more token of the answer."""
-        self._produced += 1
-        self._sequences.push(token)
+        """Take the next token of the answer."""
         if self._matcher is not None:
             self._matcher.push(token)
-        if self._counts is not None:
-            self._counts.push(token)
+        for edit in self._edits:
+            edit.push(token)
 
     def prepare(self) -> None:
         """Begin to make what `apply` needs and that takes a while."""
@@ -119,42 +196,15 @@ class Edits:
             self._matcher.prepare()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for what `prepare` began, but not longer; is it there?"""
+        """Wait at most `seconds` for what `prepare` began; return whether it is ready."""
         return self._matcher is None or self._matcher.wait(seconds)
 
     def apply(self, scores: Floats) -> None:
-        """Edit scores [vocabulary], float64, in place: minus infinity for what is ruled out.
+        """Edit scores [vocabulary], float64, in place: minus infinity for a token that is ruled out.
 
-        Raises RequestError where a grammar has become too complex to go on. Waits for what `prepare` began.
+        Waits for what `prepare` began. Raises RequestError if a grammar has become too complex.
         """
         if self._matcher is not None:
             scores[~self._matcher.allowed()[: scores.size]] = -np.inf
-        if self._allowed is not None:
-            kept = scores[self._allowed]
-            scores.fill(-np.inf)
-            scores[self._allowed] = kept
-        scores[self._bad] = -np.inf
-        scores[self._sequences.next()] = -np.inf
-        if self._produced < self._params.min_tokens:
-            scores[self._ends] = -np.inf
-        scores[self._bias_ids] += self._bias
-        if self._counts is not None:
-            penalize(scores, self._counts, self._params)
-
-
-def penalize(scores: Floats, tokens: TokenCounts, params: SamplingParams) -> None:
-    """Apply the penalties to scores [vocabulary] in place.
-
-    Repetition, over prompt and answer: positive scores are divided by it, others multiplied (arXiv:1909.05858).
-    Presence and frequency, over the answer (OpenAI's and vLLM's definition): subtracted once, and for each time.
-    """
-    ids, counts, factor = tokens.ids, tokens.counts, params.repetition_penalty
-    found = scores[ids]
-    with np.errstate(over="ignore"):
-        changed = np.where(found > 0, found / factor, found * factor)
-    changed = changed.clip(-_LIMIT, _LIMIT) - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    scores[ids] = np.where(found == -np.inf, found, changed)  # what is ruled out stays so
-
-
-def _penalizes(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        for edit in self._edits:
+            edit.apply(scores)

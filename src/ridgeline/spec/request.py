@@ -1,14 +1,31 @@
-"""What a user asks of a model, and what comes back. Names follow vLLM where it has one."""
+"""Define what a user asks of a model, and what the model answers. Names follow vLLM and llama.cpp."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.checks import check_flag, check_number, check_sizes, check_whole, ids_of, pairs_of, texts_of
+from ridgeline.spec.breakers import TokenBreaker, largest
+from ridgeline.spec.parameters import (
+    Biases,
+    Breakers,
+    Choice,
+    Flag,
+    Number,
+    Stage,
+    Structure,
+    Texts,
+    TokenIds,
+    TokenSequences,
+    Whole,
+    check_declared,
+    declare,
+    declared,
+    described,
+    required,
+)
 from ridgeline.spec.structure import StructuredOutputs
 
 MAX_LOGPROBS = 20
@@ -18,8 +35,10 @@ MAX_PENALTY = 2.0
 # Bad words are looked for at every token. A word becomes two sequences, a character at most four tokens.
 MAX_BAD_WORDS, MAX_BAD_CHARACTERS = 1024, 8192
 MAX_BAD_SEQUENCES, MAX_BAD_TOKENS = 4096, 1 << 17
-MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam is a sequence with state of its own
+MAX_DRY_BREAKERS, MAX_DRY_BREAKER_CHARACTERS = 32, 40  # each text is looked for in every token of the vocabulary
+MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam is a sequence with its own state
 MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
+MAX_SEED = 2**63 - 1
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
 EarlyStopping = bool | Literal["never"]
@@ -27,199 +46,258 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to pick tokens. Raises RequestError, naming the value and the limit, for anything out of range.
+    """How to pick tokens. Raises RequestError, which names the value and the limit, for anything out of range.
 
-    The order: masks (allowed_token_ids, bad_token_ids, bad_words, min_tokens), logit_bias, repetition penalty, presence
-    and frequency penalties, temperature, top_k, top_p, min_p, typical_p, then one draw. temperature 0 is greedy: the
-    most likely token after masks, bias and penalties, the lowest id among equals.
-
-    n: answers per prompt. max_tokens: None is up to the end of the context. min_tokens: the first so many tokens of an
-    answer cannot end it. top_k: 0 or -1 keeps all tokens. typical_p: keep the tokens whose information is closest to
-    the expected, up to this probability (arXiv:2202.00666). presence_penalty, frequency_penalty: subtracted from the
-    score of a token that is in the answer, once and for each time; repetition_penalty: divides positive scores of
-    tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858). logit_bias: token id -> what is added to
-    its score; kept as sorted pairs. allowed_token_ids: None is all. bad_token_ids: never produced.
-    bad_words: texts that no answer may contain, as vLLM understands them: each becomes the token ids of the word and of
-    the word after a space, and the last id of such a sequence may not follow the others. A model can still spell a word
-    with other tokens. bad_token_sequences: the same, given as sequences of token ids.
-    seed: None takes the model's seed and the request's place in the call, so that a run repeats.
-    stop: texts that end an answer as soon as they are complete (one text, or a list), left out of it unless
-    include_stop_str_in_output.
-    logprobs: how many of the most likely tokens to report at each position, from the distribution named by
-    logprobs_mode: "raw" is the model's own, "processed" is what was drawn from (at temperature 0: after masks, bias
-    and penalties). prompt_logprobs: the same for each prompt token, always raw.
+    docs/generate.md states the order in which the parameters act. At temperature 0 the most likely token after masks,
+    bias and penalties is taken; of equal ones, the one with the lowest id. Lists may be given for tuples, and a mapping
+    for logit_bias.
     """
 
-    n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprobs_mode: LogprobsMode = "raw"
-    skip_special_tokens: bool = True
-    structured_outputs: StructuredOutputs | None = None
+    # fmt: off
+    n: int = declare(1, Whole(
+        low=1, high=MAX_N, stage=Stage.ANSWER, label="Number of answers", start=1,
+        help="Number of answers for each prompt.",
+    ))
+    max_tokens: int | None = declare(16, Whole(
+        low=1, optional=True, stage=Stage.ANSWER, label="Max tokens", start=128,
+        help="Largest number of tokens in an answer. None: up to the end of the context.",
+    ))
+    min_tokens: int = declare(0, Whole(
+        low=0, stage=Stage.MASK,
+        help="Number of tokens before which no token and no stop string can end an answer.",
+    ))
+    allowed_token_ids: tuple[int, ...] | None = declare(None, TokenIds(
+        stage=Stage.MASK, help="Sample only from these token ids.",
+    ))
+    bad_token_ids: tuple[int, ...] = declare((), TokenIds(
+        stage=Stage.MASK, help="Never sample these token ids.",
+    ))
+    bad_words: tuple[str, ...] = declare((), Texts(
+        stage=Stage.MASK, most=MAX_BAD_WORDS, characters=MAX_BAD_CHARACTERS, visible=True,
+        help="Texts that an answer must not contain. Only their usual token ids are excluded, as by vLLM: the model "
+        "can still write a text with other tokens.",
+    ))
+    bad_token_sequences: tuple[tuple[int, ...], ...] = declare((), TokenSequences(
+        stage=Stage.MASK, most=MAX_BAD_SEQUENCES, tokens=MAX_BAD_TOKENS, flag=False, api=False,
+        help="Sequences of token ids that an answer must not contain.",
+    ))
+    structured_outputs: StructuredOutputs | None = declare(None, Structure(
+        stage=Stage.MASK, flag=False,
+        help="Structure that an answer must follow: a JSON schema, a regular expression, a grammar or a choice.",
+    ))
+    logit_bias: tuple[tuple[int, float], ...] = declare((), Biases(
+        stage=Stage.BIAS, most=MAX_BIAS, help="Numbers to add to the logits of tokens, by token id.",
+    ))
+    repetition_penalty: float = declare(1.0, Number(
+        stage=Stage.PENALTY, low=0.0, open_low=True, recommended=True, label="Repetition penalty", step=0.05,
+        help="Factor against tokens of the prompt and the answer: positive logits are divided by it, negative ones "
+        "multiplied (arXiv:1909.05858). 1 changes nothing; raise it against repetitions.",
+    ))
+    presence_penalty: float = declare(0.0, Number(
+        stage=Stage.PENALTY, low=-MAX_PENALTY, high=MAX_PENALTY, label="Presence penalty", step=0.1,
+        help="Number to subtract from the logits of tokens that the answer contains.",
+    ))
+    frequency_penalty: float = declare(0.0, Number(
+        stage=Stage.PENALTY, low=-MAX_PENALTY, high=MAX_PENALTY, label="Frequency penalty", step=0.1,
+        help="Number to subtract from the logit of a token for each time that the answer contains it.",
+    ))
+    dry_multiplier: float = declare(0.0, Number(
+        stage=Stage.PENALTY, low=0.0, label="DRY multiplier", step=0.1,
+        help="Strength of the DRY penalty. A token that would continue a repetition of L tokens loses dry_multiplier "
+        "times dry_base to the power L - dry_allowed_length. 0 turns DRY off; 0.8 is usual.",
+    ))
+    dry_base: float = declare(1.75, Number(
+        stage=Stage.PENALTY, low=1.0, label="DRY base", step=0.05,
+        help="Factor by which the DRY penalty grows with each token of a repetition.",
+    ))
+    dry_allowed_length: int = declare(2, Whole(
+        stage=Stage.PENALTY, low=1, label="DRY allowed length",
+        help="Length in tokens up to which DRY allows a repetition.",
+    ))
+    dry_penalty_last_n: int = declare(-1, Whole(
+        stage=Stage.PENALTY, low=-1,
+        help="Number of last tokens, of prompt and answer, in which DRY looks for repetitions. -1: all; 0: none.",
+    ))
+    dry_sequence_breakers: tuple[str, ...] = declare(("\n", ":", '"', "*"), Texts(
+        stage=Stage.PENALTY, most=MAX_DRY_BREAKERS, longest=MAX_DRY_BREAKER_CHARACTERS,
+        help="Texts at which a repetition ends for DRY: it is counted from the last of them in the sequence.",
+    ))
+    dry_token_breakers: tuple[TokenBreaker, ...] = declare((), Breakers(
+        stage=Stage.PENALTY, flag=False, api=False,
+        help="Sequence breakers as token ids, for use without a tokenizer.",
+    ))
+    temperature: float = declare(1.0, Number(
+        stage=Stage.TEMPERATURE, low=0.0, recommended=True, label="Temperature", step=0.1,
+        help="Number by which the logits are divided: lower is more predictable. 0 takes the most likely token.",
+    ))
+    top_n_sigma: float = declare(0.0, Number(
+        stage=Stage.FILTER, low=-1.0, label="Top n sigma", step=0.1,
+        help="Keep tokens whose logit is at most this many standard deviations of all logits below the largest "
+        "(arXiv:2411.07641). 0 or less keeps all; 1 is usual.",
+    ))
+    top_k: int = declare(0, Whole(
+        stage=Stage.FILTER, low=-1, recommended=True, label="Top k",
+        help="Keep this number of the most likely tokens. 0 or -1 keeps all.",
+    ))
+    top_p: float = declare(1.0, Number(
+        stage=Stage.FILTER, low=0.0, high=1.0, open_low=True, recommended=True, label="Top p", step=0.05,
+        help="Keep the fewest most likely tokens that together have this probability. 1 keeps all.",
+    ))
+    min_p: float = declare(0.0, Number(
+        stage=Stage.FILTER, low=0.0, high=1.0, recommended=True, label="Min p", step=0.01,
+        help="Keep tokens with at least this share of the probability of the most likely token. 0 keeps all.",
+    ))
+    typical_p: float = declare(1.0, Number(
+        stage=Stage.FILTER, low=0.0, high=1.0, open_low=True, recommended=True, label="Typical p", step=0.05,
+        help="Keep the fewest tokens that together have this probability, first those whose information is closest to "
+        "the entropy (arXiv:2202.00666). 1 keeps all.",
+    ))
+    xtc_probability: float = declare(0.0, Number(
+        stage=Stage.FILTER, low=0.0, high=1.0, label="XTC probability", step=0.1,
+        help="Probability that XTC acts at a token. It then removes all tokens of at least xtc_threshold, except "
+        "the least likely of them. 0 turns XTC off; 0.5 is usual.",
+    ))
+    xtc_threshold: float = declare(0.1, Number(
+        stage=Stage.FILTER, low=0.0, high=1.0, label="XTC threshold", step=0.05,
+        help="Probability from which XTC may remove a token. Above 0.5 XTC removes none.",
+    ))
+    seed: int | None = declare(None, Whole(
+        stage=Stage.DRAW, low=0, high=MAX_SEED, label="Seed",
+        help="Random seed of the request: the same seed gives the same answer. None: the model's seed and the number "
+        "of the request in its call.",
+    ))
+    stop: tuple[str, ...] = declare((), Texts(
+        stage=Stage.END, help="Texts that end an answer as soon as they are complete.",
+    ))
+    include_stop_str_in_output: bool = declare(False, Flag(
+        stage=Stage.END, help="Keep the text that ended an answer in it.",
+    ))
+    stop_token_ids: tuple[int, ...] = declare((), TokenIds(
+        stage=Stage.END, help="Token ids that end an answer, besides the model's end-of-sequence tokens.",
+    ))
+    ignore_eos: bool = declare(False, Flag(
+        stage=Stage.END, help="Continue after an end-of-sequence token.",
+    ))
+    logprobs: int | None = declare(None, Whole(
+        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS, api=False,
+        help="Number of most likely tokens whose log probabilities are reported at each position, besides the token "
+        "that was taken. None: no report.",
+    ))
+    prompt_logprobs: int | None = declare(None, Whole(
+        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS,
+        help="The number of most likely tokens that are reported for each prompt token. None: no report.",
+    ))
+    logprobs_mode: LogprobsMode = declare("raw", Choice(
+        stage=Stage.REPORT, values=("raw", "processed"),
+        help="Distribution that logprobs are from: raw is the model's own, processed is the one that was sampled from.",
+    ))
+    skip_special_tokens: bool = declare(True, Flag(
+        stage=Stage.REPORT, help="Leave special tokens out of the text.",
+    ))
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_whole("n", self.n, 1, MAX_N)
-        self._check_structure()
-        self._check_filters()
-        self._check_tokens()
-        self._check_ends()
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
-        if self.logprobs_mode not in get_args(LogprobsMode):
-            raise RequestError(f"logprobs_mode is {self.logprobs_mode!r}; it must be raw or processed")
-        if self.seed is not None:
-            check_whole("seed", self.seed, 0, 2**63 - 1)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            check_flag(name, getattr(self, name))
-
-    def _check_structure(self) -> None:
-        given: Any = self.structured_outputs
-        if isinstance(given, Mapping):
-            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(given))
-        elif given is not None and not isinstance(given, StructuredOutputs):
-            raise RequestError(f"structured_outputs is {given!r:.100}; it must be an object, see StructuredOutputs")
-        if given is not None and self.ignore_eos:
+        check_declared(self, SAMPLING)
+        if self.structured_outputs is not None and self.ignore_eos:
             raise RequestError("ignore_eos with structured_outputs: nothing may follow a structure that is complete")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
+        if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
+            raise RequestError(
+                f"allowed_token_ids is {list(self.allowed_token_ids)!r:.100}, which less bad_token_ids leaves none"
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
-        allowed = self.allowed_token_ids or ()
-        ids = {"logit_bias": [t for t, _ in self.logit_bias], "allowed_token_ids": allowed,
-               "bad_token_ids": self.bad_token_ids, "stop_token_ids": self.stop_token_ids,
-               "bad_token_sequences": [t for sequence in self.bad_token_sequences for t in sequence]}  # fmt: skip
+        ids: dict[str, Sequence[int]] = {
+            "logit_bias": [t for t, _ in self.logit_bias],
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_token_ids": self.bad_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+            "bad_token_sequences": [t for sequence in self.bad_token_sequences for t in sequence],
+            "dry_token_breakers": largest(self.dry_token_breakers),
+        }
         for name, tokens in ids.items():
-            _known(name, tokens, vocab_size)
+            _check_known(name, tokens, vocab_size)
 
-    def _check_filters(self) -> None:
-        check_number("temperature", self.temperature, 0.0, math.inf)
-        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        check_whole("top_k", self.top_k, -1)
-        check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        check_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        check_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
 
-    def _check_tokens(self) -> None:
-        object.__setattr__(self, "logit_bias", pairs_of("logit_bias", self.logit_bias))
-        for token, bias in self.logit_bias:
-            check_whole("logit_bias: a token id", token, 0)
-            check_number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
-        for name in ("bad_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, ids_of(name, getattr(self, name)))
-        self._check_bad_words()
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", ids_of("allowed_token_ids", self.allowed_token_ids))
-            if not set(self.allowed_token_ids) - set(self.bad_token_ids):
-                raise RequestError(
-                    f"allowed_token_ids is {list(self.allowed_token_ids)!r:.100}, which less bad_token_ids leaves none"
-                )
-
-    def _check_bad_words(self) -> None:
-        object.__setattr__(self, "bad_words", texts_of("bad_words", self.bad_words))
-        given: Any = self.bad_token_sequences
-        if not isinstance(given, list | tuple):
-            raise RequestError(f"bad_token_sequences is {given!r:.100}; it must be a list of lists of token ids")
-        object.__setattr__(self, "bad_token_sequences", tuple(ids_of("bad_token_sequences", ids) for ids in given))
-        if any(not word.strip() for word in self.bad_words) or () in self.bad_token_sequences:
-            raise RequestError("bad_words and bad_token_sequences may hold no empty word")
-        check_sizes("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_CHARACTERS)
-        check_sizes("bad_token_sequences", self.bad_token_sequences, MAX_BAD_SEQUENCES, MAX_BAD_TOKENS)
-
-    def _check_ends(self) -> None:
-        if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
-        object.__setattr__(self, "stop", texts_of("stop", self.stop))
+SAMPLING = declared(SamplingParams)
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n{described(SAMPLING)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
     """How to search for the most likely answers: names and meanings of transformers' `generate`.
 
-    Raises RequestError, naming the value and the limit, for anything out of range.
-
-    beam_width: how many unfinished answers are followed at once (num_beams). n: how many answers are returned, best
-    first (num_return_sequences); None is beam_width. max_tokens: None is up to the end of the context.
-    length_penalty: an answer's score is its log probability over its length in tokens to this power: 0 is the log
-    probability itself, 1 the mean per token; more favors longer answers, less shorter ones.
-    early_stopping: when to stop, once beam_width answers have ended. True: at once. False: when the best unfinished one
-    scores no better at its present length than the worst of them. "never": when none can become better, by the length
-    that would suit it best; the slowest.
-    stop_token_ids: token ids that end an answer, as the model's own end-of-sequence tokens do unless ignore_eos.
+    Raises RequestError, which names the value and the limit, for anything out of range.
     """
 
-    beam_width: int
-    n: int | None = None
-    max_tokens: int | None = 16
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    # fmt: off
+    beam_width: int = required(Whole(
+        stage=Stage.SEARCH, low=1, high=MAX_BEAM_WIDTH,
+        help="Number of unfinished answers that are followed at once (num_beams of transformers).",
+    ))
+    n: int | None = declare(None, Whole(
+        stage=Stage.SEARCH, low=1,
+        help="Number of answers that are returned, best first (num_return_sequences). None: beam_width.",
+    ))
+    max_tokens: int | None = declare(16, Whole(
+        stage=Stage.SEARCH, low=1, optional=True,
+        help="Largest number of tokens in an answer. None: up to the end of the context.",
+    ))
+    length_penalty: float = declare(1.0, Number(
+        stage=Stage.SEARCH, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY,
+        help="An answer's score is its log probability divided by its length to this power: 0 is the log probability "
+        "itself, 1 the mean per token. Higher values favor longer answers.",
+    ))
+    early_stopping: EarlyStopping = declare(False, Choice(
+        stage=Stage.SEARCH, values=(True, False, "never"),
+        help="When to stop once beam_width answers have ended. true: at once. false: when the best unfinished answer "
+        "scores no better at its present length than the worst of them. never: when none can become better.",
+    ))
+    stop_token_ids: tuple[int, ...] = declare((), TokenIds(
+        stage=Stage.SEARCH, help="Token ids that end an answer, besides the model's end-of-sequence tokens.",
+    ))
+    ignore_eos: bool = declare(False, Flag(
+        stage=Stage.SEARCH, help="Continue after an end-of-sequence token.",
+    ))
+    skip_special_tokens: bool = declare(True, Flag(
+        stage=Stage.SEARCH, help="Leave special tokens out of the text.",
+    ))
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
-        if self.n is not None:
-            check_whole("n", self.n, 1)
-            if self.n > self.beam_width:
-                raise RequestError(f"n is {self.n}; it must be at most beam_width, {self.beam_width}")
-        if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, 1)
-        check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
-        known = {bool: (True, False), str: ("never",)}.get(type(self.early_stopping), ())
-        if self.early_stopping not in known:
-            raise RequestError(f"early_stopping is {self.early_stopping!r}; it must be true, false or 'never'")
-        object.__setattr__(self, "stop_token_ids", ids_of("stop_token_ids", self.stop_token_ids))
-        for name in ("ignore_eos", "skip_special_tokens"):
-            check_flag(name, getattr(self, name))
+        check_declared(self, BEAM_SEARCH)
+        if self.n is not None and self.n > self.beam_width:
+            raise RequestError(f"n is {self.n}; it must be at most beam_width, {self.beam_width}")
 
     @property
     def answers(self) -> int:
-        """How many answers are returned."""
+        """Return how many answers are returned."""
         return self.beam_width if self.n is None else self.n
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that a model with `vocab_size` tokens does not have."""
-        _known("stop_token_ids", self.stop_token_ids, vocab_size)
+        _check_known("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+BEAM_SEARCH = declared(BeamSearchParams)
+BeamSearchParams.__doc__ = f"{BeamSearchParams.__doc__}\n{described(BEAM_SEARCH)}"
 
 
 Params = SamplingParams | BeamSearchParams  # how to answer a prompt
 
 
-def _known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+def _check_known(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     if tokens and max(tokens) >= vocab_size:
         raise RequestError(f"{name} has {max(tokens)}; this model's token ids are 0..{vocab_size - 1}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one position: of the token that stands there, and of the most likely ones, best first.
+    """Log probabilities at one position: of the token there, and of the most likely tokens, best first.
 
-    top: fewer than asked for where fewer have a probability above zero.
+    top: pairs of token id and log probability. Tokens of probability zero are left out.
     """
 
     token_id: int
@@ -229,11 +307,11 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer.
+    """One answer to a prompt.
 
     finish_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at max_tokens or the end
     of the context; "error" if no token could be picked, with the reason in `error`. stop_reason: the stop token or the
-    stop string that ended it, else None. score: of an answer that was searched for (BeamSearchParams).
+    stop string that ended the answer, else None. score: the score of a beam search, else None.
     """
 
     index: int
@@ -252,7 +330,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: to the first token, per token after it (None for a single token), and in all; until its first step."""
+    """How long a request took, in seconds.
+
+    ttft_s: from arrival to the first token. tpot_s: per token after the first; None if there is one token. total_s:
+    from arrival to the last token. queued_s: from arrival to the first step.
+    """
 
     ttft_s: float
     tpot_s: float | None
@@ -263,11 +345,11 @@ class Timing:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its answers. prompt is None where token ids were given. num_preempted: how often an answer's pages
-    were taken for others, and given back later.
+    """A prompt and its answers.
 
-    prompt_logprobs: None unless asked for; else an entry for each prompt token, None for the first, which nothing
-    predicts.
+    prompt: the text; None if token ids were given. num_cached_tokens: number of prompt tokens that were found in the
+    prefix cache. prompt_logprobs: None unless requested; otherwise an entry for each prompt token, and None for the
+    first one, which nothing predicts. num_preempted: number of preemptions of its answers.
     """
 
     prompt: str | None
@@ -284,7 +366,7 @@ class RequestOutput:
         return f"RequestOutput({prompt}, {_counted(self.outputs, 'answer')}: [{answers}], {self.timing.total_s:.3f} s)"
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         completion = sum(len(o.token_ids) for o in self.outputs)
         out: dict[str, Any] = {
             "choices": [_choice(o) for o in self.outputs],
@@ -307,11 +389,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """What one answer grew by, as it comes.
+    """A piece of one answer, as it is streamed.
 
-    index: which of the answers. text: never with a broken character, so it may lag behind the tokens. finish_reason,
-    stop_reason, error: as in CompletionOutput, on the answer's last chunk. output: the whole result, on the last chunk
-    of the last answer.
+    index: number of the answer. text: new text; it never ends inside a character, so it may come later than its
+    tokens. finish_reason, stop_reason, error: as in CompletionOutput, on the answer's last chunk. output: the whole
+    result, on the last chunk of the last answer.
     """
 
     index: int
@@ -329,11 +411,11 @@ class OutputChunk:
         return f"OutputChunk({self.index}: {ids}, {_short(self.text)}{_ending(self)}{last})"
 
 
-REPR_CHARACTERS = 40  # of a text, in a repr
+REPR_CHARACTERS = 40  # number of characters of a text that a repr shows
 
 
 def _short(text: str) -> str:
-    """The text's beginning, quoted."""
+    """Return the beginning of a text, quoted."""
     return repr(text) if len(text) <= REPR_CHARACTERS else f"{text[:REPR_CHARACTERS]!r}..."
 
 
@@ -342,7 +424,7 @@ def _counted(things: Sequence[object], noun: str) -> str:
 
 
 def _ending(answer: CompletionOutput | OutputChunk) -> str:
-    """How an answer ended, where it has."""
+    """Return how an answer ended, or an empty text."""
     if answer.error is not None:
         return f", error: {_short(answer.error)}"
     return f", {answer.finish_reason}" if answer.finish_reason else ""

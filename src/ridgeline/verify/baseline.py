@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import NaiveGenerator
-from ridgeline.sample.logits import Floats, filter_scores
-from ridgeline.sample.sampler import NoiseKey, SampleRow
+from ridgeline.sample.filters import Uniform, filter_scores
+from ridgeline.sample.logits import Floats
+from ridgeline.sample.sampler import PURPOSE_SAMPLE, NoiseKey, SampleRow
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 
@@ -64,7 +66,7 @@ class Baseline:
         if params.temperature == 0:
             return float(logits[answer.tokens[position]] - logits[token])
         scores = (logits - logits.max()) / params.temperature
-        uniform = request.noise[choice].uniform(row.position)
+        uniform = partial(request.noise[choice].uniform, row.position)
         masses = (max(params.top_p - NEAR_DRAW, NEAR_DRAW), params.top_p, min(params.top_p + NEAR_DRAW, 1.0))
         found = [_distance(scores, replace(params, top_p=mass), uniform, token) for mass in masses]
         return min((d for d in found if d is not None), default=None)
@@ -93,12 +95,12 @@ def is_near(greedy: bool, gap: float | None) -> bool:
     return gap is not None and gap < (NEAR_LOGITS if greedy else NEAR_DRAW)
 
 
-def _distance(scores: Floats, params: SamplingParams, uniform: float, token: int) -> float | None:
-    """Return the distance from a number in [0, 1) to a token's interval; None for a token without one."""
+def _distance(scores: Floats, params: SamplingParams, uniform: Uniform, token: int) -> float | None:
+    """Return the distance from the noise of a draw to the slice of a token; None if the token has no slice."""
     kept = scores.copy()
-    filter_scores(kept, params)
+    filter_scores(kept, params, uniform)
     weights = np.exp(kept)
     if not weights[token]:
         return None
-    ends = weights.cumsum() / weights.sum()
-    return float(max(0.0, ends[token] - weights[token] / weights.sum() - uniform, uniform - ends[token]))
+    ends, at = weights.cumsum() / weights.sum(), uniform(PURPOSE_SAMPLE)
+    return float(max(0.0, ends[token] - weights[token] / weights.sum() - at, at - ends[token]))
