@@ -11,6 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline import LLM
+from ridgeline.errors import RequestError
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.dry import BreakerCount, Dry, matches
 from ridgeline.sample.sampler import NoiseKey, SampleRow, sample
 from ridgeline.spec.breakers import TokenBreaker
@@ -147,3 +151,68 @@ def test_the_cost_is_linear(period: int) -> None:
         dry.apply(np.zeros(100_000))
         dry.push(token)
     assert time.process_time() - start < 20  # 0.1 s are usual
+
+
+# Breakers as texts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("pocket")
+
+
+def find(llm: LLM, *texts: str) -> tuple[TokenBreaker, ...]:
+    assert llm.tokenizer is not None
+    return BreakerIndex(llm.tokenizer, llm.loaded.spec.vocab_size).find(texts)
+
+
+@pytest.mark.parametrize("text", ["\n", ":", "self", "return x", "):\n", "é"])
+def test_a_text_is_found_however_it_is_tokenized(llm: LLM, text: str) -> None:
+    """Alone, behind other text, before other text: the count of tokens since the breaker ends where it does."""
+    assert isinstance(llm.tokenizer, Tokenizer)
+    for before in ("a", " x", "foo(", "\n", "b ", "é"):
+        ids = llm.tokenizer.encode(before + text, add_special_tokens=False)
+        count = BreakerCount(find(llm, text))
+        for token in [*ids, *llm.tokenizer.encode("\n", add_special_tokens=False)][: len(ids)]:
+            count.push(token)
+        assert count.count == 0, (before, text, [llm.tokenizer.token_name(i) for i in ids])
+
+
+def test_which_tokens_contain_a_text(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    (one,) = find(llm, ":")
+    texts = llm.tokenizer.token_texts()
+    assert not one.tail and one.heads == {i for i, text in enumerate(texts) if ":" in text}
+    assert all(one.tail for one in find(llm, "\uffff"))  # no character: no token contains it
+
+
+def test_breakers_stay_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.spec.breakers.MAX_BREAKER_TOKENS", 20)
+    with pytest.raises(RequestError, match=r"dry_sequence_breakers matches more than 20 tokens .* fewer or longer"):
+        find(llm, "e")
+    with pytest.raises(RequestError, match="dry_sequence_breakers"):
+        find(llm, "eeeeeeeeee")
+
+
+def test_dry_through_the_engine(llm: LLM) -> None:
+    """It ends a loop that greedy decoding runs into, and breakers let it go on; n and preemption change nothing."""
+    free = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    prompt = [5, 6, 7, 8] * 4
+    params = [
+        SamplingParams(**free),  # type: ignore[arg-type]
+        SamplingParams(**free, dry_multiplier=50, dry_sequence_breakers=()),  # type: ignore[arg-type]
+    ]
+    (loops,), (ended,) = (out.outputs for out in llm.generate([prompt, prompt], params))
+    fours = [tuple(ended.token_ids[i : i + 4]) for i in range(37)]
+    assert len(set(fours)) == len(fours) and ended.token_ids != loops.token_ids
+    request = llm.frontend.request("x", SamplingParams(dry_multiplier=1))
+    assert isinstance(request.params, SamplingParams) and request.params.dry_token_breakers
+
+
+def test_breakers_without_a_tokenizer() -> None:
+    bare = LLM("pocket", skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="dry_sequence_breakers needs a tokenizer"):
+        bare.generate([[5]], SamplingParams(dry_multiplier=1))
+    breakers = (TokenBreaker(frozenset({3})),)
+    params = SamplingParams(dry_multiplier=1, dry_sequence_breakers=(), dry_token_breakers=breakers, max_tokens=2)
+    assert len(bare.generate([[5]], params)[0].outputs[0].token_ids) <= 2

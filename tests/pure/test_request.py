@@ -165,7 +165,14 @@ def test_a_breaker_has_heads(heads: Any) -> None:
         TokenBreaker(frozenset({3}), 5)  # type: ignore[arg-type]
 
 
-IDS = ["logit_bias", "allowed_token_ids", "bad_token_ids", "stop_token_ids", "bad_token_sequences", "dry_token_breakers"]
+IDS = [
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_token_ids",
+    "stop_token_ids",
+    "bad_token_sequences",
+    "dry_token_breakers",
+]
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -85,6 +85,17 @@ class TokenText:
             return piece.replace(self.rules.drop_first, " ")
         return self.rules.separator + piece
 
+    def characters(self, token_id: int) -> str:
+        """Return what `token_id` adds after another token, if it is whole characters; else ""."""
+        piece = self.piece(token_id)
+        if piece is None:
+            return ""
+        text = self.later(piece)
+        try:
+            return text.decode("utf-8") if isinstance(text, bytes) else text
+        except UnicodeDecodeError:
+            return ""
+
     def _piece(self, token_id: int) -> str | bytes | None:
         token = self._backend.id_to_token(token_id)
         if token is None:

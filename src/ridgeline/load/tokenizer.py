@@ -195,6 +195,12 @@ class Tokenizer:
         """Return a token's name, such as "</s>"; "" for an unknown id."""
         return self._backend.id_to_token(token_id) or "" if 0 <= token_id < self.vocab_size else ""
 
+    def token_texts(self) -> list[str]:
+        """Return what each id adds to a text after another id; "" for special ids and parts of a character."""
+        return [
+            self._text.characters(token) if token not in self.special_ids else "" for token in range(self.vocab_size)
+        ]
+
     @cached_property
     def chat_templates(self) -> dict[str, ChatTemplate]:
         """The chat templates by name. Raises TokenizerError for an invalid one."""

@@ -41,8 +41,9 @@ class Parameter:
 
     help: what the value does, in full sentences. stage: where it acts. flag: whether the command line has a flag for
     it. api: whether it is a field of the HTTP API by its own name. recommended: whether a model's
-    generation_config.json may set it. optional: whether None is allowed though it is not the default. label: its name in the page's form; "": it is not in the form. step: by how much
-    an arrow key changes it there. start: the value that the form begins with.
+    generation_config.json may set it. optional: whether None is allowed though it is not the default. label: its name
+    in the page's form; "": it is not in the form. step: by how much an arrow key changes it there. start: the value
+    that the form begins with.
     """
 
     help: str
