@@ -203,22 +203,33 @@ class LLM:
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
         on_step: Callable[[StepShape], None] = lambda shape: None,
     ) -> list[RequestOutput]:
-        """Answer one prompt or many; results in the order given.
+        """Answer one prompt or many; return the results in the order of the prompts.
 
         sampling_params: for all prompts, or one for each; default: what generation_config.json recommends. With
-        BeamSearchParams answers are searched for, and come whole.
-        priority: of each prompt, lower is more urgent; default: in the order given.
-        places: the number that stands for each prompt in its noise where it has no seed of its own; default: 0, 1, ...
-        One who answers the rest of a list gives the places in the whole, and draws the same tokens.
-        on_text: called with (prompt index, choice, new text) as it comes, never with a broken character.
+        BeamSearchParams the answers come from a beam search, and only whole.
+        priority: one number for each prompt, lower is more urgent; default: the order of the prompts.
+        places: one number for each prompt, from which its noise derives if it has no seed of its own; default: 0, 1,
+        2. To answer the rest of a list with the same tokens, give the indices of the prompts in the whole list.
+        on_text: called with (prompt index, choice, new text) as text is generated; it never ends inside a character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
-        on_step: called after each step with what it computed: of each sequence its new tokens, its context with them,
-        and its rows of logits.
-        Raises RequestError if any prompt is empty, too long, or not understood; nothing has run then. What fails on
-        its own while running has finish_reason "error". If the run is cut short (an interrupt, an error in a
-        callback), what is not complete is lost, and the LLM can be used again.
+        on_step: called after each step with what it computed: for each sequence its number of new tokens, its context
+        with them, and its rows of logits.
+        Raises RequestError, before anything runs, if a prompt is empty, too long, or not understood. An answer that
+        fails while it runs has finish_reason "error". If the run is cut short (by an interrupt, or an error in a
+        callback), incomplete results are lost, and the LLM can be used again.
         """
         requests = self._requests(as_batch(prompts), sampling_params, priority, places)
+        return self.answer(requests, on_text=on_text, on_done=on_done, on_step=on_step)
+
+    def answer(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
+        on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
+        on_step: Callable[[StepShape], None] = lambda shape: None,
+    ) -> list[RequestOutput]:
+        """Answer requests that `frontend.request` has made; arguments and results of `generate`."""
         outputs: dict[int, RequestOutput] = {}
         ids = []
 
@@ -317,7 +328,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         places: Sequence[int] | None = None,
     ) -> list[GenerationRequest]:
-        """Every prompt, checked. Raises RequestError that names the first one which cannot be served."""
+        """Return a request for every prompt. Raises RequestError, which names the first bad prompt."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
         each = [params] * len(batch) if isinstance(params, Params) else list(params)

@@ -52,8 +52,8 @@ def test_turns_from_a_pipe(folder: str, monkeypatch: pytest.MonkeyPatch, capsys:
     answers = out.splitlines()
     assert answers[0] == answers[-1] == a.outputs[0].text
     assert b.outputs[0].text.splitlines()[0] in out
-    assert "found in the cache" in err
-    assert int(re.findall(r"(\d+) found", err)[0]) >= 16
+    assert "from the prefix cache" in err
+    assert int(re.findall(r"(\d+) from the prefix", err)[0]) >= 16
     assert "No answer yet." in err
     assert "/foo is no command." in err
     assert ">>>" not in out  # nobody sees a prompt
@@ -66,7 +66,7 @@ def test_a_full_context_is_said_and_never_cut(
     lines = "Once upon a time there was a dog\n" * 3 + "/reset\nOnce\n"
     out, err = talk(monkeypatch, capsys, lines, folder, "--max-tokens", "12", "--max-model-len", "48")
     assert re.search(r"exceed the context of 48|leaves no room in the context of 48", err)
-    assert "/reset forgets the conversation." in err
+    assert "/reset starts a new conversation." in err
     assert out.splitlines()[-1]
 
 
@@ -156,7 +156,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(terminal: Terminal) -> None:
     terminal.send("/stats\n")
     terminal.until(r"No answer yet")  # the one that was stopped has no result
     terminal.send("/reset\n")
-    terminal.until(r"forgotten[^>]*>>> ")
+    terminal.until(r"starts anew[^>]*>>> ")
     assert terminal.end("\x04") == 0
     assert "Traceback" not in terminal.seen
 

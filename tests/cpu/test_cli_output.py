@@ -226,7 +226,7 @@ def test_failed_prompts_are_told_and_tried_again(run: Run, model: Path, tmp_path
     for _ in range(2):
         found = run("generate", "-m", model, prompts, "-o", path, "--max-tokens", "3")
         assert found.returncode == 1
-        assert f"1 of 3 prompts failed; the same command tries them again. {prompts}:2: after 0 " in found.stderr
+        assert f"1 of 3 prompts failed; run the same command to try them again. {prompts}:2: after 0 " in found.stderr
         assert sorted(answers(path)) == [0, 1, 2]
         (failed,) = (line for line in lines(path) if line["index"] == 1)
         assert (failed["choices"][0]["finish_reason"], bool(failed["choices"][0]["error"])) == ("error", True)
@@ -346,7 +346,7 @@ def test_signals_at_chosen_moments(
     assert found.returncode == 128 + number
     done = len(lines(path))
     assert done == {"load": 0, "line": 1}.get(moment, done)
-    said = f"ridgeline: interrupted: {done} of 9 prompts are complete; the same command goes on from there\n"
+    said = f"ridgeline: interrupted: {done} of 9 prompts are complete; run the same command to continue\n"
     assert found.stderr.endswith(said)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert run("generate", "-m", model, prompts, "-o", path, *SAMPLED).returncode == 0

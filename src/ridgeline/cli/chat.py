@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,59 +12,61 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments
+from ridgeline.cli.flags.sampling import SamplingFlags
+from ridgeline.spec.parameters import Stage
+from ridgeline.spec.request import SAMPLING as PARAMETERS
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
     from ridgeline.spec.request import RequestOutput, SamplingParams
 
 HELP = """\
-/reset   forget the conversation
-/stats   what the last answer cost, and how full the context is
-/quit    end (so does Ctrl-D)
+/reset   start a new conversation
+/stats   show the speed of the last answer, and how full the context is
+/quit    end the program (Ctrl-D does it, too)
 Ctrl-C   stop an answer"""
+# A turn has one answer, which is shown as text; masks and log probabilities are for programs.
+STAGES = (Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER)
+SAMPLING = SamplingFlags(
+    beams=False,
+    only=frozenset({"max_tokens", "stop", *(name for name, _, one in PARAMETERS if one.stage in STAGES)}),
+    defaults={"max_tokens": "what the context holds"},
+)
 
 
+@grouped
 def chat(
+    *,
     model: o.Model,
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told before all else.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message of the conversation. Default: none.")
+    ] = None,
     verbose: o.Verbose = False,
-    tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
-    weights: o.WeightFormat = "auto", max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
-    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-    max_tokens: o.MaxTokensChat = None, temperature: o.Temperature = None, top_p: o.TopP = None,
-    top_k: o.TopK = None, min_p: o.MinP = None, repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = 0.0, frequency_penalty: o.FrequencyPenalty = 0.0,
-    seed: o.Seed = 0, stop: o.Stop = None,
-) -> None:  # fmt: skip
+    seed: o.Seed = 0,
+    load: LoadFlags,
+    engine: EngineFlags,
+    sampling: Annotated[Mapping[str, Any], SAMPLING],
+) -> None:
     """Talk with a model: several turns, streamed, through the model's own chat template.
 
-    Every turn reuses the state of those before it. Sampling options that are not given come from the model's
-    generation_config.json. From a pipe, every line is a turn.
+    Every turn reuses the state of the turns before it. Sampling options that are not given come from the model's
+    generation_config.json. If the input is a pipe, every line is a turn.
     """
-    from ridgeline.cli.flags.loading import load
+    from ridgeline.cli.flags.loading import load as load_model
     from ridgeline.cli.show.report import say_engine
     from ridgeline.spec.request import SamplingParams
 
-    given: dict[str, Any] = {
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "stop": stop or None,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-    }  # fmt: skip
-    chosen = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(max_tokens=max_tokens, **chosen)  # a bad value fails before the model is loaded
-    llm = load(model, o.llm_options(locals()))
+    chosen = {"max_tokens": None, **sampling}
+    SamplingParams(**chosen)  # a bad value fails before the model is loaded
+    llm = load_model(model, llm_arguments(load, engine, seed=seed))
     if verbose or sys.stdin.isatty():
         say_engine(llm, verbose)
-    params = SamplingParams(**{**llm.default_sampling_fields(), **chosen, "max_tokens": max_tokens})
-    _Chat(llm, system, params, seed).run()
+    _Chat(llm, system, SamplingParams(**{**llm.default_sampling_fields(), **chosen}), seed).run()
 
 
 class _Chat:
-    """The loop, and what `/stats` shows."""
+    """A conversation: reads turns, streams answers, and keeps what `/stats` shows."""
 
     def __init__(self, llm: LLM, system: str | None, params: SamplingParams, seed: int) -> None:
         from ridgeline.load.conversation import Conversation
@@ -74,15 +76,16 @@ class _Chat:
         self._tty = sys.stdin.isatty()
         self._turns = 0
         self._last: RequestOutput | None = None
-        self._talk.ask("hello")  # a model without a chat template says so now
+        self._talk.ask("hello")  # raises now if the model has no chat template
         self._talk.reset()
 
     def run(self) -> None:
+        """Answer turns until the user quits or the input ends."""
         if self._tty:
             import readline  # noqa: F401  # line editing and history for input()
 
             name, context = self._llm.checkpoint.folder.name, self._llm.max_model_len
-            _say(f"{name}: a context of {context} tokens. /help lists what there is.")
+            _say(f"{name}: a context of {context} tokens. /help lists the commands.")
         with _interrupts():
             for line in self._lines():
                 if line.strip().lower() in ("/quit", "/exit", "/bye"):
@@ -91,6 +94,7 @@ class _Chat:
                     self._handle(line)
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines that the user writes."""
         while True:
             try:
                 yield input(">>> " if self._tty else "")
@@ -106,7 +110,7 @@ class _Chat:
         if command == "/reset":
             self._talk.reset()
             self._last = None
-            _say("The conversation is forgotten.")
+            _say("The conversation starts anew.")
         elif command == "/stats":
             _say(self._stats())
         elif command in ("/help", "/?"):
@@ -117,7 +121,7 @@ class _Chat:
             self._answer(line)
 
     def _answer(self, line: str) -> None:
-        """One turn. What cannot be answered is said, and the conversation stands as before."""
+        """Answer one turn. If that fails, print why, and leave the conversation as it was."""
         from ridgeline.errors import RidgelineError
 
         try:
@@ -129,12 +133,12 @@ class _Chat:
             self._stream(prompt)
         except RidgelineError as e:
             self._talk.withdraw()
-            _say(f"{e}\n/reset forgets the conversation.")
+            _say(f"{e}\n/reset starts a new conversation.")
 
     def _stream(self, prompt: list[int]) -> None:
         from ridgeline.cli.show.progress import PrefillBar
 
-        self._turns += 1  # another question, other noise
+        self._turns += 1  # every turn has noise of its own
         params = replace(self._params, seed=(self._seed + self._turns - 1) % 2**63)
         ids: list[int] = []
         text = ""
@@ -170,7 +174,7 @@ class _Chat:
         pace = f", then {t.tpot_s * 1e3:.1f} ms per token" if t.tpot_s is not None else ""
         return (
             f"last answer    {new} tokens; first after {t.ttft_s * 1e3:.0f} ms{pace}; {t.tokens_per_s:.1f} tokens/s\n"
-            f"prompt         {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} found in the cache\n"
+            f"prompt         {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} from the prefix cache\n"
             f"context        {used} of {limit} tokens ({used / limit:.0%})"
         )
 
@@ -184,7 +188,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt every time: it stops an answer, not the program."""
+    """Let Ctrl-C raise KeyboardInterrupt every time: it stops an answer, not the program."""
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments
+from ridgeline.cli.flags.sampling import SamplingFlags, params_of
 from ridgeline.cli.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -21,69 +23,64 @@ if TYPE_CHECKING:
     from ridgeline.cli.show.progress import PrefillBar
     from ridgeline.cli.show.results import Results
     from ridgeline.llm import LLM
-    from ridgeline.runtime.request import Prompt
+    from ridgeline.runtime.generator import GenerationRequest
     from ridgeline.spec.request import Params, RequestOutput
 
 DEFAULT_MAX_TOKENS = 128
+SAMPLING = SamplingFlags(defaults={"max_tokens": f"{DEFAULT_MAX_TOKENS}, or what the context has left"})
 
 
+@grouped
 def generate(
+    *,
     model: o.Model = o.DEFAULT_MODEL,
     prompt: Annotated[
         str | None, typer.Argument(help="A text, a .txt file (a prompt per line), a .jsonl file, or - for stdin.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write a JSON line per prompt; run again, it goes on.")
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write one JSON line per prompt to this file. Run the command again to continue it. Default: stdout.",
+        ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     verbose: o.Verbose = False,
-    tokenizer: o.TokenizerName = None, skip_tokenizer_init: o.SkipTokenizer = False,
-    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
-    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None, ops: o.Ops = None, threads: o.Threads = None,
-    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
-    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    max_tokens: o.MaxTokens = None, min_tokens: o.MinTokens = 0,
-    temperature: o.Temperature = None, top_p: o.TopP = None, top_k: o.TopK = None, min_p: o.MinP = None,
-    typical_p: o.TypicalP = None, repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = 0.0, frequency_penalty: o.FrequencyPenalty = 0.0,
-    logit_bias: o.LogitBias = None, allowed_token_ids: o.AllowedTokenIds = None, bad_token_ids: o.BadTokenIds = None,
-    bad_words: o.BadWords = None,
-    n: o.N = 1, seed: o.Seed = 0, beam_width: o.BeamWidth = None, length_penalty: o.LengthPenalty = 1.0,
-    early_stopping: o.EarlyStopping = "false",
-    stop: o.Stop = None, include_stop_str_in_output: o.IncludeStop = False,
-    stop_token_ids: o.StopTokenIds = None, ignore_eos: o.IgnoreEos = False,
-    logprobs: o.Logprobs = None, prompt_logprobs: o.PromptLogprobs = None, logprobs_mode: o.LogprobsMode = "raw",
-    no_skip_special_tokens: o.KeepSpecial = False,
-) -> None:  # fmt: skip
+    skip_tokenizer_init: o.SkipTokenizer = False,
+    cache: o.CacheMode = o.Cache.on,
+    batching: o.BatchingMode = o.Batching.continuous,
+    seed: o.Seed = 0,
+    load: LoadFlags,
+    engine: EngineFlags,
+    sampling: Annotated[Mapping[str, Any], SAMPLING],
+) -> None:
     """Continue one prompt, or every prompt of a file.
 
     Sampling options that are not given come from the model's generation_config.json.
     """
-    given = locals()  # every option, by its name
     from ridgeline.cli.flags.loading import find
     from ridgeline.cli.flags.prompts import read_prompts
 
-    prompts, options = read_prompts(prompt), o.llm_options(given)
-    folder, patterns = find(model, revision, load_format)
-    params = _params(prompts.rows, folder, *o.answer_fields(given))
+    prompts = read_prompts(prompt)
+    options = llm_arguments(
+        load, engine, skip_tokenizer_init=skip_tokenizer_init, cache=cache, batching=batching, seed=seed
+    )
+    folder, patterns = find(model, load.revision, load.load_format)
+    params = _params(prompts.rows, folder, *params_of(sampling))
     run = _Run(model, options, prompts.rows, params, verbose)
     if output is not None:
         _to_file(run, output, folder, patterns)
-    elif prompts.many or json_output or n > 1:
+    elif prompts.many or json_output or sampling.get("n", 1) > 1:
         _to_stdout(run, json_output, prompts.many)
     else:
         _stream(run)
 
 
 def _params(rows: Sequence[Row], folder: Path, kind: type[Params], given: Mapping[str, Any]) -> list[Params]:
-    """How to answer each row: the model's defaults, the command's fields, the row's own; later ones win.
+    """Return how to answer each row: the model's defaults, the command's fields, the row's own; later ones win.
 
-    Raises RequestError, with the row's place, before the model is loaded.
+    Raises RequestError, with the row's file and line, before the model is loaded.
     """
     from ridgeline.errors import RequestError
     from ridgeline.load.checkpoint import open_checkpoint
@@ -106,36 +103,40 @@ def _params(rows: Sequence[Row], folder: Path, kind: type[Params], given: Mappin
 
 @dataclass(slots=True)
 class _Run:
-    """What to answer, and with what."""
+    """The prompts of a command, how to answer them, and the model.
+
+    base_bytes: memory of the process before the model is loaded; known only if verbose.
+    """
 
     model: str
     options: dict[str, Any]
     rows: Sequence[Row]
     params: Sequence[Params]
     verbose: bool
-    base_bytes: int | None = None  # that the process had before the model came
+    base_bytes: int | None = None
 
-    def start(self, places: Sequence[int], *, quiet: bool) -> tuple[LLM, dict[str, Any]]:
-        """The model, and the arguments of its `generate` for some of the rows, all checked.
+    def start(self, indices: Sequence[int], *, quiet: bool) -> tuple[LLM, list[GenerationRequest]]:
+        """Load the model, and make the requests of some of the rows.
 
-        quiet: say nothing of what the engine chose, unless verbose. Raises RequestError, with the row's place.
+        quiet: print nothing about the engine's settings, unless verbose. Raises RequestError, with the row's file and
+        line, if a prompt cannot be served.
         """
         from ridgeline.cli.flags.loading import load
         from ridgeline.cli.show.report import say_engine
 
         if self.verbose:
-            import ridgeline.llm  # noqa: F401  # what is imported is no part of what the model takes
+            import ridgeline.llm  # noqa: F401  # imported modules do not count as memory of the model
             from ridgeline.system import resident_bytes
 
             self.base_bytes = resident_bytes()
         llm = load(self.model, self.options)
-        requests = self._requests(llm, places)
+        requests = [self._request(llm, index) for index in indices]
         if self.verbose or not quiet:
             say_engine(llm, self.verbose)
         return llm, requests
 
-    def say_what_came(self, llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> None:
-        """Tokens and speed, pages; if verbose, what was predicted beside it."""
+    def report(self, llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> None:
+        """Print tokens, speed and pages; if verbose, beside what was predicted."""
         from ridgeline.cli.show.beside import say_beside
         from ridgeline.cli.show.report import say, summary
 
@@ -143,28 +144,21 @@ class _Run:
         if self.verbose:
             say_beside(llm, outputs, seconds, self.base_bytes)
 
-    def _requests(self, llm: LLM, places: Sequence[int]) -> dict[str, Any]:
+    def _request(self, llm: LLM, index: int) -> GenerationRequest:
+        """Return the request of a row. Its noise derives from `index`, its position in the input."""
         from ridgeline.errors import RequestError, TokenizerError
 
-        prompts: list[Prompt] = []
-        params = []
-        for place in places:
-            row = self.rows[place]
-            try:
-                ids = llm.encode(row.prompt)
-                prompts.append({"prompt_token_ids": ids, "cache_salt": row.cache_salt})
-                params.append(_fit(llm, len(ids), self.params[place]))
-                llm.frontend.request(prompts[-1], params[-1], place, row.priority)
-            except (RequestError, TokenizerError) as e:
-                raise type(e)(row.say(e)) from None
-        return {
-            "prompts": prompts, "sampling_params": params, "places": places,
-            "priority": [self.rows[place].priority for place in places],
-        }  # fmt: skip
+        row = self.rows[index]
+        try:
+            request = llm.frontend.request(row.prompt, self.params[index], index, row.priority)
+        except (RequestError, TokenizerError) as e:
+            raise type(e)(row.say(e)) from None
+        params = _with_length(llm, len(request.prompt_token_ids), request.params)
+        return replace(request, params=params, cache_salt=row.cache_salt)
 
 
-def _fit(llm: LLM, num_prompt: int, params: Params) -> Params:
-    """The default length of an answer: 128 tokens, or what the context has left."""
+def _with_length(llm: LLM, num_prompt: int, params: Params) -> Params:
+    """Return params with the default length of an answer: 128 tokens, or what the context has left."""
     from ridgeline.spec.request import SamplingParams
 
     if params.max_tokens is not None:
@@ -175,77 +169,78 @@ def _fit(llm: LLM, num_prompt: int, params: Params) -> Params:
 
 
 def _to_file(run: _Run, path: str, folder: Path, patterns: Sequence[str]) -> None:
-    """Answer what the file has no answer to yet. Exits with 1 if any prompt failed."""
+    """Answer the prompts that the file has no answer to yet. Exits with status 1 if any prompt failed."""
     from ridgeline.cli.show.report import say
     from ridgeline.cli.show.results import Results
 
     total = len(run.rows)
     names = [row.where or "the prompt" for row in run.rows]
     with Results(path, _fingerprints(run, folder, patterns), names) as results:
-        places = [place for place in range(total) if place not in results.done]
-        if len(places) < total:
-            say(f"{path}: {total - len(places):,} of {total:,} prompts are complete")
-        if not places:
+        missing = [index for index in range(total) if index not in results.done]
+        if len(missing) < total:
+            say(f"{path}: {total - len(missing):,} of {total:,} prompts are complete")
+        if not missing:
             return
         try:
-            outputs = _answer_into(results, run, places)
+            outputs = _answer_into(results, run, missing)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"{len(results.done):,} of {total:,} prompts are complete; the same command goes on from there"
+                f"{len(results.done):,} of {total:,} prompts are complete; run the same command to continue"
             ) from None
-    failures = [(names[place], reason) for place, out in zip(places, outputs, strict=True) if (reason := _error(out))]
+    failures = [(names[index], reason) for index, out in zip(missing, outputs, strict=True) if (reason := _error(out))]
     if failures:
         first, reason = failures[0]
-        say(f"{len(failures):,} of {total:,} prompts failed; the same command tries them again. {first}: {reason}")
+        say(f"{len(failures):,} of {total:,} prompts failed; run the same command to try them again. {first}: {reason}")
         raise typer.Exit(1)
 
 
-def _answer_into(results: Results, run: _Run, places: Sequence[int]) -> list[RequestOutput]:
+def _answer_into(results: Results, run: _Run, indices: Sequence[int]) -> list[RequestOutput]:
+    """Answer some of the prompts, and write each result as soon as it is complete."""
     from ridgeline.cli.show.progress import prompts_bar
 
-    llm, requests = run.start(places, quiet=False)
-    with prompts_bar(len(run.rows), len(run.rows) - len(places)) as done:
+    llm, requests = run.start(indices, quiet=False)
+    with prompts_bar(len(run.rows), len(run.rows) - len(indices)) as done:
 
         def finished(index: int, output: RequestOutput) -> None:
-            results.add(places[index], output)
+            results.add(indices[index], output)
             done(sum(len(choice.token_ids) for choice in output.outputs))
 
         start = time.perf_counter()
-        outputs = llm.generate(**requests, on_done=finished, on_step=done.step)
+        outputs = llm.answer(requests, on_done=finished, on_step=done.step)
         seconds = time.perf_counter() - start
-    run.say_what_came(llm, outputs, seconds)
+    run.report(llm, outputs, seconds)
     return outputs
 
 
 def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]:
-    """What the lines of an output file must agree with."""
+    """Return for each prompt a hash of the model, the parameters and the prompt: an output file has to match them."""
     from ridgeline.cli.show.results import prompt_fingerprint
     from ridgeline.load.fingerprint import model_fingerprint
     from ridgeline.load.hub import SMALL_FILES, find_model
 
     options, seed = run.options, run.options["seed"]
-    bearing = {
+    relevant = {
         name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
     }
-    if options["kv_cache_dtype"] not in ("auto", "float32"):  # which are one
-        bearing["kv_cache_dtype"] = options["kv_cache_dtype"]
+    if options["kv_cache_dtype"] not in ("auto", "float32"):  # both mean float32
+        relevant["kv_cache_dtype"] = options["kv_cache_dtype"]
     if options["load_format"] == "dummy":
-        bearing["seed"] = seed
+        relevant["seed"] = seed
     if options["tokenizer"]:
-        bearing["tokenizer"] = model_fingerprint(find_model(options["tokenizer"], files=SMALL_FILES), SMALL_FILES)
-    model = model_fingerprint(folder, patterns, **bearing)
+        relevant["tokenizer"] = model_fingerprint(find_model(options["tokenizer"], files=SMALL_FILES), SMALL_FILES)
+    model = model_fingerprint(folder, patterns, **relevant)
     pairs = zip(run.rows, run.params, strict=True)
     return [f"{model}-{prompt_fingerprint(row.prompt, params, seed)}" for row, params in pairs]
 
 
 def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
-    """Print every answer. compact: JSON on one line each. Raises RequestError for one that failed, in the end."""
+    """Print every answer. compact: one line of JSON each. At the end, raises RequestError if an answer failed."""
     from ridgeline.cli.show.progress import prompts_bar
 
-    quiet = as_json or not compact  # nothing but the answers for a program, or of a single prompt
+    quiet = as_json or not compact  # a program, or the user of a single prompt, wants only the answers
     llm, requests = run.start(range(len(run.rows)), quiet=quiet)
     show = _InOrder(run.rows, as_json, compact, llm.tokenizer is None)
-    prefill = _prefill_bar(llm, requests) if sys.stdout.isatty() else None  # otherwise the other bar is shown
+    prefill = _prefill_bar(llm, requests) if sys.stdout.isatty() else None  # otherwise the bar of prompts is shown
     with prompts_bar(len(run.rows), hidden=sys.stdout.isatty()) as done:
 
         def finished(index: int, output: RequestOutput) -> None:
@@ -256,17 +251,17 @@ def _to_stdout(run: _Run, as_json: bool, compact: bool) -> None:
 
         start = time.perf_counter()
         try:
-            outputs = llm.generate(**requests, on_done=finished, on_step=prefill.step if prefill else done.step)
+            outputs = llm.answer(requests, on_done=finished, on_step=prefill.step if prefill else done.step)
         except KeyboardInterrupt:
             raise Interrupted(f"{show.num_shown:,} of {len(run.rows):,} prompts are complete") from None
         seconds = time.perf_counter() - start
     if not quiet or run.verbose:
-        run.say_what_came(llm, outputs, seconds)
+        run.report(llm, outputs, seconds)
     _check(outputs)
 
 
 class _InOrder:
-    """Prints results in the order of the prompts, each as soon as it and all before it are complete."""
+    """Prints results in the order of the prompts, each as soon as it and all results before it are complete."""
 
     def __init__(self, rows: Sequence[Row], as_json: bool, compact: bool, as_ids: bool) -> None:
         self._rows, self._as_json, self._compact, self._as_ids = rows, as_json, compact, as_ids
@@ -274,6 +269,7 @@ class _InOrder:
         self.num_shown = 0
 
     def add(self, index: int, output: RequestOutput) -> None:
+        """Take a result, and print what is ready."""
         self._held[index] = output
         while self.num_shown in self._held:
             ready = self._held.pop(self.num_shown)
@@ -286,7 +282,7 @@ class _InOrder:
 
 
 def _check(outputs: Sequence[RequestOutput]) -> None:
-    """Raise RequestError for the first answer that failed; the others have been printed."""
+    """Raise RequestError if an answer failed; the other answers have been printed."""
     from ridgeline.errors import RequestError
 
     for i, output in enumerate(outputs, 1):
@@ -295,13 +291,13 @@ def _check(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _error(output: RequestOutput) -> str | None:
-    """Why a prompt's first answer that failed did."""
+    """Return why a prompt's first failed answer failed, or None."""
     failed = [choice for choice in output.outputs if choice.error]
     return f"after {len(failed[0].token_ids)} tokens: {failed[0].error}" if failed else None
 
 
 def _stream(run: _Run) -> None:
-    """Text as it comes; figures on stderr."""
+    """Print text as it is generated, and figures to stderr."""
     from ridgeline.cli.show.report import say
 
     llm, requests = run.start([0], quiet=True)
@@ -321,7 +317,7 @@ def _stream(run: _Run) -> None:
     if not bar.is_shown:
         echo()
     try:
-        (output,) = llm.generate(**requests, on_text=show, on_step=bar.step)
+        (output,) = llm.answer(requests, on_text=show, on_step=bar.step)
         echo()
         if llm.tokenizer is None:
             sys.stdout.write(" ".join(map(str, output.outputs[0].token_ids)))
@@ -329,7 +325,7 @@ def _stream(run: _Run) -> None:
         bar.close()
         sys.stdout.write("\n")
     if run.verbose:
-        run.say_what_came(llm, [output], output.timing.total_s)
+        run.report(llm, [output], output.timing.total_s)
     t = output.timing
     pace = f", then {t.tpot_s * 1e3:.1f} ms per token" if t.tpot_s is not None else ""
     say(
@@ -339,11 +335,11 @@ def _stream(run: _Run) -> None:
     _check([output])
 
 
-def _prefill_bar(llm: LLM, requests: Mapping[str, Any]) -> PrefillBar:
-    """For what `_Run.start` returned."""
+def _prefill_bar(llm: LLM, requests: Sequence[GenerationRequest]) -> PrefillBar:
+    """Return a progress bar over the prompt tokens of the requests."""
     from ridgeline.cli.show.progress import PrefillBar
 
-    tokens = sum(len(prompt["prompt_token_ids"]) for prompt in requests["prompts"])
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
     return PrefillBar(tokens, llm.config.max_num_batched_tokens if llm.config else None)
 
 

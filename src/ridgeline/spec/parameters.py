@@ -41,7 +41,8 @@ class Parameter:
 
     help: what the value does, in full sentences. stage: where it acts. flag: whether the command line has a flag for
     it. api: whether it is a field of the HTTP API by its own name. recommended: whether a model's
-    generation_config.json may set it. optional: whether None is allowed though it is not the default. label: its name
+    generation_config.json may set it. none: what None means. optional: whether None is allowed though it is not the
+    default. label: its name
     in the page's form; "": it is not in the form. step: by how much an arrow key changes it there. start: the value
     that the form begins with.
     """
@@ -51,6 +52,7 @@ class Parameter:
     flag: bool = True
     api: bool = True
     recommended: bool = False
+    none: str = ""
     optional: bool = False
     label: str = ""
     step: float = 1
@@ -271,4 +273,7 @@ def check_declared(params: Any, parameters: tuple[Declared, ...]) -> None:
 
 def described(parameters: tuple[Declared, ...]) -> str:
     """Return a line for each parameter, for the docstring of the class that declares them."""
-    return "\n".join(f"{name}: {parameter.help}" for name, _, parameter in parameters)
+    return "\n".join(
+        f"{name}: {parameter.help}" + (f" None: {parameter.none}." if parameter.none else "")
+        for name, _, parameter in parameters
+    )

@@ -60,14 +60,14 @@ class SamplingParams:
     ))
     max_tokens: int | None = declare(16, Whole(
         low=1, optional=True, stage=Stage.ANSWER, label="Max tokens", start=128,
-        help="Largest number of tokens in an answer. None: up to the end of the context.",
+        none="up to the end of the context", help="Largest number of tokens in an answer.",
     ))
     min_tokens: int = declare(0, Whole(
         low=0, stage=Stage.MASK,
         help="Number of tokens before which no token and no stop string can end an answer.",
     ))
     allowed_token_ids: tuple[int, ...] | None = declare(None, TokenIds(
-        stage=Stage.MASK, help="Sample only from these token ids.",
+        stage=Stage.MASK, none="all token ids", help="Sample only from these token ids.",
     ))
     bad_token_ids: tuple[int, ...] = declare((), TokenIds(
         stage=Stage.MASK, help="Never sample these token ids.",
@@ -163,8 +163,8 @@ class SamplingParams:
     ))
     seed: int | None = declare(None, Whole(
         stage=Stage.DRAW, low=0, high=MAX_SEED, label="Seed",
-        help="Random seed of the request: the same seed gives the same answer. None: the model's seed and the number "
-        "of the request in its call.",
+        none="the model's seed, and the number of the request in its call",
+        help="Random seed of the request: the same seed gives the same answer.",
     ))
     stop: tuple[str, ...] = declare((), Texts(
         stage=Stage.END, help="Texts that end an answer as soon as they are complete.",
@@ -179,13 +179,13 @@ class SamplingParams:
         stage=Stage.END, help="Continue after an end-of-sequence token.",
     ))
     logprobs: int | None = declare(None, Whole(
-        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS, api=False,
+        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS, api=False, none="no report",
         help="Number of most likely tokens whose log probabilities are reported at each position, besides the token "
-        "that was taken. None: no report.",
+        "that was taken.",
     ))
     prompt_logprobs: int | None = declare(None, Whole(
-        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS,
-        help="The number of most likely tokens that are reported for each prompt token. None: no report.",
+        stage=Stage.REPORT, low=0, high=MAX_LOGPROBS, none="no report",
+        help="Number of most likely tokens whose log probabilities are reported at each prompt token.",
     ))
     logprobs_mode: LogprobsMode = declare("raw", Choice(
         stage=Stage.REPORT, values=("raw", "processed"),
@@ -234,16 +234,16 @@ class BeamSearchParams:
 
     # fmt: off
     beam_width: int = required(Whole(
-        stage=Stage.SEARCH, low=1, high=MAX_BEAM_WIDTH,
-        help="Number of unfinished answers that are followed at once (num_beams of transformers).",
+        stage=Stage.SEARCH, low=1, high=MAX_BEAM_WIDTH, none="no beam search",
+        help="Search for the most likely answers, with this number of beams, instead of sampling.",
     ))
     n: int | None = declare(None, Whole(
-        stage=Stage.SEARCH, low=1,
-        help="Number of answers that are returned, best first (num_return_sequences). None: beam_width.",
+        stage=Stage.SEARCH, low=1, none="beam_width",
+        help="Number of answers that are returned, best first (num_return_sequences).",
     ))
     max_tokens: int | None = declare(16, Whole(
         stage=Stage.SEARCH, low=1, optional=True,
-        help="Largest number of tokens in an answer. None: up to the end of the context.",
+        none="up to the end of the context", help="Largest number of tokens in an answer.",
     ))
     length_penalty: float = declare(1.0, Number(
         stage=Stage.SEARCH, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY,

@@ -1,0 +1,95 @@
+"""Groups of options: a command names a group in its signature, and the command line has each option of the group.
+
+A group is a dataclass whose fields are typer options, or a `SamplingFlags` in an annotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import partial
+from inspect import Parameter, Signature, signature
+from typing import Any, get_args, get_type_hints
+
+from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.sampling import SamplingFlags
+
+Make = Callable[[dict[str, Any]], Any]  # from the values of a group's options to the group
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """How a model is loaded: the arguments of LLM by the same names."""
+
+    tokenizer: o.TokenizerName = None
+    device: o.Device = "auto"
+    dtype: o.DType = "auto"
+    weights: o.WeightFormat = "auto"
+    max_model_len: o.MaxModelLen = None
+    load_format: o.LoadFormat = "auto"
+    revision: o.Revision = None
+    ops: o.Ops = None
+    threads: o.Threads = None
+    kv_cache_dtype: o.KVCacheDType = "auto"
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Settings of the engine: the fields of EngineOptions."""
+
+    max_num_seqs: o.MaxNumSeqs = None
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None
+    block_size: o.BlockSize = None
+    state_snapshot_tokens: o.CheckpointTokens = None
+    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None
+    swap_space_bytes: o.SwapSpaceBytes = None
+    steps_in_flight: o.StepsInFlight = None
+
+
+def llm_arguments(load: LoadFlags, engine: EngineFlags, **more: Any) -> dict[str, Any]:
+    """Return the keyword arguments of LLM. more: arguments besides those of the groups."""
+    from ridgeline.settings import EngineOptions
+
+    return {**asdict(load), "ops": o.parse_ops(load.ops), "engine": EngineOptions(**asdict(engine)), **more}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a typer command with the options of `command`'s groups in place of the groups."""
+    arguments: list[Parameter] = []
+    groups: dict[str, tuple[list[str], Make]] = {}
+    make: Make
+    for one in signature(command, eval_str=True).parameters.values():
+        flags = next((m for m in get_args(one.annotation)[1:] if isinstance(m, SamplingFlags)), None)
+        if flags is not None:
+            members, make = flags.arguments(), flags.given
+        elif is_dataclass(one.annotation):
+            members, make = _members(one.annotation), partial(_make, one.annotation)
+        else:
+            arguments.append(one.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        arguments += members
+        groups[one.name] = ([member.name for member in members], make)
+
+    def run(**given: Any) -> None:
+        for name, (members, make) in groups.items():
+            given[name] = make({member: given.pop(member) for member in members})
+        command(**given)
+
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = Signature(arguments)  # type: ignore[attr-defined]  # which typer reads
+    return run
+
+
+def _members(group: Any) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(
+            one.name, Parameter.KEYWORD_ONLY, annotation=hints[one.name],
+            default=Parameter.empty if one.default is MISSING else one.default,
+        )
+        for one in fields(group)
+    ]  # fmt: skip
+
+
+def _make(group: Any, values: dict[str, Any]) -> Any:
+    return group(**values)
