@@ -336,6 +336,6 @@ def test_files_and_headers(server: Server) -> None:
             named |= set(re.findall(r"from '\./([\w./-]+)'|Worker\('page/([\w.-]+)'", data.decode()))
     flat = {part for name in named for part in (name if isinstance(name, tuple) else (name,)) if part}
     ours = {file.name for file in static.iterdir() if file.is_file() and file.suffix != ".html"}
-    assert flat == ours | {"vendor/marked/marked.esm.js", "vendor/dompurify/purify.es.mjs"}
+    assert flat == ours | {"declared.js", "vendor/marked/marked.esm.js", "vendor/dompurify/purify.es.mjs"}
     for wrong in ("nothing.js", "..%2Fapp.py", "vendor", "vendor/marked", "vendor/..%2F..%2Fpage.py"):
         assert server.raw("GET", f"/page/{wrong}")[0] == 404

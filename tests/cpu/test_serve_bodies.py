@@ -13,8 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from ridgeline.errors import RequestError
-from ridgeline.serve.api.types import MAX_STOP, Body, CompletionBody, DetokenizeBody, EmbeddingBody
-from ridgeline.serve.helpers.parse import MAX_ELEMENTS, parse
+from ridgeline.serve.api.sampling_fields import MAX_STOP
+from ridgeline.serve.api.types import Body, CompletionBody, DetokenizeBody, EmbeddingBody
+from ridgeline.serve.http.parse import MAX_ELEMENTS, parse
 from ridgeline.serve.options import ServeOptions
 
 LARGEST = ServeOptions(("m",)).max_body_bytes

@@ -1,4 +1,4 @@
-"""Convert the fields of a request to SamplingParams."""
+"""Turn the fields of a request into SamplingParams."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.errors import RequestError
+from ridgeline.serve.api.sampling_fields import same_fields
 from ridgeline.serve.api.types import Body, ChatBody, CompletionBody, Guided, ResponseFormat, SamplingBody
 from ridgeline.spec.prompt import OPTION_KEYS
 from ridgeline.spec.request import SamplingParams
 from ridgeline.spec.structure import StructuredOutputs
 
-# Fields of a body that SamplingParams has under the same name.
-_SAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "allowed_token_ids", "bad_token_ids", "bad_words", "seed", "stop", "stop_token_ids",
-    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "prompt_logprobs",
-    "logprobs_mode",
-)  # fmt: skip
+# Fields of a body that are fields of SamplingParams as they are.
+_SAME = same_fields(frozenset({"max_tokens", "logit_bias", "structured_outputs"}))
 
 
 def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of a completion. Raises RequestError for an invalid value.
+    """Return the parameters of a completion. Raises RequestError.
 
-    For an echo of the prompt alone, the engine still generates one token, which the answer leaves out.
+    An echo of the prompt alone still samples one token, which is not sent.
     """
     if body.suffix:
         raise RequestError("suffix is not supported; models continue a text but do not fill a gap in it")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError(f"best_of is {body.best_of}, but answers are not ranked; set n and choose among the answers")
+        raise RequestError(f"best_of is {body.best_of}: answers are not ranked; set n and choose among them")
     fields: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
     if body.echo and body.max_tokens == 0:
         fields["max_tokens"] = 1
@@ -40,7 +36,7 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> Samp
 
 
 def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: StructuredOutputs | None) -> SamplingParams:
-    """Return the sampling parameters of a chat. structure: what tool_choice requires. Raises RequestError."""
+    """Return the parameters of a chat. structure: the one that tool_choice needs. Raises RequestError."""
     longest = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields: dict[str, Any] = {"max_tokens": longest}
     if body.logprobs:
@@ -50,8 +46,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: Structur
     if structure is not None:
         if _structure(body) is not None:
             raise RequestError(
-                "tool_choice requires a tool call, but response_format or structured_outputs requires another format; "
-                "leave one of them out"
+                "tool_choice needs a call, response_format or structured_outputs something else: give one"
             )
         fields["structured_outputs"] = structure
     return _params(body, defaults, fields)
@@ -60,7 +55,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any], structure: Structur
 def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> SamplingParams:
     check_stream(body.stream, body.stream_options)
     if body.stream and (body.prompt_logprobs is not None or "prompt_logprobs" in fields):
-        raise RequestError("log probabilities of the prompt are not available in a stream; leave stream out")
+        raise RequestError("prompt_logprobs is not available in a stream: leave one of them out")
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias:
         given["logit_bias"] = {_token(key): bias for key, bias in body.logit_bias.items()}
@@ -72,7 +67,7 @@ def _params(body: SamplingBody, defaults: Mapping[str, Any], fields: Mapping[str
 def check_stream(stream: bool | None, options: object) -> None:
     """Raise RequestError for stream_options without a stream."""
     if options is not None and not stream:
-        raise RequestError("stream_options needs a stream; set stream to true or leave stream_options out")
+        raise RequestError("stream_options needs stream: true; set it, or leave stream_options out")
 
 
 def prompt_options(body: Body) -> dict[str, Any]:
@@ -90,21 +85,21 @@ def _structure(body: SamplingBody) -> StructuredOutputs | None:
     }
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) > 1:
-        raise RequestError(f"{' and '.join(named)} both set the format of the answer; give only one")
+        raise RequestError(f"{' and '.join(named)} exclude each other; give one")
     return next(iter(named.values()), None)
 
 
 def _guided(body: Guided) -> StructuredOutputs | None:
-    """Return the structure of vLLM's older fields, or None."""
+    """Return the structure of vLLM's older fields."""
     names = ("json", "regex", "choice", "grammar", "whitespace_pattern")
     given = {name: value for name in names if (value := getattr(body, f"guided_{name}")) is not None}
     return StructuredOutputs.of(given) if given else None
 
 
 def response_structure(wanted: ResponseFormat) -> StructuredOutputs | None:
-    """Return the structure of a response_format, or None. Raises RequestError."""
+    """Return the structure of a response_format. Raises RequestError."""
     if wanted.schema_ is not None and wanted.type != "json_object":
-        raise RequestError(f"response_format: schema needs the type json_object, not {wanted.type}")
+        raise RequestError(f"response_format: schema goes with json_object, not with {wanted.type}; change type")
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":

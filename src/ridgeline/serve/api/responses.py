@@ -19,6 +19,7 @@ from ridgeline.serve.api.chat import Chat
 from ridgeline.serve.api.completions import collect
 from ridgeline.serve.api.params import check_stream
 from ridgeline.serve.api.response_items import Items
+from ridgeline.serve.api.sampling_fields import RESPONSE_FIELDS
 from ridgeline.serve.api.tally import Tally
 from ridgeline.serve.api.types import ChatBody, Guided, Truncated
 from ridgeline.serve.api.types_responses import ResponseBody
@@ -149,10 +150,9 @@ def _chat_fields(body: ResponseBody, form: dict[str, Any] | None) -> dict[str, A
     choice = body.tool_choice
     return {
         "model": body.model, "messages": _messages(body), "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "min_p": body.min_p,
-        "seed": body.seed, "stream": body.stream, "priority": body.priority, "cache_salt": body.cache_salt,
-        "bad_words": body.bad_words, "structured_outputs": _plain(body.structured_outputs),
-        **{name: getattr(body, name) for name in (*Guided.model_fields, *Truncated.model_fields)},
+        "stream": body.stream, "priority": body.priority, "cache_salt": body.cache_salt,
+        "structured_outputs": _plain(body.structured_outputs),
+        **{name: getattr(body, name) for name in (*RESPONSE_FIELDS, *Guided.model_fields, *Truncated.model_fields)},
         "continue_final_message": body.continue_final_message, "add_special_tokens": body.add_special_tokens,
         "tools": [{"function": _plain(tool, {"type"})} for tool in body.tools] if body.tools else None,
         "tool_choice": choice if isinstance(choice, str | None) else {"function": {"name": choice.name}},

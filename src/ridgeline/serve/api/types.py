@@ -1,92 +1,46 @@
-"""Fields of requests, with the names of OpenAI and vLLM. A field that is not listed here is an error.
+"""Define what clients send, with OpenAI's and vLLM's names. A field that is not listed is an error.
 
-The default of a field is None, which means that the request does not set the field.
+The default of every field is None, as if the request left it out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetCoreSchemaHandler,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from ridgeline.spec.request import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
+from ridgeline.serve.api.sampling_fields import AtMost, EightBytes, TokenId, with_sampling
+from ridgeline.spec.request import MAX_LOGPROBS, MAX_N
 
 MAX_FIELDS = 256  # fields of an object
-MAX_IDS = 1 << 20  # token ids in a list, more than any context length
-MAX_ITEMS = 1 << 14  # objects or texts in a list
-MAX_STOP = 32  # stop texts: each new token's text is searched for all of them
-MAX_STOP_CHARS = 1024  # characters of a stop text
-MAX_VOCABULARY = 1 << 19  # token ids in logit_bias, allowed_token_ids, bad_token_ids or stop_token_ids
-
-MAX_REQUEST_ID = 128  # characters of a request id, which every event contains
+MAX_IDS = 1 << 20  # token ids in a list: more than any context
+MAX_ITEMS = 1 << 14  # elements of a list of objects or texts
+MAX_REQUEST_ID = 128  # characters: the id is written into every event
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class AtMost:
-    """Limits the length of a list or dict, and stops its validation at the first invalid element.
-
-    Otherwise pydantic would keep an error for each of the millions of elements in a body of 16 MiB.
-    """
-
-    length: int
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return {**handler(source), "fail_fast": True, "max_length": self.length}
-
-
 Items = Annotated[list[T], AtMost(MAX_ITEMS)]
-TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 Ids = Annotated[list[TokenId], AtMost(MAX_IDS)]
-TokenSet = Annotated[list[TokenId], AtMost(MAX_VOCABULARY), AfterValidator(lambda ids: list(dict.fromkeys(ids)))]
-Biases = Annotated[dict[str, float], AtMost(MAX_VOCABULARY)]
-
-
-def _short(stop: str | list[str]) -> str | list[str]:
-    if (longest := max(map(len, [stop] if isinstance(stop, str) else stop), default=0)) > MAX_STOP_CHARS:
-        raise ValueError(f"a stop text has {longest} characters; the limit is {MAX_STOP_CHARS}")
-    return stop
-
-
-Stop = Annotated[str | Annotated[list[str], AtMost(MAX_STOP)], AfterValidator(_short)]
-BadWords = Annotated[list[str], AtMost(MAX_BAD_WORDS)]
-Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # a signed integer of 8 bytes
-# Visible ASCII characters only, since the id is also sent as a header.
+# Visible ASCII characters, since the id is a header, too.
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID, pattern=r"^[!-~]+$")]
 Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 def told(**bounds: Any) -> Any:
-    """Show bounds in /openapi.json without checking them. SamplingParams checks them, with better error messages."""
+    """Return bounds that /openapi.json shows. SamplingParams and the frontend check them; their errors say more."""
     return Field(json_schema_extra=bounds)
 
 
-Answers = Annotated[Whole, told(minimum=1, maximum=MAX_N)]
-NotNegative = Annotated[Whole, told(minimum=0)]
-Positive = Annotated[Whole, told(minimum=1)]
-TopLogprobs = Annotated[Whole, told(minimum=0, maximum=MAX_LOGPROBS)]
-Penalty = Annotated[float, told(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)]
-Share = Annotated[float, told(exclusiveMinimum=0, maximum=1)]
-Probability = Annotated[float, told(minimum=0, maximum=1)]
-AboveZero = Annotated[float, told(exclusiveMinimum=0)]
-NotBelowZero = Annotated[float, told(minimum=0)]
-TopK = Annotated[Whole, told(minimum=-1)]
+Answers = Annotated[EightBytes, told(minimum=1, maximum=MAX_N)]
+NotNegative = Annotated[EightBytes, told(minimum=0)]
+Positive = Annotated[EightBytes, told(minimum=1)]
+TopLogprobs = Annotated[EightBytes, told(minimum=0, maximum=MAX_LOGPROBS)]
 Text = Annotated[str, told(minLength=1)]
 
 
 def _shape(value: Any) -> str:
-    """Return which type of `Prompts` a value has. Its first element decides; the others must have the same type."""
+    """Return the tag of `Prompts` for a value: its first element decides, and the others must have its type."""
     if not isinstance(value, list):
         return "text"
     first = value[0] if value else ""
@@ -103,29 +57,27 @@ Prompts = Annotated[
 
 
 class Body(BaseModel):
-    """Base of all requests and their parts. Unknown fields are errors, and values are not converted to other types."""
+    """The base of all requests and their parts: unknown fields are errors, and no type is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _not_endless(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each unknown field would be an error
+        if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each unknown field would be an error of its own
             raise ValueError(f"the object has {len(given)} fields; the limit is {MAX_FIELDS}")
         return given
 
 
 class StreamOptions(Body):
-    """Options of a stream. include_usage: add an event with the numbers of tokens at the end. continuous_usage_stats:
-    add the numbers of tokens to every event.
-    """
+    """include_usage: send the token counts in one more event at the end. continuous_usage_stats: in every event."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class JSONSchema(Body):
-    """The schema of a response_format. strict changes nothing, since answers always follow the schema."""
+    """The schema of a response_format. strict has no effect: a schema is always followed."""
 
     name: str | None = None
     description: str | None = None
@@ -134,10 +86,7 @@ class JSONSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The format of the answer: text, any JSON object, or JSON that follows a schema.
-
-    schema: a schema for json_object, as in llama.cpp.
-    """
+    """A text, any JSON object, or one that follows a schema. schema: with json_object, as in llama.cpp."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
@@ -145,9 +94,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputsBody(Body):
-    """A structure that the answer must have. Set exactly one of json (a JSON schema), regex, choice (a list of texts),
-    grammar (Lark) and json_object (any JSON object).
-    """
+    """Exactly one of: a JSON schema, a regular expression, texts to choose from, a Lark grammar, any JSON object."""
 
     json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -158,7 +105,7 @@ class StructuredOutputsBody(Body):
 
 
 class Guided(Body):
-    """vLLM's older names of structured_outputs. guided_decoding_backend changes nothing, since there is one backend."""
+    """vLLM's older names of structured_outputs. guided_decoding_backend has no effect: there is one backend."""
 
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
@@ -169,8 +116,8 @@ class Guided(Body):
 
 
 class Truncated(Body):
-    """Truncation of prompts. truncate_prompt_tokens: keep at most this number of tokens; -1 keeps what leaves room for
-    the answer. truncation_side: drop tokens at the start (left, the default) or at the end (right).
+    """truncate_prompt_tokens: keep at most this many tokens of a prompt; -1: all that leave room for the answer.
+    truncation_side: where tokens are dropped; default: left, at the start of the prompt.
     """
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = None
@@ -178,7 +125,7 @@ class Truncated(Body):
 
 
 class Ignored(Body):
-    """Fields of OpenAI's API that are accepted and ignored: the server has no accounts, no storage and one tier."""
+    """Fields of OpenAI's API that have no effect: the server has no accounts, no storage and one tier."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -188,38 +135,20 @@ class Ignored(Body):
     prompt_cache_key: str | None = None
 
 
+@with_sampling()
 class SamplingBody(Ignored, Guided, Truncated):
-    """Sampling parameters with the names, meanings and limits of SamplingParams (docs/generate.md), and options of the
-    answer.
+    """How to pick tokens: the parameters of SamplingParams (docs/generate.md), and fields of every request.
 
-    request_id: id of the request; the header X-Request-Id overrides it. return_tokens_as_token_ids: name the tokens of
-    logprobs "token_id:N".
+    max_tokens: may be 0 in a completion with echo, which then returns the prompt alone. request_id: id of the answer;
+    the header X-Request-Id wins over it. return_tokens_as_token_ids: name the tokens of logprobs "token_id:N".
     """
 
+    if TYPE_CHECKING:  # the decorator adds the fields of the parameters
+
+        def __getattr__(self, name: str) -> Any: ...
+
     model: str | None = None
-    n: Answers | None = None
-    temperature: NotBelowZero | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Probability | None = None
-    typical_p: Share | None = None
-    repetition_penalty: AboveZero | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: TokenSet | None = None
-    bad_token_ids: TokenSet | None = None
-    bad_words: BadWords | None = None
-    seed: NotNegative | None = None
-    stop: Stop | None = None
-    stop_token_ids: TokenSet | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: NotNegative | None = None
     max_tokens: NotNegative | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: TopLogprobs | None = None
-    logprobs_mode: Literal["raw", "processed"] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream: bool | None = None
@@ -232,8 +161,8 @@ class SamplingBody(Ignored, Guided, Truncated):
 
 
 class CompletionBody(SamplingBody):
-    """The body of POST /v1/completions. add_special_tokens: add the tokens that the model expects around a text, such
-    as BOS; default: true.
+    """POST /v1/completions. add_special_tokens: whether the tokens that the model expects around a text, such as BOS,
+    are added to it; default: true.
     """
 
     prompt: Prompts
@@ -274,7 +203,7 @@ class NamedTool(Body):
 
 
 class ChatMessage(BaseModel):
-    """A message. Further fields are passed to the chat template, which may read them."""
+    """One message. All its fields are passed to the chat template, which may use more than these."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -283,11 +212,11 @@ class ChatMessage(BaseModel):
 
 
 class TemplateBody(Body):
-    """The input of a chat template.
+    """Fields that a chat template gets.
 
-    continue_final_message: continue the last message instead of beginning a new one. add_special_tokens: true adds the
-    tokens that the model expects around a text, false adds none; by default a BOS is added if the model uses one and
-    the template writes none. There is never a second BOS.
+    continue_final_message: the answer continues the last message instead of beginning a new one.
+    add_special_tokens: true adds the tokens that the model expects around a text to the template's text, false adds
+    none; default: a BOS if the model uses one and the template writes none. A second BOS is never added.
     """
 
     messages: Annotated[Items[ChatMessage], told(minItems=1)]
@@ -336,9 +265,7 @@ class DetokenizeBody(Body):
 
 
 class EmbeddingBody(Ignored, Truncated):
-    """The body of POST /v1/embeddings. pooling: take the mean of the hidden states, or the last one.
-    add_special_tokens: as in /v1/completions.
-    """
+    """POST /v1/embeddings. pooling: how hidden states become the vector. add_special_tokens: as in completions."""
 
     model: str | None = None
     input: Prompts

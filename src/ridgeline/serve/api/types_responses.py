@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from ridgeline.serve.api.sampling_fields import RESPONSE_FIELDS, with_sampling
 from ridgeline.serve.api.types import (
-    BadWords,
     Body,
     Function,
     Guided,
     Ignored,
     Items,
-    NotBelowZero,
-    NotNegative,
     Positive,
     Priority,
-    Probability,
     RequestId,
-    Share,
     StructuredOutputsBody,
-    TopK,
     TopLogprobs,
     Truncated,
 )
@@ -70,18 +65,18 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
+@with_sampling(*RESPONSE_FIELDS)
 class ResponseBody(Ignored, Guided, Truncated):
     """The body of POST /v1/responses."""
+
+    if TYPE_CHECKING:  # the decorator adds the fields of the parameters
+
+        def __getattr__(self, name: str) -> Any: ...
 
     model: str | None = None
     input: str | Items[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Positive | None = None
-    temperature: NotBelowZero | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Probability | None = None
-    seed: NotNegative | None = None
     top_logprobs: TopLogprobs | None = None
     include: Items[str] | None = None
     tools: Items[ResponseTool] | None = None
@@ -100,6 +95,5 @@ class ResponseBody(Ignored, Guided, Truncated):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    bad_words: BadWords | None = None
     structured_outputs: StructuredOutputsBody | None = None
     request_id: RequestId | None = None

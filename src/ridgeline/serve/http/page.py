@@ -10,7 +10,11 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.api.described import answers
+from ridgeline.serve.api.types_answers import LiveAnswer, PlanAnswer
+from ridgeline.serve.http import form
+from ridgeline.serve.http.errors import APIError, dumps
+from ridgeline.serve.http.live import live, plan
 
 TYPES = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
@@ -40,6 +44,7 @@ def page_router() -> APIRouter:
     """Return the routes of the pages and their files. The files are read once."""
     router = APIRouter()
     parts = dict(_files(files("ridgeline.serve.http") / "static"))
+    parts[form.NAME] = form.form_script().encode()
 
     def part(name: str) -> Response:
         kind = TYPES[PurePosixPath(name).suffix]
