@@ -12,10 +12,11 @@ from ridgeline.archs import Family, family_of, spec_from_config, weight_blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.folders import read_json
+from ridgeline.spec.request import SAMPLING
 
-# Fields of generation_config.json that are applied as sampling parameters.
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-# Fields that do not affect which tokens are chosen, or that the caller decides.
+# generation_config.json: fields that are applied as sampling parameters ...
+SAMPLING_FIELDS = tuple(name for name, _, parameter in SAMPLING if parameter.recommended)
+# ... fields that say nothing about which tokens to pick, or that the caller decides ...
 _OTHER_FIELDS = frozenset(
     "eos_token_id bos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config do_sample "
     "max_length max_new_tokens min_length use_cache cache_implementation cache_config output_attentions output_scores "

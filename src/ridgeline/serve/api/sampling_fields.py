@@ -70,7 +70,7 @@ def with_sampling(*names: str) -> Callable[[type[B]], type[B]]:
     def add(body: type[B]) -> type[B]:
         wanted = names or same_fields()
         fields: dict[str, Any] = {
-            name: (_field(name, one) | None, None)
+            name: (Annotated[_field(name, one) | None, Field(description=one.help)], None)
             for name, _, one in SAMPLING
             if name in wanted and name not in body.model_fields
         }
@@ -83,9 +83,7 @@ def with_sampling(*names: str) -> Callable[[type[B]], type[B]]:
 
 def _field(name: str, parameter: Parameter) -> Any:
     """Return the type of a parameter's field."""
-    return Annotated[
-        OWN.get(name) or _type(parameter), Field(description=parameter.help, json_schema_extra=parameter.schema())
-    ]
+    return Annotated[OWN.get(name) or _type(parameter), Field(json_schema_extra=parameter.schema())]
 
 
 def _type(parameter: Parameter) -> Any:
