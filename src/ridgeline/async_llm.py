@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """A model that answers any number of requests at once, from one event loop; the engine has a thread of its own.
+    """A model that answers any number of requests at once, from one event loop. The engine runs in its own thread.
 
         async with AsyncLLM("path-or-hub-id") as llm:
             async for chunk in llm.generate("Once upon a time", SamplingParams(max_tokens=64)):
                 print(chunk.text, end="")
 
-    Takes the arguments of LLM and raises what LLM raises. A request ends early when its iterator is closed or its task
-    is cancelled. Requests without a seed of their own are numbered in the order in which they come.
+    It takes the arguments of LLM and raises the same errors. A request ends early when its iterator is closed or its
+    task is cancelled. The noise of a request without a seed derives from its number, in the order of arrival.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -37,7 +37,7 @@ class AsyncLLM:
 
     @property
     def llm(self) -> LLM:
-        """The model, its settings and its tokenizer; what generates belongs to the engine's thread."""
+        """The model, its settings and its tokenizer. Only the engine's thread may generate with it."""
         return self._llm
 
     async def generate(
@@ -45,8 +45,8 @@ class AsyncLLM:
     ) -> AsyncIterator[OutputChunk]:
         """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
 
-        Raises RequestError or TokenizerError for a prompt that cannot be served, EngineClosed after `close`, and
-        whatever a step of the engine raised, in all requests that were open then.
+        Raises RequestError or TokenizerError for a prompt that cannot be served, and EngineClosed after `close`. An
+        error in a step of the engine is raised in all requests that were open.
         """
         params = sampling_params or SamplingParams(**self._llm.default_sampling_fields())
         place = next(self._places)
@@ -68,7 +68,7 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         priority: int = 0,
     ) -> AsyncIterator[OutputChunk]:
-        """Answer a conversation through the model's own chat template; otherwise as `generate`. tools: see LLM.chat."""
+        """Answer a conversation through the model's own chat template, as `generate`. tools: see LLM.chat."""
         tokenizer = self._llm.frontend.tokenizer()
         ids = await asyncio.to_thread(lambda: tokenizer.encode_chat(messages, tools=tools))
         async for chunk in self.generate(ids, sampling_params, priority=priority):
@@ -77,7 +77,7 @@ class AsyncLLM:
     async def answer(
         self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0
     ) -> RequestOutput:
-        """The whole result at once."""
+        """Return the whole result at once."""
         output = None
         async for chunk in self.generate(prompt, sampling_params, priority=priority):
             output = chunk.output
@@ -85,7 +85,7 @@ class AsyncLLM:
         return output
 
     async def stats(self) -> Stats | None:
-        """Pages used, waste inside pages, prefix hit rate, preemptions, between two steps of the engine."""
+        """Return pages used, waste inside pages, prefix hit rate and preemptions, between two steps of the engine."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Stats | None] = loop.create_future()
 
@@ -124,7 +124,7 @@ class AsyncLLM:
 
 
 def _post(loop: asyncio.AbstractEventLoop, command: Callable[[], None]) -> None:
-    """Run `command` in an event loop, from another thread. Nobody listens any more where the loop is closed."""
+    """Run `command` in an event loop, from another thread. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(command)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The offline entry point: prompts in, answers out."""
+"""Provide the offline entry point: prompts in, answers out."""
 
 from __future__ import annotations
 
@@ -34,24 +34,22 @@ if TYPE_CHECKING:
 
     from ridgeline.load.chat import Message
 
-UNKNOWN_FREE_BYTES = 1 << 32  # where the system does not say: 4 GiB
+UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
 CACHE_CHOICES = ("on", "off")
 BATCHING_CHOICES = ("continuous", "static")
 ChunkStream = Generator[OutputChunk, None, None]
 
 
 class LLM:
-    """A model that is ready to answer, in this process. Calls from several threads must take turns.
+    """A model that is ready to answer, in this process. Only one thread at a time may call it.
 
-    model: a folder or a Hugging Face hub id. tokenizer: where to find it if not with the model. cache: "on" is the
-    engine (paged state), "off" naive sampling; batching: "continuous", or "static": whole batches, room for the
-    longest context reserved. "off" and "static" are baselines to measure against. kv_cache_dtype: in which type the
-    keys, values and latents of attention are kept, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off"
-    they are rounded in the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`; what
-    is left open is chosen, and explained by `config.reasons`. proposer: proposes draft tokens (ridgeline.propose), at
-    most engine.num_speculative_tokens for a sequence in a step; answers stay as they are. What rounded weights or a
-    rounded state cost is in
-    `loaded.notes`; it is measured once, and on_wait is told when that takes a while.
+    model: a folder or a Hugging Face hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
+    "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
+    room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
+    KV cache, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off" keys and values are rounded in the
+    same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option that is not given is
+    chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of quantized weights or
+    of a rounded KV cache. It is measured once; on_wait is called with a message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -87,7 +85,7 @@ class LLM:
         self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
-        self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # why there is none, if there is none
+        self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
         if not skip_tokenizer_init:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
@@ -109,7 +107,7 @@ class LLM:
         progress_bar: ProgressBar,
         on_wait: Callable[[str], None],
     ) -> LoadedModel:
-        """The model; where its weights or its state are rounded, the price of each is among its notes."""
+        """Return the model; its notes have the cost in accuracy of quantized weights and of a rounded KV cache."""
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
         loaded = replace(loaded, storage=storage)
         if not storage.is_exact and has_rows(loaded.spec):
@@ -121,7 +119,7 @@ class LLM:
     def _load_weights(
         self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
     ) -> tuple[LoadedModel, tuple[str, ...]]:
-        """The model, its state exact, and what rounding its weights costs."""
+        """Return the model with an exact KV cache, and notes on the cost of quantized weights."""
         if not format_of(self.options.weights).is_lossy:
             return load_model(model, self.options, progress_bar), ()
         from ridgeline.evals.price import Appraisal
@@ -141,7 +139,7 @@ class LLM:
             kv_cache_dtype=self._kv_cache_dtype,
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
             fixed_len=self.options.max_model_len is not None,
-            fraction=0.5 if memory.on_host else 0.9,  # a CPU's memory is also everybody else's
+            fraction=0.5 if memory.on_host else 0.9,  # other programs use the memory of a CPU, too
             device_is_host=memory.on_host,
             float_bytes=memory.float_bytes,
             host_free_bytes=free_bytes(),
@@ -158,7 +156,7 @@ class LLM:
         return replace(config, threads=driver.threads, reasons={**config.reasons, **more})
 
     def _advice(self) -> Advice | None:
-        """What the cost model says of the settings on this machine, as it was calibrated."""
+        """Return the settings that the cost model advises, if this machine was calibrated."""
         loaded = self.loaded
         format = loaded.model.format
         return machine_advice(
@@ -166,7 +164,7 @@ class LLM:
         )
 
     def __repr__(self) -> str:
-        """Model, device, types and context, on one line."""
+        """Return model, device, types and context on one line."""
         loaded = self.loaded
         format = loaded.model.format
         weights = format.name if format.is_lossy else loaded.dtype
@@ -181,15 +179,15 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """The longest context in tokens: prompt and answer together."""
+        """Return the longest context in tokens: prompt and answer together."""
         return self.config.max_model_len if self.config else self.loaded.max_model_len
 
     def default_sampling_fields(self) -> dict[str, Any]:
-        """The sampling parameters that the model's generation_config.json recommends."""
+        """Return the sampling parameters that the model's generation_config.json recommends."""
         return dict(self.checkpoint.sampling_defaults)
 
     def stats(self) -> Stats | None:
-        """Pages used, waste inside pages, prefix hit rate, preemptions; None with cache="off"."""
+        """Return pages used, waste inside pages, prefix hit rate and preemptions; None with cache="off"."""
         return self.session.stats()
 
     def generate(
@@ -244,7 +242,7 @@ class LLM:
             for i, request in enumerate(requests):
                 try:
                     ids.append(self.session.add(request, lambda chunk, i=i: sink(i, chunk)))  # type: ignore[misc]
-                except RequestError as e:  # this one can never fit; the others run
+                except RequestError as e:  # this one can never fit; run the others
                     sink(i, OutputChunk(0, output=error_output(request, e)))
             while len(outputs) < len(requests):
                 self.session.step()
@@ -263,8 +261,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or many, through the model's own chat template.
 
-        tools: functions that the model may call, as JSON schemas, for templates that know them. Otherwise as
-        `generate`.
+        tools: functions that the model may call, as JSON schemas, for templates that support tools. Results and errors
+        are those of `generate`.
         """
         one = not conversations or isinstance(conversations[0], Mapping)
         many: Sequence[Any] = [conversations] if one else conversations
@@ -278,10 +276,10 @@ class LLM:
         *,
         on_step: Callable[[StepShape], None] = lambda shape: None,
     ) -> ChunkStream:
-        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. on_step: as `generate`.
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. on_step: see `generate`.
 
-        Closing the iterator early ends the request. Several streams may be open, and other calls made between chunks.
-        Raises as `generate` does, at once.
+        Closing the iterator early ends the request. Several streams may be open, and other calls may be made between
+        chunks. Raises the errors of `generate`, at once.
         """
         (request,) = self._requests([prompt], sampling_params)
         return self._chunks(request, on_step)
@@ -304,7 +302,7 @@ class LLM:
             self.session.abort(request_id)
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray[Any, Any]]:
-        """Logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
+        """Return logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
         for ids in sequences:
             self.frontend.check_ids(list(ids))
             if len(ids) > self.max_model_len:
@@ -318,7 +316,10 @@ class LLM:
         return [rows[start : start + n] for start, n in zip(starts, step.lengths, strict=True)]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, exactly one BOS where the model uses one. Raises RequestError or TokenizerError."""
+        """Return the token ids of a prompt, with one BOS if the model uses one.
+
+        Raises RequestError or TokenizerError.
+        """
         return self.frontend.encode(prompt)
 
     def _requests(
@@ -346,19 +347,21 @@ class LLM:
         return requests
 
     def _open_tokenizer(self, other: str | None) -> str:
-        """Why there is none, if there is none: an error only when text arrives. One that does not fit is one now."""
+        """Open the tokenizer; return the reason if there is none, which is an error only for text.
+
+        Raises TokenizerError for a tokenizer that does not fit the model.
+        """
         folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
         if not other and not any(folder.glob("tokenizer*")):
             return f"{folder} has none"
         self.tokenizer, self.tokenizer_folder = Tokenizer.from_folder(folder), folder
-        # Added tokens past the model's vocabulary are another model's business (Gemma 3's image token): an error
-        # if text holds one, not before.
+        # Added tokens beyond the model's vocabulary (Gemma 3's image token) are an error only if a text has one.
         if self.tokenizer.base_vocab_size > self.loaded.spec.vocab_size:
             raise TokenizerError(
                 f"the tokenizer has {self.tokenizer.base_vocab_size} tokens, the model {self.loaded.spec.vocab_size}: "
                 "they do not belong together"
             )
-        if (eos := self.tokenizer.eos_token_id) is not None:  # many configs leave it to the tokenizer
+        if (eos := self.tokenizer.eos_token_id) is not None:  # many configs name it only in the tokenizer
             self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
         return ""
 

@@ -1,8 +1,7 @@
-"""Facts about this machine and this process: cores, the processor's name, memory. All of it works on Linux, macOS
-and Windows.
+"""Return facts about this machine and this process: cores, the processor's name, memory. For Linux, macOS and Windows.
 
-psutil is imported on first use, since most commands need none of this. Linux's own files are read only where they say
-more than psutil does.
+psutil is imported on first use, since most commands do not need it. Linux's own files are read only where they have
+more than psutil.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def resident_bytes(*, peak: bool = False) -> int:
 
 
 def _peak_bytes() -> int | None:
-    """Return the peak that the system has recorded, None where only psutil knows it (Windows)."""
+    """Return the peak that the system has recorded; None if only psutil has it (Windows)."""
     if STATUS.exists():  # getrusage would count the memory of the process that started this one
         lines = STATUS.read_text(encoding="utf-8").splitlines()
         found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
@@ -81,7 +80,7 @@ def cpu_name() -> str:
 
 
 def cpu_info() -> dict[str, str]:
-    """Return what Linux says of the first processor, by field; empty on other systems."""
+    """Return the fields of the first processor in Linux's /proc/cpuinfo; empty on other systems."""
     if not CPUINFO.exists():
         return {}
     pairs = (line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines())
@@ -89,7 +88,7 @@ def cpu_info() -> dict[str, str]:
 
 
 def gpu_driver() -> bool:
-    """Return whether a driver of a GPU is installed. Where there is none, torch need not be imported to ask."""
+    """Return whether a GPU driver is installed. Without one, torch need not be imported to look for GPUs."""
     windows = Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvcuda.dll"
     paths = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", windows)
     return any(Path(path).exists() for path in paths)

@@ -97,8 +97,8 @@ def test_flags_become_parameters() -> None:
     assert given() == {}
     assert given(
         "-n", "3", "--top-n-sigma", "1.5", "--dry-multiplier", "0.8", "--dry-sequence-breakers", ".",
-        "--xtc-probability", "0.5", "--no-skip-special-tokens", "--ignore-eos", "--stop", "a", "--stop", "b", "--logit-bias", "5=-1",
-        "--bad-token-ids", "4", "--logprobs-mode", "processed", "--early-stopping", "True",
+        "--xtc-probability", "0.5", "--no-skip-special-tokens", "--ignore-eos", "--stop", "a", "--stop", "b",
+        "--logit-bias", "5=-1", "--bad-token-ids", "4", "--logprobs-mode", "processed", "--early-stopping", "True",
     ) == {
         "n": 3, "top_n_sigma": 1.5, "dry_multiplier": 0.8, "dry_sequence_breakers": ["."], "xtc_probability": 0.5,
         "skip_special_tokens": False, "ignore_eos": True, "stop": ["a", "b"], "logit_bias": {5: -1.0},

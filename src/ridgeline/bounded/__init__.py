@@ -1,4 +1,4 @@
-"""Runs functions in helper processes that have limits on time, memory and stack."""
+"""Run functions in helper processes that have limits on time, memory and stack."""
 
 from ridgeline.bounded.frames import Value
 from ridgeline.bounded.jobs import job

@@ -1,6 +1,6 @@
-"""The helper process: reads jobs from its standard input and answers on its standard output, one after the other.
+"""Run the helper process: it reads jobs from standard input and writes answers to standard output, one by one.
 
-It ends when the pipe does, also in the middle of a job: no helper outlives its parent.
+It ends when the pipe closes, even in the middle of a job: no helper outlives its parent.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ridgeline.bounded.frames import Value, encode, read_frame, write_frame
 from ridgeline.bounded.jobs import find_job
 from ridgeline.bounded.limits import Limits, release_job, resident_bytes, restrict_job, restrict_process
 
-# A helper that holds so much more than it began with is replaced: its memory goes back to the system.
+# A helper whose memory has grown by this much is replaced, so that the memory goes back to the system.
 RETIRE_BYTES = 128 << 20
-PARENT_SECONDS = 1.0  # between two looks whether the parent still lives
-# What no job needs. A job that is tricked into one of these fails instead.
+PARENT_SECONDS = 1.0  # time between two checks that the parent is alive
+# Audit events that no job needs. A job that is tricked into one of these fails.
 FORBIDDEN = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "os.startfile")
 
 
 class Helper:
-    """Runs jobs, each in a new thread of its own stack size."""
+    """Runs jobs, each in a new thread with its own stack size."""
 
     def __init__(self, jobs: BinaryIO, answers: BinaryIO, parent: int) -> None:
         self._jobs, self._answers, self._parent = jobs, answers, parent
         self._state: Any = None
-        self._base = 0  # physical memory once the setup was done
+        self._base = 0  # physical memory after the setup
 
     def run(self) -> None:
         """Answer jobs until the pipe ends or the memory has grown too much."""
@@ -47,7 +47,7 @@ class Helper:
     def _answer(self, name: str, keep: bool, limits: Limits, args: list[Value]) -> list[Value]:
         """Run one job and return "ok" and its values, or "error", the kind and the message.
 
-        keep: the job is the setup, whose value is the state of those that follow.
+        keep: the job is the setup; its value is the state of the jobs that follow.
         """
         found: list[Value] = ["error", "RuntimeError", "the job ended without an answer"]
 
@@ -60,7 +60,7 @@ class Helper:
                 if keep:
                     self._state, value = value, None
                 found = ["ok", *(value if isinstance(value, tuple) else (value,))]
-            except BaseException as error:  # whatever it is, it is this job that fails
+            except BaseException as error:  # any error fails this job alone
                 found = ["error", type(error).__name__, str(error)]
             finally:
                 release_job()
@@ -71,7 +71,7 @@ class Helper:
         return found
 
     def _in_thread(self, work: Callable[[], None], stack_bytes: int) -> None:
-        """Run in a thread with a stack of that size; meanwhile see whether the parent is still there."""
+        """Run `work` in a thread with a stack of that size; exit if the parent has ended."""
         threading.stack_size(stack_bytes)
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
@@ -89,7 +89,7 @@ def _encoded(retire: bool, answer: list[Value]) -> list[bytes]:
 
 
 def _trimmed(base: int) -> bool:
-    """Give unused memory back to the system; was that enough?"""
+    """Give unused memory back to the system; return whether that was enough."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # not glibc
@@ -103,9 +103,9 @@ def _refuse(event: str, _: object) -> None:
 
 
 def main() -> None:
-    """The process; its argument is the parent's id.
+    """Run the process; its argument is the parent's process id.
 
-    Only frames are written to the parent's pipe: what a library prints goes to standard error.
+    Only frames are written to the parent's pipe. The output of libraries goes to standard error.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -113,7 +113,7 @@ def main() -> None:
     sys.addaudithook(_refuse)
     Helper(sys.stdin.buffer, answers, int(sys.argv[1])).run()
     answers.flush()
-    os._exit(0)  # nothing is waited for: threads of a library, the state
+    os._exit(0)  # wait for nothing: neither threads of a library nor destructors
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Messages between a process and its helper: a few values, each as JSON or as raw bytes, behind their lengths.
+"""Read and write messages between a process and its helper: values as JSON or raw bytes, each after its length.
 
-Nothing is pickled: a helper that hostile input has taken over can send wrong values and nothing worse.
+Nothing is pickled: a helper that hostile input has taken over can send wrong values, but cannot run code here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import IO, Any, TypeAlias
 
-Value: TypeAlias = Any  # bytes, or what JSON can hold
+Value: TypeAlias = Any  # bytes, or a value of JSON
 
 _COUNT = struct.Struct("<I")
 _PART = struct.Struct("<cQ")
@@ -22,7 +22,7 @@ class FrameTooLarge(Exception):
 
 
 def encode(values: Sequence[Value]) -> list[bytes]:
-    """The parts of a message. Raises TypeError or ValueError for a value that is neither JSON nor bytes."""
+    """Return the parts of a message. Raises TypeError or ValueError for a value that is neither JSON nor bytes."""
     parts = [_COUNT.pack(len(values))]
     for value in values:
         raw = isinstance(value, bytes | bytearray | memoryview)
@@ -39,7 +39,7 @@ def write_frame(file: IO[bytes], parts: Sequence[bytes]) -> None:
 
 
 def read_frame(file: IO[bytes], most_bytes: int | None = None) -> list[Value]:
-    """Read one message. Raises EOFError where the pipe has ended, FrameTooLarge for more than `most_bytes`."""
+    """Read one message. Raises EOFError if the pipe is closed, FrameTooLarge for more than `most_bytes`."""
     (count,) = _COUNT.unpack(_exactly(file, _COUNT.size))
     if count > _MOST_PARTS:
         raise FrameTooLarge

@@ -1,4 +1,4 @@
-"""Which functions a helper process may run: those that say so, found by the name that our own code sends."""
+"""Mark the functions that a helper process may run, and find them by name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def job(function: F) -> F:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name under which helpers find a function. Raises ValueError for one that is not marked with `job`."""
+    """Return the name under which helpers find a function. Raises ValueError if it is not marked with `job`."""
     if not getattr(function, _MARK, False):
         raise ValueError(f"{function.__qualname__} is not marked as a job")
     return f"{function.__module__}:{function.__qualname__}"
 
 
 def find_job(name: str) -> Callable[..., Any]:
-    """The function of a name. Raises ValueError for one that is not marked with `job`."""
+    """Return the function of a name. Raises ValueError if it is not marked with `job`."""
     module, _, function = name.partition(":")
     found = getattr(importlib.import_module(module), function)
     if not getattr(found, _MARK, False):

@@ -1,4 +1,4 @@
-"""The limits of one job, and how a helper process applies them to itself."""
+"""Define the limits of a job, and apply them to the helper process itself."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ except ImportError:  # Windows: the parent still ends a job that takes too long
 else:
     _resource = resource
 
-NICENESS = 5  # beside the steps of an engine
-OPEN_FILES = 64  # of a helper: shared libraries and its two pipes
+NICENESS = 5  # so that the engine's steps go first
+OPEN_FILES = 64  # enough for a helper's shared libraries and its two pipes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The resources that one job may use.
 
-    seconds: wall-clock time, kept by killing the helper. memory_bytes: address space beyond what the helper had when
+    seconds: wall-clock time, the helper is killed after it. memory_bytes: address space beyond what the helper had when
     the job began; only systems with RLIMIT_AS (Linux) enforce it. stack_bytes: stack of the thread that runs the job.
     result_bytes: size of the answer.
     """
@@ -33,7 +33,7 @@ class Limits:
 
 
 def restrict_process() -> None:
-    """Limit the whole helper process: it dumps no core, writes no file, opens few, and leaves cores to its parent."""
+    """Limit the whole helper process: no core dump, no file writes, few open files, low priority."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     if _resource is not None:
@@ -43,7 +43,7 @@ def restrict_process() -> None:
 
 
 def restrict_job(limits: Limits) -> None:
-    """Limit what the next job may take.
+    """Limit the resources of the next job.
 
     The limit on CPU time only matters when the parent is gone and cannot kill the helper any more.
     """
@@ -63,12 +63,12 @@ def release_job() -> None:
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process; 0 where the system does not say."""
+    """Return the physical memory of this process; 0 if the system does not tell."""
     return _statm(1) or 0
 
 
 def _statm(field: int) -> int | None:
-    """Bytes of address space (field 0) or of physical memory (1); None where the system does not say."""
+    """Return bytes of address space (field 0) or physical memory (1); None if the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a helper imports as little as it can
             return int(file.read().split()[field]) * os.sysconf("SC_PAGE_SIZE")
@@ -86,5 +86,5 @@ def _set_soft(kind: Any, most: int | None) -> None:
         most = min(most, hard)
     try:
         _resource.setrlimit(kind, (most, hard))
-    except (OSError, ValueError):  # a system that has the name and not the limit (macOS and RLIMIT_AS)
+    except (OSError, ValueError):  # macOS has the name RLIMIT_AS, but not the limit
         return

@@ -1,4 +1,4 @@
-"""A small, fixed number of helper processes, started when they are first needed and replaced when they die."""
+"""Keep a small, fixed number of helper processes: start them on first use, and replace them when they die."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ridgeline.bounded.jobs import name_of
 from ridgeline.bounded.limits import Limits
 from ridgeline.errors import BoundExceeded, HelpersBusy, RidgelineError
 
-# The variables that a helper inherits. API keys and tokens of the hub are not among them.
+# Environment variables that a helper inherits. API keys and hub tokens are not among them.
 _KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "VIRTUAL_ENV")
 _MEBI = 1 << 20
 JOB_LIMITS, SETUP_LIMITS = Limits(), Limits(60.0)
@@ -41,31 +41,31 @@ class Setup:
 
 
 class JobFailed(RuntimeError):
-    """A job raised what is no RidgelineError: a fault of ours."""
+    """A job raised an error that is not a RidgelineError: a bug."""
 
 
 class BoundedPool:
     """Runs jobs in helper processes. Safe to call from several threads and event loops.
 
-    size: helpers, each a process. max_waiting: jobs that may wait for a helper. setup: what each
-    helper does before its first job.
+    size: number of helper processes. max_waiting: number of jobs that may wait for a helper. setup: a call that each
+    helper makes before its first job.
     """
 
     def __init__(self, size: int = 1, *, max_waiting: int = 16, setup: Setup | None = None) -> None:
         self._setup, self._most = setup, size + max_waiting
         self._threads = ThreadPoolExecutor(size, "ridgeline-bounded")  # each drives one helper
         self._lock = threading.Lock()
-        self._helpers: set[_Helper] = set()  # all that live
+        self._helpers: set[_Helper] = set()  # all living helpers
         self._idle: list[_Helper] = []
-        self._open = 0  # jobs that run or wait
+        self._open = 0  # number of jobs that run or wait
         self._closed = False
-        weakref.finalize(self, _end_all, self._helpers)  # also when the program ends
+        weakref.finalize(self, _end_all, self._helpers)  # runs at the end of the program, too
 
     async def run(self, function: Callable[..., Any], *args: Value, limits: Limits = JOB_LIMITS) -> Any:
         """Run `function(state, *args)` in a helper and return its value. A canceled call kills its helper.
 
-        function: marked with `job`. Raises BoundExceeded, which names the limit; HelpersBusy when too many jobs wait;
-        what the job raises, if it is a RidgelineError; JobFailed for other errors.
+        function: marked with `job`. Raises BoundExceeded, which names the limit; HelpersBusy if too many jobs wait;
+        a RidgelineError of the job as it is; JobFailed for its other errors.
         """
         ticket, future = self._submit(function, args, limits)
         try:
@@ -75,16 +75,16 @@ class BoundedPool:
             raise
 
     def run_sync(self, function: Callable[..., Any], *args: Value, limits: Limits = JOB_LIMITS) -> Any:
-        """As `run`, and waits in this thread."""
+        """Do the same as `run`, but wait in this thread."""
         ticket, future = self._submit(function, args, limits)
         try:
             return future.result()
-        except BaseException:  # an interrupt of the wait; nothing happens if the job is over
+        except BaseException:  # the wait was interrupted; canceling a finished job does nothing
             ticket.cancel()
             raise
 
     def close(self) -> None:
-        """End all helpers, at once. Jobs that run fail with BoundExceeded."""
+        """End all helpers at once. Running jobs fail with BoundExceeded."""
         with self._lock:
             self._closed = True
             for helper in self._helpers:
@@ -99,7 +99,7 @@ class BoundedPool:
         self.close()
 
     def pids(self) -> list[int]:
-        """The process ids of the helpers that live."""
+        """Return the process ids of the living helpers."""
         with self._lock:
             return [helper.pid for helper in self._helpers]
 
@@ -166,7 +166,7 @@ class BoundedPool:
 
 
 class _Ticket:
-    """Joins a caller to the helper that works for it."""
+    """Connects a caller with the helper that works for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -174,7 +174,7 @@ class _Ticket:
         self.canceled = False
 
     def assign(self, helper: _Helper | None) -> bool:
-        """This helper works for the caller now, or none does. False: the caller is gone."""
+        """Set the helper that works for the caller; None: no helper. Returns False if the caller has canceled."""
         with self._lock:
             self._helper = helper
             return not self.canceled
@@ -194,11 +194,11 @@ class _Helper:
             [sys.executable, "-P", "-m", "ridgeline.bounded.child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a job that is ended by a limit may write its last words there
+            stderr=subprocess.DEVNULL,  # the messages of a job that a limit ends
             env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C reaches only the parent
         )
-        self.ready = False  # is the setup done?
+        self.ready = False  # whether the setup is done
         self.usable = True
         self._late = False
 
@@ -211,7 +211,7 @@ class _Helper:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill the process, and leave it to the thread that calls it to clean up."""
+        """Kill the process. The thread that uses it cleans up."""
         self.usable = False
         with contextlib.suppress(OSError):
             self._process.kill()
@@ -226,7 +226,7 @@ class _Helper:
                     file.close()
 
     def call(self, name: str, args: tuple[Value, ...], limits: Limits, *, keep: bool = False) -> Any:
-        """Run one job. Raises as BoundedPool.run."""
+        """Run one job. Raises the errors of BoundedPool.run."""
         message = encode([name, keep, asdict(limits), *args])
         timer = threading.Timer(limits.seconds, self._too_late)
         timer.daemon = True
@@ -262,8 +262,10 @@ def _end_all(helpers: set[_Helper]) -> None:
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(("LC_", "PYTHON"))}
     return kept | {
-        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),  # what this process can import
-        "MALLOC_ARENA_MAX": "1",  # threads come and go: their memory is given back
+        "PYTHONPATH": os.pathsep.join(
+            path or str(Path.cwd()) for path in sys.path
+        ),  # so that the helper imports the same modules
+        "MALLOC_ARENA_MAX": "1",  # gives back the memory of threads that have ended
         "TOKENIZERS_PARALLELISM": "false",
     }
 
@@ -280,13 +282,13 @@ def _as_error(kind: str, message: str, *, limits: Limits) -> Exception:
 
 
 def _why(status: int, late: bool, limits: Limits) -> str:
-    """Why a helper died, as a sentence."""
+    """Return why a helper died, as a sentence."""
     memory, stack = _mebi(limits.memory_bytes), _mebi(limits.stack_bytes)
     if late or -status == getattr(signal, "SIGXCPU", None):
         return f"it takes longer than the limit of {limits.seconds:g} s"
     if -status in (getattr(signal, "SIGSEGV", None), getattr(signal, "SIGBUS", None)) or status == 0xC00000FD:
         return f"it needs more stack than the limit of {stack}"
-    if -status == getattr(signal, "SIGABRT", None):  # of a library that cannot go on
+    if -status == getattr(signal, "SIGABRT", None):  # a library aborted
         return f"it needs more than the limits of {memory} of memory or {stack} of stack"
     return f"its helper process ended with status {status}; the limits are {limits.seconds:g} s and {memory} of memory"
 

@@ -1,1 +1,4 @@
-"""Turn logits into tokens and tokens into text: sampling, structured outputs, beams, stop strings. No pages here."""
+"""Turn logits into tokens, and tokens into text: sampling, structured outputs, beams, stop strings.
+
+Nothing here knows pages or schedules.
+"""

@@ -1,23 +1,23 @@
-"""Beam search: the most likely answers, not drawn ones (Sutskever et al. 2014, arXiv:1409.3215).
+"""Search for the most likely answers with beams, instead of sampling (Sutskever et al. 2014, arXiv:1409.3215).
 
-`BeamSearch` is one request's search without its model: each step it takes the best next tokens of every live beam
-(`top_candidates`, row by row, in whatever forward passes they come) and says which beams live on. Answers and scores
-are those of `generate(num_beams=..., do_sample=False)` of transformers 5.
+`BeamSearch` is the search of one request, without the model. In each step it gets the best next tokens of every live
+beam (`top_candidates`), from any number of forward passes, and returns the next live beams. Answers and scores equal
+those of `generate(num_beams=..., do_sample=False)` of transformers 5.
 
 A hypothesis is an answer that ended. Its score is the sum of its tokens' log probabilities, divided by the number of
-these tokens, the end token among them but not the prompt, to the power of length_penalty. What transformers does, and
-one might not expect:
+these tokens to the power of length_penalty; the end token counts, the prompt does not. Some of transformers' rules are
+surprising:
 
-- A candidate that ends is kept only if it is among the best beam_width of all candidates of its step; else it is lost.
-- At max_tokens the best beam_width candidates become hypotheses beside the finished ones, ended or not, so that an
+- A candidate that ends is kept only if it is among the best beam_width candidates of its step.
+- At max_tokens the best beam_width candidates become hypotheses beside the finished ones, ended or not, so an
   answer that was cut off can beat one that ended.
-- The search stops by the worst of beam_width hypotheses, even if fewer answers are asked for; and with early_stopping
-  False by what the best beam would score at its present length, although with a length_penalty above 0 it may gain.
+- The worst of beam_width hypotheses decides when the search stops, even if fewer answers are requested. With
+  early_stopping False it is compared with the best beam at its present length, although that beam could still gain
+  under a length_penalty above 0.
 
-Ties, whose order transformers leaves open, go to the older hypothesis, the better beam, the lower token id. Where
-fewer than beam_width candidates are possible, transformers goes on with beams of score -1e9, and takes a score below
-that (a long answer under a negative length_penalty) for none at all; here such beams do not exist, and no score is
-too low.
+Ties, whose order transformers does not define, go to the older hypothesis, the better beam, the lower token id. If
+fewer than beam_width candidates are possible, transformers continues with beams of score -1e9 and ignores lower scores
+(a long answer under a negative length_penalty). Here such beams do not exist, and no score is too low.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Candidates = tuple[tuple[int, float], ...]  # next tokens of one beam with their
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A live beam of the next step: the index of the live beam that it continues, and the token that it adds."""
+    """A live beam of the next step: the index of the beam that it continues, and the token that it adds."""
 
     parent: int
     token: int
@@ -45,7 +45,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """An answer: its tokens with the one that ended it, and its score. finished: False if max_tokens cut it off."""
+    """An answer: its tokens, the end token included, and its score. finished: False if max_tokens cut it off."""
 
     tokens: tuple[int, ...]
     score: float
@@ -54,17 +54,17 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """Tokens of an answer so far; logprob: of all of them together."""
+    """The tokens of an answer so far. logprob: the sum of their log probabilities."""
 
     tokens: tuple[int, ...]
     logprob: float
 
 
 def top_candidates(logits: Floats, count: int) -> list[Candidates | RequestError]:
-    """The `count` most likely next tokens after each row, or why there are none: the error is that row's alone.
+    """Return the `count` most likely next tokens of each row, or the error of a row that has none.
 
-    logits [n, vocabulary], float32; they are not changed. Fewer than `count` where fewer have a probability above zero.
-    A row's candidates are the same, bit for bit, whatever the other rows are.
+    logits [n, vocabulary], float32; they are not changed. Tokens of probability zero are left out.
+    A row's candidates do not depend on the other rows, bit for bit.
     """
     good = np.flatnonzero(np.isfinite(logits.max(axis=1)))
     found: list[Candidates | RequestError] = [RequestError("the model's logits hold NaN or infinity")] * len(logits)
@@ -78,13 +78,13 @@ def top_candidates(logits: Floats, count: int) -> list[Candidates | RequestError
 
 
 class BeamSearch:
-    """One request's search. At first one beam is live: the prompt.
+    """The search of one request. At first one beam is live: the prompt.
 
-    Until `done`, each step: `advance` with the top `count` candidates of every live beam; the branches that it returns
-    are the live beams from then on.
+    In each step until `done`, call `advance` with the top `count` candidates of every live beam. The branches that it
+    returns are the next live beams.
 
-    eos: the model's end-of-sequence tokens. max_tokens: the most tokens an answer may have, at least 1; it takes the
-    place of params.max_tokens, which may be None, because only the caller knows how long the context is.
+    eos: the model's end-of-sequence tokens. max_tokens: largest number of tokens in an answer, at least 1. It is used
+    instead of params.max_tokens, which may be None, because only the caller knows the length of the context.
     """
 
     def __init__(self, params: BeamSearchParams, eos: Collection[int], max_tokens: int) -> None:
@@ -97,18 +97,18 @@ class BeamSearch:
 
     @property
     def count(self) -> int:
-        """How many candidates of each live beam to give: enough that beam_width of them do not end it."""
+        """Return how many candidates of each live beam are needed: enough that beam_width of them do not end it."""
         return self._params.beam_width + len(self._ends)
 
     @property
     def done(self) -> bool:
-        """Whether the results are final."""
+        """Return whether the results are final."""
         return not self._live
 
     def advance(self, candidates: Sequence[Candidates]) -> list[Branch]:
-        """One step: candidates of every live beam, in the order of the beams. Returns the next live beams, best first.
+        """Take one step and return the next live beams, best first; none if the search is done.
 
-        No branches are returned when the search is done.
+        candidates: the best next tokens of every live beam, in the order of the beams.
         """
         if len(candidates) != len(self._live):
             raise ValueError(f"candidates of {len(candidates)} beams; {len(self._live)} are live")
@@ -130,9 +130,9 @@ class BeamSearch:
         return [b for _, b in kept] if self._live else []
 
     def results(self) -> list[Hypothesis]:
-        """The answers that were asked for, best first; before the search is done, the best so far.
+        """Return the requested answers, best first; before the search is done, the best so far.
 
-        Fewer than asked for only where fewer have a probability above zero.
+        Answers of probability zero are left out.
         """
         return self._hypotheses[: self._params.answers]
 
@@ -144,7 +144,7 @@ class BeamSearch:
         return float(logprob / length**self._params.length_penalty)
 
     def _nothing_to_gain(self) -> bool:
-        """Whether no live beam is expected to become better than the worst hypothesis."""
+        """Return whether no live beam is expected to become better than the worst hypothesis."""
         params = self._params
         if not self._live or len(self._hypotheses) < params.beam_width:
             return False

@@ -75,7 +75,7 @@ def keep_xtc(scores: Floats, params: SamplingParams, uniform: Uniform) -> Ints |
     return np.delete(np.arange(scores.size), np.delete(top, scores[top].argmin()))
 
 
-# By the parameter that turns a filter on, in the order in which they act.
+# Keys are the parameters that switch the filters on; the order is the one in which they act.
 FILTERS: Mapping[str, Filter] = {
     "top_n_sigma": keep_top_n_sigma,
     "top_k": keep_top_k,
@@ -95,7 +95,7 @@ def filters_of(params: SamplingParams) -> tuple[Filter, ...]:
 def kept_ids(
     scores: Floats, params: SamplingParams, uniform: Uniform, filters: tuple[Filter, ...] | None = None
 ) -> Ints | None:
-    """Return the ids that the filters keep, ascending; None for all. filters: those of `params`, if they are known."""
+    """Return the ids that the filters keep, ascending; None for all. filters: those that are on, if known."""
     ids: Ints | None = None
     for keep in filters_of(params) if filters is None else filters:
         kept = keep(scores if ids is None else scores[ids], params, uniform)

@@ -1,7 +1,7 @@
-"""What an answer must follow: JSON schemas, regular expressions, grammars, choices, compiled for one vocabulary.
+"""Compile structures (JSON schemas, regular expressions, grammars, choices) for one vocabulary.
 
-A structure comes from a stranger. It is compiled in a helper process first, under limits of time, memory and stack
-(bounded/), and only what passed is compiled here.
+A structure comes from a client, who may be hostile. A helper process compiles it first, under limits of time, memory
+and stack (bounded/). Only a structure that passed is compiled here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ridgeline.sample.grammar_checks import GrammarChecks
 from ridgeline.sample.masks import Grammar, MaskThreads, deep_threads, step_back
 from ridgeline.spec.structure import StructuredOutputs
 
-COMPILING = 2  # structures at once, each of them checked before
+COMPILING = 2  # number of structures that are compiled at once, after their check
 
 
 class Grammars:
     """Compiles structures for one vocabulary. Safe to call from several threads.
 
-    vocab_size: of the model; its logits have as many. eos: its end-of-sequence tokens.
+    vocab_size: number of logits of the model. eos: its end-of-sequence tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos: Collection[int]) -> None:
@@ -33,12 +33,12 @@ class Grammars:
         self._checks = GrammarChecks(self._arguments)
 
     def compile(self, structure: StructuredOutputs) -> Grammar:
-        """Raises RequestError for a structure that cannot be understood, or that is too complex; it names the limit."""
+        """Return a structure as a grammar. Raises RequestError if it is not valid or exceeds a limit."""
         source = self._checks.source(structure)
         return Grammar(self._compiling.submit(self._compile, source).result(), self._masks)
 
     def is_known(self, structure: StructuredOutputs) -> bool:
-        """Was it checked a short while ago, so that the result is there at once?"""
+        """Return whether the structure was checked recently, so that its result is available at once."""
         return self._checks.known(structure)
 
     def _compile(self, source: str) -> Any:
@@ -50,11 +50,11 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """What the library makes of the tokenizer, which takes a while."""
+        """The library's form of the tokenizer; making it takes a while."""
         return guidance.vocabulary_of(*self._arguments())
 
     def _arguments(self) -> tuple[str, int, list[int]]:
-        """Of `vocabulary_of`. Raises RequestError where there can be no structures."""
+        """Return the arguments of `vocabulary_of`. Raises RequestError if the model cannot have structures."""
         if self._tokenizer is None:
             raise RequestError("structured_outputs needs a tokenizer, and the model has none")
         if not self._eos:

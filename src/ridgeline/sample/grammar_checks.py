@@ -1,4 +1,4 @@
-"""Whether structures can be compiled: found out in a helper process, and remembered for a while."""
+"""Check in a helper process whether structures can be compiled, and keep the results for a while."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ridgeline.errors import BoundExceeded, RequestError
 from ridgeline.sample import guidance
 from ridgeline.spec.structure import StructuredOutputs
 
-KEPT_SECONDS = 600.0  # for which a result holds; a machine that was busy may do better later
-MAX_KEPT_CHARACTERS = 1 << 23  # of the sources that are remembered
-MAX_KEPT = 4096  # results that are remembered
-MAX_WAITING = 1 << 16  # for the helper; a server keeps far fewer waiting (serve/engine/compiler.py)
+KEPT_SECONDS = 600.0  # how long a result holds; a machine that was busy may do better later
+MAX_KEPT_CHARACTERS = 1 << 23  # characters of all kept sources
+MAX_KEPT = 4096  # number of kept results
+MAX_WAITING = 1 << 16  # checks that wait for the helper; a server allows far fewer (serve/engine/compiler.py)
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What became of a structure: its source, or why it is refused. since: when it was asked for (time.monotonic)."""
+    """The result of a check: the source, or why it is refused. since: when it was requested (time.monotonic)."""
 
     since: float
     source: Future[tuple[str, str]] = field(default_factory=Future)  # the source and the refusal, one of them empty
 
     @property
     def size(self) -> int:
-        """Characters of the source, where it is there."""
+        """Return the number of characters of the source; 0 while it is not ready."""
         return len(self.source.result()[0]) if self.source.done() and not self.source.exception() else 0
 
 
 class GrammarChecks:
     """The checks of one vocabulary. Safe to call from several threads.
 
-    arguments: of `guidance.set_up`, which the helper process calls first. The process starts with the first
-    check, and is replaced when it meets a limit.
+    arguments: returns the arguments of `guidance.set_up`, which the helper process calls first. The process starts
+    with the first check, and is replaced when it exceeds a limit.
     """
 
     def __init__(self, arguments: Callable[[], tuple[Value, ...]]) -> None:
@@ -48,9 +48,9 @@ class GrammarChecks:
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
 
     def source(self, structure: StructuredOutputs) -> str:
-        """The structure in the compiler's notation. Raises RequestError where it cannot be compiled.
+        """Return the structure in the compiler's notation. Raises RequestError if it cannot be compiled.
 
-        Callers that ask for the same structure at once wait for one check.
+        Concurrent callers with equal structures wait for one check.
         """
         key = _key(structure)
         with self._lock:
@@ -66,13 +66,13 @@ class GrammarChecks:
         return source
 
     def known(self, structure: StructuredOutputs) -> bool:
-        """Is the result there already?"""
+        """Return whether the result is ready."""
         with self._lock:
             found = self._fresh(_key(structure))
             return found is not None and found.source.done()
 
     def _check(self, key: bytes, result: _Result, structure: StructuredOutputs) -> None:
-        """Find the result in the helper. What is no answer to the question is not remembered."""
+        """Check the structure in the helper. Failures of the helper itself are not kept."""
         try:
             with self._lock:
                 pool = self._pool
@@ -92,7 +92,7 @@ class GrammarChecks:
             self._forget()
 
     def _fresh(self, key: bytes) -> _Result | None:
-        """A result that still holds."""
+        """Return a result that still holds, or None."""
         found = self._results.get(key)
         if found is None or time.monotonic() - found.since > KEPT_SECONDS:
             return None
@@ -100,7 +100,7 @@ class GrammarChecks:
         return found
 
     def _forget(self) -> None:
-        """Drop the results that were asked for least recently, beyond the limits."""
+        """Drop the least recently requested results beyond the limits."""
         size = sum(result.size for result in self._results.values())
         while len(self._results) > MAX_KEPT or size > MAX_KEPT_CHARACTERS:
             _, dropped = self._results.popitem(last=False)

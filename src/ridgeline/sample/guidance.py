@@ -1,7 +1,7 @@
-"""llguidance: its notation, its compiler and its limits (github.com/guidance-ai/llguidance), which is an extra.
+"""Use llguidance (github.com/guidance-ai/llguidance), an extra: its notation, its compiler and its limits.
 
-A structure is compiled twice: first in a helper process, which may run out of time, memory or stack without harm, then,
-if that went well, where its answers are made. Both compile the same text under the same limits.
+A structure is compiled twice: first in a helper process, which may run out of time, memory or stack without harm, and
+then, if that succeeded, in the process of the engine. Both compile the same text under the same limits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ridgeline.sample.guidance_errors import sentence
 from ridgeline.sample.schema_ends import endless
 from ridgeline.spec.structure import MAX_STRUCTURE_CHARACTERS, StructuredOutputs
 
-# Between two tokens of JSON: nothing, a space, or a new line and its indentation. Without a bound small models write
-# white space until their tokens are used up.
+# Allowed between two tokens of JSON: nothing, a space, or a new line with its indentation. Without a bound, small
+# models write white space until max_tokens.
 JSON_STYLE = {"whitespace_pattern": r"| |\n[ ]{0,16}"}
 # The library's own limits. A state of its lexer takes about 1 KiB of each answer, and long texts need many: a text of
 # 10,000 characters about 60,000. The others are its defaults, written down: fuel is about 50 and 14 units a
@@ -35,14 +35,14 @@ PARSER_LIMITS = {
     "verbose_errors": False,
 }
 CHECK_LIMITS = Limits(seconds=5.0, memory_bytes=512 << 20, stack_bytes=8 << 20)
-# Where a structure that was checked is compiled, and where its masks are made: far more than the check allows, since
-# nobody survives an overflow there.
+# Stack of the threads that compile checked structures and make masks. It is far larger than the check allows, since an
+# overflow there would end the process.
 STACK_BYTES = 64 << 20
-NICENESS = 10  # of all that is done for strangers' structures and may take long
+NICENESS = 10  # priority of slow work on clients' structures
 
 
 def library() -> Any:
-    """The module. Raises RequestError where it is not installed."""
+    """Return the module. Raises RequestError if it is not installed."""
     try:
         return importlib.import_module("llguidance")
     except ImportError:
@@ -50,7 +50,7 @@ def library() -> Any:
 
 
 def source_of(structure: StructuredOutputs) -> str:
-    """The structure in llguidance's notation. Raises RequestError for what cannot be one, and for one too long."""
+    """Return the structure in llguidance's notation. Raises RequestError if it is not valid or too long."""
     source = _source(library().LLMatcher, structure)
     if len(source) > MAX_STRUCTURE_CHARACTERS:
         raise RequestError(
@@ -61,14 +61,14 @@ def source_of(structure: StructuredOutputs) -> str:
 
 
 def compile_source(vocabulary: Any, source: str) -> Any:
-    """A matcher at its beginning. Raises RequestError for what cannot be compiled, or that no text follows."""
+    """Return a new matcher. Raises RequestError if the source cannot be compiled, or if no text satisfies it."""
     guidance = library()
     try:
         matcher = guidance.LLMatcher(vocabulary, source, log_level=0, limits=guidance.LLParserLimits(**PARSER_LIMITS))
     except (ValueError, TypeError) as e:
         raise RequestError(sentence(str(e))) from None
     if not matcher.is_error():
-        matcher.compute_bitmask()  # that no text follows it is known only now
+        matcher.compute_bitmask()  # finds out whether any text satisfies it
     if matcher.is_error():
         raise RequestError(sentence(matcher.get_error()))
     return matcher
@@ -76,21 +76,22 @@ def compile_source(vocabulary: Any, source: str) -> Any:
 
 @job
 def set_up(tokenizer_json: str, size: int, eos: Sequence[int]) -> Any:
-    """Prepare a helper process: it steps back behind the engine, and has the vocabulary."""
+    """Prepare a helper process: lower its priority, and return the vocabulary."""
     if sys.platform != "win32":
         os.nice(NICENESS)
     return vocabulary_of(tokenizer_json, size, eos)
 
 
 def vocabulary_of(tokenizer_json: str, size: int, eos: Sequence[int]) -> Any:
-    """What the library makes of a tokenizer. size: tokens of the model; eos: its end-of-sequence tokens."""
+    """Return the library's form of a tokenizer. size: number of the model's tokens; eos: its end-of-sequence tokens."""
     return library().LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos))
 
 
 @job
 def check(vocabulary: Any, kind: str, value: Any, whitespace_pattern: str | None) -> str:
-    """Compile a structure, make its first mask, and give its source. kind, value: the one field of StructuredOutputs
-    that is set, besides its whitespace_pattern. Raises RequestError.
+    """Compile a structure, make its first mask, and return its source. Raises RequestError.
+
+    kind, value: the field of StructuredOutputs that is set, besides whitespace_pattern.
     """
     source = source_of(StructuredOutputs(**{kind: value, "whitespace_pattern": whitespace_pattern}))
     compile_source(vocabulary, source)
@@ -114,14 +115,14 @@ def _source(matcher: Any, structure: StructuredOutputs) -> str:
 
 
 def _schema(text: str) -> str:
-    """A JSON schema that is an object. Raises RequestError."""
+    """Return a JSON schema as an object. Raises RequestError if it is not valid."""
     try:
         schema = json.loads(text, parse_constant=_not_json)
     except RecursionError:
         raise RequestError(sentence("recursion limit exceeded")) from None
     except ValueError as e:
         raise RequestError(f"structured_outputs: the schema is not JSON: {e}") from None
-    if schema is True:  # anything goes, as with no demand at all
+    if schema is True:  # every value is valid, as with an empty schema
         return "{}"
     if schema is False:
         raise RequestError("structured_outputs: the schema is false, so no value satisfies it")

@@ -1,15 +1,15 @@
-"""What llguidance says of a structure, as a sentence for the one who wrote the structure."""
+"""Turn errors of llguidance into sentences for the author of the structure."""
 
 from __future__ import annotations
 
 import re
 
-SHOWN = 300  # characters of a sentence, at most
-READ = 2048  # characters that are read of an error
+SHOWN = 300  # largest number of characters in a sentence
+READ = 2048  # number of characters of an error that are read
 _SIMPLIFY = "it exceeds the limit on {}: simplify it, or split it over several requests"
 _NOTHING = "no text satisfies it"
 
-# Patterns of the library's errors, each on one line, and what to say instead. The first that matches is taken.
+# Patterns of the library's errors, and the sentences to show instead. The first match counts.
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"NoExtension", f"{_NOTHING}, because it demands itself again without end or allows no character"),
     (r"recursion limit exceeded", "the schema is nested deeper than 127 levels: move inner parts to $defs"),
@@ -40,9 +40,9 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 
 
 def sentence(error: str) -> str:
-    """One line: what is wrong with the structure, and what to do about it."""
+    """Return one line that says what is wrong with the structure, and what to do about it."""
     text = " ".join(error.replace("<non-verbose/>", "").split())
-    if len(text) > READ:  # it quotes the whole structure, and says between two copies what is wrong
+    if len(text) > READ:  # it quotes the whole structure twice, with the reason in between
         text = " ".join([text[:READ], *re.findall(r"\berror: .{1,200}", text)[-1:]])
     for pattern, words in _KNOWN:
         if found := re.search(pattern, text):

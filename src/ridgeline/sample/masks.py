@@ -1,8 +1,8 @@
-"""Masks over the vocabulary, made in threads beside the steps: a mask that is late holds up its own answer alone.
+"""Make masks over the vocabulary in threads beside the steps: a late mask delays only its own answer.
 
-The library releases the interpreter's lock while it works. A thread cannot be stopped, so the parser's limits bound a
-mask's size and `MAX_WAIT_SECONDS` bounds what an answer may wait for all its masks. Grammars with slow masks share one
-thread of low priority, so that the masks of others find a thread.
+The library releases the interpreter's lock while it works. A thread cannot be stopped, so the parser's limits bound
+the work for one mask, and `MAX_WAIT_SECONDS` bounds how long an answer waits for all its masks. Grammars with slow
+masks share one thread of low priority, so that other grammars find a free thread.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ridgeline.sample.guidance_errors import sentence
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 MAX_THREADS = 4
-SLOW_SECONDS = 0.01  # of a processor's time for one mask, which makes its grammar a slow one ...
-SLOW_MASKS = 32  # ... for so many masks
-MAX_WAIT_SECONDS = 10.0  # of one answer, for all its masks together
+SLOW_SECONDS = 0.01  # a mask that takes more CPU time makes its grammar slow ...
+SLOW_MASKS = 32  # ... for this number of masks
+MAX_WAIT_SECONDS = 10.0  # time that one answer may wait for all its masks
 TOO_LATE = (
     "structured_outputs: the answer waited longer than the limit of {:g} s for the masks of its tokens: simplify the "
     "structure, above all long repetitions such as .{{20}} behind .*"
 )
 
-_STACK = threading.Lock()  # held while the size of new threads' stacks is another one
+_STACK = threading.Lock()  # held while the stack size of new threads is changed
 
 
 def deep_threads(count: int, name: str, start: Callable[[], None] = lambda: None) -> ThreadPoolExecutor:
-    """Threads with a stack of STACK_BYTES, all of which are running. start: what each does first."""
+    """Return running threads with a stack of STACK_BYTES. start: a function that each thread calls first."""
     threads = ThreadPoolExecutor(count, name)
     together = threading.Barrier(count)
 
@@ -51,7 +51,7 @@ def deep_threads(count: int, name: str, start: Callable[[], None] = lambda: None
         try:
             begun = [threads.submit(first) for _ in range(count)]
         except BaseException:
-            together.abort()  # those that have begun wait for the one that cannot
+            together.abort()  # the threads that have begun wait for one that could not
             raise
         finally:
             threading.stack_size(before)
@@ -60,10 +60,10 @@ def deep_threads(count: int, name: str, start: Callable[[], None] = lambda: None
 
 
 class MaskThreads:
-    """The threads of one model. They start with the first mask."""
+    """The threads that make one model's masks. They start with the first mask."""
 
     def submit(self, make: Callable[[], Mask | None], *, slow: bool) -> Future[Mask | None]:
-        """Queue the making of a mask."""
+        """Queue a call that makes a mask."""
         return (self._slow if slow else self._fast).submit(make)
 
     @cached_property
@@ -76,45 +76,45 @@ class MaskThreads:
 
 
 class Grammar:
-    """A compiled structure; any number of answers may follow it."""
+    """A compiled structure, for any number of answers."""
 
     def __init__(self, matcher: Any, threads: MaskThreads) -> None:
         self._matcher, self._threads = matcher, threads
-        self._slow = 0  # masks for which it still counts as slow
+        self._slow = 0  # number of masks for which the grammar still counts as slow
 
     def start(self) -> Matcher:
-        """At its beginning."""
+        """Return a matcher for a new answer."""
         return Matcher(self)
 
     def submit(self, make: Callable[[], Mask | None]) -> Future[Mask | None]:
-        """Queue the making of a mask of one of its answers."""
+        """Queue a call that makes a mask of one of its answers."""
         return self._threads.submit(make, slow=self._slow > 0)
 
     def copy(self) -> Any:
-        """The library's matcher for one answer."""
+        """Return the library's matcher for one answer."""
         return self._matcher.deep_copy()
 
     def took(self, seconds: float) -> None:
-        """How much of a processor's time a mask took."""
+        """Record the CPU time that a mask took."""
         self._slow = SLOW_MASKS if seconds > SLOW_SECONDS else max(0, self._slow - 1)
 
 
 class Matcher:
-    """One answer on its way through a grammar. Its methods are for one thread."""
+    """The state of one answer in a grammar. Only one thread may call its methods."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._state: Any = None  # the library's, once the first mask is made
-        self._tokens: list[int] = []  # those that it has not been told yet
+        self._state: Any = None  # the library's matcher, once the first mask is made
+        self._tokens: list[int] = []  # tokens that the library's matcher has not seen yet
         self._mask: Future[Mask | None] | None = None
 
     def prepare(self) -> None:
-        """Begin to make the mask of the next token, unless that was begun."""
+        """Begin to make the mask of the next token, unless it was begun."""
         if self._mask is None:
             self._mask = self._grammar.submit(partial(_make, weakref.ref(self)))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the mask of the next token, but not longer; is it there?"""
+        """Wait at most `seconds` for the mask of the next token; return whether it is ready."""
         self.prepare()
         assert self._mask is not None
         if not self._mask.done() and seconds > 0:
@@ -122,9 +122,9 @@ class Matcher:
         return self._mask.done()
 
     def allowed(self) -> Mask:
-        """Which tokens may come next [at least vocabulary].
+        """Return which tokens may come next [at least vocabulary].
 
-        Raises RequestError where the grammar has become too complex, or where the mask does not come.
+        Raises RequestError if the grammar has become too complex, or if the mask takes too long.
         """
         mask = self._mask.result() if self.wait(MAX_WAIT_SECONDS) and self._mask is not None else None
         if mask is None:
@@ -132,12 +132,12 @@ class Matcher:
         return mask
 
     def push(self, token: int) -> None:
-        """One more token of the answer, which was allowed."""
+        """Take the next token of the answer, which was allowed."""
         self._tokens.append(token)
         self._mask = None
 
     def make(self) -> Mask:
-        """The mask of the next token; in a thread, one call at a time. Raises RequestError."""
+        """Return the mask of the next token. Called in a thread, one call at a time. Raises RequestError."""
         start = time.thread_time()
         if self._state is None:
             self._state = self._grammar.copy()
@@ -152,13 +152,13 @@ class Matcher:
 
 
 def _make(ref: weakref.ref[Matcher]) -> Mask | None:
-    """A mask, unless its answer is over by now."""
+    """Return a mask, or None if its answer is over."""
     matcher = ref()
     return None if matcher is None else matcher.make()
 
 
 def step_back() -> None:
-    """Let other threads go first. Only Linux has niceness of threads."""
+    """Lower the priority of this thread. Only Linux can do that for a thread."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

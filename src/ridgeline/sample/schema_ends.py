@@ -1,4 +1,4 @@
-"""Does a JSON schema demand itself without end? Then an answer that follows it never ends."""
+"""Find JSON schemas that require themselves without end: no finite answer can satisfy one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from urllib.parse import unquote
 
 
 def endless(schema: Mapping[str, Any]) -> str | None:
-    """A place of the schema ("#/$defs/node") which no finite value satisfies and which the schema demands;
-    None where there is none. Only references into the same schema are followed; of keywords, those that demand another
-    schema to be satisfied. What else may be impossible is left to the compiler.
+    """Return the pointer of a required subschema ("#/$defs/node") that no finite value satisfies, or None.
+
+    Only references into the same schema are followed, and keywords that require another schema. The compiler finds
+    other schemas that cannot be satisfied.
     """
     places = _reached(schema)
     finite = _finite(places)
     return None if "#" in finite else _in_circle(places, finite)
 
 
-# What a schema demands: all of these, each of which is satisfied by any one of its places.
+# All demands of a schema must be met. A demand is met by any one of its subschemas, given as pointers.
 _Demands = list[tuple[str, ...]]
 
 
 def _reached(schema: Mapping[str, Any]) -> dict[str, _Demands]:
-    """The demands of each place that the schema demands, itself included, by JSON pointer."""
+    """Return the demands of the schema and of each subschema that it requires, by JSON pointer."""
     places: dict[str, _Demands] = {}
     todo: list[tuple[str, Any]] = [("#", schema)]
     while todo:
@@ -36,7 +37,7 @@ def _reached(schema: Mapping[str, Any]) -> dict[str, _Demands]:
 
 
 def _demands(place: str, value: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[list[tuple[str, Any]]]:
-    """Each demand of one schema: the places, and what is there, of which one must be satisfied."""
+    """Yield each demand of one schema: pointers and subschemas, one of which must be satisfied."""
     if isinstance(ref := value.get("$ref"), str) and (target := _resolve(ref, root)) is not None:
         yield [target]
     for keyword in ("anyOf", "oneOf", "allOf"):
@@ -56,9 +57,9 @@ def _demands(place: str, value: Mapping[str, Any], root: Mapping[str, Any]) -> I
 
 
 def _finite(places: Mapping[str, _Demands]) -> set[str]:
-    """Return the places that some finite value satisfies."""
+    """Return the pointers of the subschemas that some finite value satisfies."""
     unmet = {place: len(demands) for place, demands in places.items()}
-    users: dict[str, list[tuple[str, int]]] = {}  # of a place: the demands that it can satisfy
+    users: dict[str, list[tuple[str, int]]] = {}  # by pointer: the demands that the subschema can satisfy
     for place, demands in places.items():
         for number, options in enumerate(demands):
             for option in options:
@@ -78,7 +79,7 @@ def _finite(places: Mapping[str, _Demands]) -> set[str]:
 
 
 def _in_circle(places: Mapping[str, _Demands], finite: set[str]) -> str:
-    """A place that comes again on the way from the first one through demands that have no end."""
+    """Return a pointer that repeats on the path from the root through demands that cannot be met."""
     place, seen = "#", set[str]()
     while place not in seen:
         seen.add(place)
@@ -87,7 +88,7 @@ def _in_circle(places: Mapping[str, _Demands], finite: set[str]) -> str:
 
 
 def _resolve(ref: str, root: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The place that a reference means, and what is there; None for another document, an anchor, or nothing."""
+    """Return the pointer and the subschema of a reference; None for another document, an anchor, or nothing."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     value: Any = root

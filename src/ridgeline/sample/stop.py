@@ -1,7 +1,7 @@
-"""Texts that end an answer, found in a stream of pieces wherever the pieces are cut.
+"""Find stop strings in a stream of text pieces, wherever the pieces are cut.
 
-Knuth, Morris and Pratt (1977): for each stop string, how much of it the text ends with. So every character costs the
-same, however long the text and whatever it repeats, and it is known how much text may still become a stop string.
+The algorithm of Knuth, Morris and Pratt (1977) tracks how much of each stop string the text ends with. Every character
+costs the same, and the text that may still become a stop string is known.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Looks for `stops` in one answer, piece by piece.
 
-    The match is the one whose last character comes first; of several that end there, the longest. Where the pieces are
-    cut never matters. include: whether the text that comes out ends with the match or before it.
+    The first match to end counts; if several end together, the longest. include: whether the text that is returned
+    ends with the match instead of before it.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -25,10 +25,10 @@ class StopStrings:
         self._over = False
 
     def push(self, text: str, armed: bool = True) -> tuple[str, str | None]:
-        """Take the next piece; return the text that is certain to stand, and the stop string that `text` completed.
+        """Take the next piece; return the text that cannot become a match, and the stop string that `text` completed.
 
-        armed: whether a match may end in this piece (one that ends in the next may begin here all the same). After a
-        match nothing more comes out.
+        armed: whether a match may end in this piece; a match that ends later may begin here even if not. After a match
+        all further text is dropped.
         """
         if self._over:
             return "", None
@@ -44,7 +44,7 @@ class StopStrings:
         return whole[:cut], None
 
     def flush(self) -> str:
-        """The text that was held back; call it after the last piece."""
+        """Return the text that was held back; call it after the last piece."""
         held, self._held = self._held, ""
         return "" if self._over else held
 
@@ -65,7 +65,7 @@ class StopStrings:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each prefix of `stop`: the length of its longest proper prefix that it also ends with."""
+    """Return for each prefix of `stop` the length of its longest proper prefix that it also ends with."""
     borders = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

@@ -1,4 +1,4 @@
-"""Text out of tokens: detokenized as they come, up to a stop string."""
+"""Turn the tokens of an answer into text as they are generated, up to a stop string."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ridgeline.spec.request import Params, SamplingParams
 
 
 class AnswerText:
-    """The text of one answer, piece by piece, never with a broken character."""
+    """The text of one answer, piece by piece; no piece ends inside a character."""
 
     def __init__(self, detokenizer: Detokenizer, params: Params) -> None:
         self._detokenizer = detokenizer
         stops: tuple[str, ...] = ()
-        self._keep_end, self._unarmed = False, 0  # an answer that is searched for comes whole
+        self._keep_end, self._unarmed = False, 0  # beam search has no stop strings
         if isinstance(params, SamplingParams):
             stops, self._keep_end = params.stop, params.include_stop_str_in_output
             self._unarmed = params.min_tokens  # tokens that cannot end the answer yet
         self._stops = StopStrings(stops, self._keep_end)
 
     def push(self, token: int, ended: bool) -> tuple[str, str | None]:
-        """Take a token; the text that is certain to stand, and the stop string that the token completed, if any.
+        """Take a token; return the text that is no part of a stop string, and the stop string that it completed.
 
-        ended: the token is an end of sequence or a stop, and no part of the text unless that was asked for.
+        ended: whether the token ended the answer; its text is then left out unless include_stop_str_in_output.
         """
         if ended and not self._keep_end:
             return "", None
@@ -31,7 +31,7 @@ class AnswerText:
         return self._stops.push(self._detokenizer.push(token), armed)
 
     def flush(self) -> str:
-        """What was held back; call it when the answer is complete."""
-        # A character that never ended is no part of a stop string.
+        """Return the text that was held back; call it when the answer is complete."""
+        # An incomplete character cannot end a stop string.
         piece, _ = self._stops.push(self._detokenizer.flush(), armed=False)
         return piece + self._stops.flush()

@@ -34,7 +34,7 @@ def texts_of(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_sizes(name: str, words: Sequence[str] | Sequence[tuple[int, ...]], most: int, total: int, unit: str) -> None:
-    """Check the number of words and their total length. unit: what a word consists of, in the plural."""
+    """Check the number of words and their total length. unit: name of the parts of a word, for the message."""
     if len(words) > most:
         raise RequestError(f"{name} has {len(words)} entries; the limit is {most}")
     if (found := sum(map(len, words))) > total:

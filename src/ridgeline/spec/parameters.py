@@ -17,7 +17,7 @@ from ridgeline.spec.breakers import breakers_of
 from ridgeline.spec.checks import check_flag, check_number, check_sizes, check_whole, ids_of, pairs_of, texts_of
 from ridgeline.spec.structure import StructuredOutputs
 
-KEY = "parameter"  # of a field's metadata
+KEY = "parameter"  # key in a field's metadata
 
 
 class Stage(Enum):
@@ -169,10 +169,10 @@ class Biases(Parameter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts(Parameter):
-    """One text, or a list of them, kept as a tuple. None is empty.
+    """One text, or a list of texts that are not empty, kept as a tuple.
 
-    most: number of texts. characters: of all of them together. longest: characters of each. visible: whether each
-    needs a character that is not white space. None: no limit.
+    most: number of texts. characters: number of characters in all texts. longest: number of characters in each text.
+    None: no limit. visible: whether a text of white space alone is refused.
     """
 
     most: int | None = None
@@ -196,7 +196,7 @@ class Texts(Parameter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSequences(Parameter):
-    """A list of lists of token ids, kept as tuples. None is empty. most: number of lists. tokens: ids in all."""
+    """A list of lists of token ids that are not empty, kept as tuples. most: number of lists. tokens: ids in all."""
 
     most: int
     tokens: int

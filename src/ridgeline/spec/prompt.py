@@ -1,4 +1,4 @@
-"""How a prompt is read: special tokens, truncation, and with whom it shares computed prefixes. Names are vLLM's."""
+"""Define how a prompt is read: special tokens, truncation, sharing of prefixes. Names are vLLM's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """Raises RequestError, naming the value, for anything that is not understood.
+    """How a prompt is read. Raises RequestError, which names the value, for a bad value.
 
-    add_special_tokens: whether the tokens that the model expects around a text (BOS above all) are added to it; they
-    never are to token ids. truncate_prompt_tokens: keep at most so many tokens, the special ones included; -1 keeps as
-    many as leave room for the answer; None refuses a prompt that is too long. truncation_side: "left" drops tokens from
-    the start of the prompt, "right" from its end. cache_salt: computed prefixes are shared only between prompts with
-    the same one.
+    add_special_tokens: whether the tokens that the model expects around a text, such as BOS, are added to it; they are
+    never added to token ids. truncate_prompt_tokens: keep at most this many tokens, special ones included; -1 keeps all
+    that leave room for the answer; None refuses a prompt that is too long. truncation_side: "left" drops tokens from
+    the start of the prompt, "right" from its end. cache_salt: only prompts with the same salt
+    share the prefix cache.
     """
 
     add_special_tokens: bool = True
@@ -49,13 +49,13 @@ class PromptOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> PromptOptions:
-        """Those of a prompt that is an object; what is None there has its default."""
+        """Return the options in a prompt that is an object; a field that is None there has its default."""
         return cls(**{name: value for name in OPTION_KEYS if (value := given.get(name)) is not None})
 
     def kept(self, room: int) -> int | None:
-        """How many tokens of a prompt to keep; None: all. room: how many leave room for the answer.
+        """Return how many tokens of a prompt to keep; None: all. room: tokens of the context without the answer.
 
-        Raises RequestError where the context has no room for both.
+        Raises RequestError if the context has no room for both.
         """
         count = self.truncate_prompt_tokens
         if count is not None and room < 1:
@@ -72,7 +72,7 @@ OPTION_KEYS = tuple(field.name for field in fields(PromptOptions))
 
 
 def truncated(tokens: Sequence[T], kept: int | None, side: Side) -> Sequence[T]:
-    """At most `kept` of the tokens: the last ones where the left side is cut, the first ones where the right is."""
+    """Return at most `kept` of the tokens: the last ones if the left side is cut, the first ones if the right is."""
     if kept is None or len(tokens) <= kept:
         return tokens
     return tokens[len(tokens) - kept :] if side == "left" else tokens[:kept]

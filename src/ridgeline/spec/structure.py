@@ -1,4 +1,4 @@
-"""What an answer must follow: a schema, a regular expression, a grammar, a choice."""
+"""Define the structure that an answer must follow: a schema, a regular expression, a grammar or a choice."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ridgeline.errors import RequestError
 from ridgeline.spec.checks import check_flag, texts_of
 
-STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")  # fields of StructuredOutputs, of which one is set
-MAX_STRUCTURE_CHARACTERS = 1 << 18  # of structured_outputs
-MAX_STRUCTURE_LEVELS = 127  # of a JSON schema: objects and lists inside each other
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")  # exactly one of these fields is set
+MAX_STRUCTURE_CHARACTERS = 1 << 18  # characters of structured_outputs
+MAX_STRUCTURE_LEVELS = 127  # nested objects and lists in a JSON schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """What an answer must follow: one of these. Needs the extra `structured` (llguidance).
+    """The structure that an answer must follow; exactly one field is set. Needs the extra `structured` (llguidance).
 
     json: a JSON schema, as text. regex: a regular expression for the whole answer. choice: one of these texts.
     grammar: a context-free grammar in Lark's notation. json_object: any JSON object. Names as in vLLM.
-    whitespace_pattern: with json or json_object, the regular expression of what may stand between two tokens of JSON.
+    whitespace_pattern: with json or json_object, a regular expression of the white space between two tokens of JSON.
     """
 
     json: str | None = None
@@ -49,18 +49,18 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
+        """Return the name of the field that is set."""
         return next(name for name in STRUCTURES if getattr(self, name) not in (None, False))
 
     @property
     def value(self) -> str | tuple[str, ...] | bool:
-        """The value of that field."""
+        """Return the value of the field that is set."""
         found: str | tuple[str, ...] | bool = getattr(self, self.kind)
         return found
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> StructuredOutputs:
-        """From an object of JSON, whose schema may be an object itself. Raises RequestError."""
+        """Return the structure of a JSON object, whose schema may be an object itself. Raises RequestError."""
         if unknown := sorted(set(given) - {f.name for f in fields(cls)}):
             raise RequestError(f"structured_outputs has {unknown[0]!r}, which is not known")
         values = {name: value for name, value in given.items() if value is not None}
@@ -71,7 +71,7 @@ class StructuredOutputs:
 
 
 def _at_most_long(kind: str, value: object) -> None:
-    """Refuse a structure that is too long or nested too deeply, before anything is done with it."""
+    """Raise RequestError for a structure that is too long or nested too deeply, before it is used."""
     length, level = 0, [value]
     for _ in range(MAX_STRUCTURE_LEVELS):
         below: list[object] = []

@@ -1,4 +1,4 @@
-"""Options of `serve` that limit what a client, or an engine that hangs, can do to the server."""
+"""Define the options of `serve` that protect the server from clients and from an engine that hangs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def _limit(*names: str, help: str) -> Any:
 
 AllowedOrigins = Annotated[
     list[str] | None,
-    _limit("--allowed-origins", help="Sites whose pages may read answers (CORS); repeatable; default: none."),
+    _limit(
+        "--allowed-origins",
+        help="Sites whose pages may read answers (CORS). May be given several times. Default: none.",
+    ),
 ]
 AllowedHosts = Annotated[
     list[str] | None,
-    _limit("--allowed-hosts", help="Further names of this server that a Host header may have if no API key is set; "
-           "repeatable; * allows all. Addresses, localhost and --host are always allowed."),
+    _limit("--allowed-hosts", help="Further names of this server that a Host header may have if no API key is set. "
+           "* allows all. May be given several times. Default: addresses, localhost and --host."),
 ]  # fmt: skip
 MaxConnections = Annotated[
     int,
@@ -65,7 +68,7 @@ _PATIENCE = ("heartbeat", "engine", "step")
 
 
 def timeouts_of(given: Mapping[str, Any]) -> Timeouts:
-    """The timeouts among a command's parameters; the others are as by default. Raises RequestError."""
+    """Return the timeouts among a command's parameters, and defaults for the others. Raises RequestError."""
     from ridgeline.serve.http.connections import Timeouts
 
     return Timeouts(**_seconds(given, _TIMEOUTS, least=0.05))

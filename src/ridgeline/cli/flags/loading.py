@@ -1,4 +1,4 @@
-"""A model for a command: a progress bar while it loads, and what there is to know of it on stderr."""
+"""Load the model of a command, with a progress bar and notes on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def find(model: str, revision: str | None, load_format: str) -> tuple[Path, tuple[str, ...]]:
-    """A model's folder, and the patterns of the files that are read of it. What is on the hub is fetched."""
+    """Return a model's folder, and the patterns of the files that are read from it. Downloads it from the hub."""
     from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 
     files = SMALL_FILES if load_format == "dummy" else MODEL_FILES
@@ -18,7 +18,7 @@ def find(model: str, revision: str | None, load_format: str) -> tuple[Path, tupl
 
 
 def load(model: str, options: dict[str, Any]) -> LLM:
-    """LLM(model, **options)."""
+    """Return LLM(model, **options)."""
     from ridgeline.cli.show.progress import loading_bar
     from ridgeline.cli.show.report import say
     from ridgeline.llm import LLM

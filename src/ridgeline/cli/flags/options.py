@@ -17,14 +17,14 @@ _ENGINE = "Engine"
 
 
 class Cache(StrEnum):
-    """Whether state is kept between tokens."""
+    """The values of --cache."""
 
     on = "on"
     off = "off"
 
 
 class Batching(StrEnum):
-    """When sequences join a batch."""
+    """The values of --batching."""
 
     continuous = "continuous"
     static = "static"

@@ -1,4 +1,4 @@
-"""Prompts from the command line, from a file, or from stdin, each with what its line says of how to answer it."""
+"""Read prompts from the command line, a file or stdin, each with the options in its line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CACHE_SALT, PRIORITY, SAMPLING_PARAMS = "cache_salt", "priority", "sampling_para
 class Row:
     """One prompt. where: its file and line, for messages; empty for a text from the command line.
 
-    cache_salt: prefixes are shared only under the same one. sampling_params: fields of SamplingParams that override the
-    command's; their names are known, their values not checked. priority: lower is more urgent.
+    cache_salt: only prompts with the same salt share the prefix cache. sampling_params: fields of SamplingParams that
+    override the command's; their names are checked, their values are not. priority: lower is more urgent.
     """
 
     prompt: Prompt
@@ -33,22 +33,22 @@ class Row:
     priority: int = 0
 
     def say(self, message: object) -> str:
-        """A message about this prompt."""
+        """Return a message about this prompt."""
         return f"{self.where}: {message}" if self.where else str(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What to answer. many: from a file or stdin, so the output is a list even if it holds one."""
+    """The prompts of a command. many: they come from a file or stdin, so the output is a list even of one."""
 
     rows: Sequence[Row]
     many: bool
 
 
 def read_prompts(argument: str | None) -> Prompts:
-    """The text itself; or the lines of a .txt file, the objects of a .jsonl file, or either from stdin (`-`).
+    """Return the text itself, the lines of a .txt file, the objects of a .jsonl file, or either from stdin (`-`).
 
-    Raises RequestError, with the line's number, for an unreadable file or a line that is not understood.
+    Raises RequestError, with the line's number, for an unreadable file or a bad line.
     """
     if argument in (None, "-") and sys.stdin is None:
         raise RequestError("no prompt: stdin is closed; give a text, or a .txt or .jsonl file")
@@ -77,8 +77,8 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _parse(text: str, source: str) -> list[Row]:
-    """JSON Lines if the name says so or the first line is a JSON object or string; otherwise one prompt per line."""
-    # Not splitlines(): a prompt may hold the other characters that Python takes for line ends.
+    """Parse JSON Lines if the name ends so or the first line is a JSON object or string; else one prompt per line."""
+    # Not splitlines(): a prompt may contain other characters that Python treats as line ends.
     lines = [(i, line.rstrip("\r")) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise RequestError(f"{source} holds no prompt")
@@ -88,7 +88,7 @@ def _parse(text: str, source: str) -> list[Row]:
 
 
 def _is_row(line: str) -> bool:
-    """A JSON object, or a JSON string: the first line says what stdin holds."""
+    """Return whether a line is a JSON object or a JSON string."""
     try:
         return isinstance(json.loads(line), dict | str)
     except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ def _row(line: str, where: str) -> Row:
 
 
 def _sampling_params(params: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields, if their names are known. JSON has no numbers for keys: those of logit_bias are texts."""
+    """Return the fields, if their names are known. The keys of logit_bias are texts in JSON, and become ints."""
     from ridgeline.spec.request import BeamSearchParams, SamplingParams
 
     known = {f.name: None for kind in (SamplingParams, BeamSearchParams) for f in fields(kind)}

@@ -29,8 +29,8 @@ class SamplingFlags:
     """Stands for the flags of sampling in a command's signature.
 
     The command gets the parameters that were given, by name and as the parameters' own types. beams: whether there are
-    flags of beam search. only: names of the parameters that have a flag; empty: all. defaults: what to say of a default
-    that is the command's own.
+    flags of beam search. only: names of the parameters that have a flag; empty: all. defaults: descriptions of
+    defaults that the command chooses itself.
     """
 
     beams: bool = True

@@ -1,4 +1,4 @@
-"""Accept vLLM's command line for `ridgeline serve`: its flags, config files and lists of values."""
+"""Read the command line of `ridgeline serve` as vLLM does: its flags, config files and lists of values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MODEL = ("--model", "-m")
 
 
 class ServeCommand(TyperCommand):
-    """The click command that also accepts vLLM's flags. `--help` does not list them."""
+    """A command that also takes vLLM's flags, which its help does not list: each is removed or replaced."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite the arguments after `serve`, then parse them as click does."""
+        """Rewrite the arguments after `serve`; click calls this."""
         from ridgeline.cli.show.report import say
 
         options = {
@@ -48,16 +48,13 @@ class Option:
 
 @dataclass(slots=True)
 class Line:
-    """Rewrites a command line.
-
-    options: the command's options, by each of their names. notes: lines to print about flags of vLLM.
-    """
+    """Rewrites a command line. options: the command's options, by each of their names. notes: messages for the user."""
 
     options: Mapping[str, Option]
     notes: list[str] = field(default_factory=list)
 
     def with_config(self, args: Sequence[str]) -> list[str]:
-        """Return the arguments with the options of the --config file before them. Arguments override the file.
+        """Return the arguments after those of the config file; an argument overrides the file.
 
         Raises RequestError for a file that cannot be read, and for an unknown option in it.
         """
@@ -97,15 +94,14 @@ class Line:
                 values = [items.value_of(name, value)]
                 if option.repeats:
                     values = _listed(values[0])
-                    # vLLM's lists have no end mark. A model after a list would look like one more value, so several
-                    # values are only read once the model is given.
+                    # vLLM's lists have no end mark: they are read after the model only, which would look like a value.
                     while has_model and value is None and items and not items.peek().startswith("-"):
                         values.append(next(items))
                 for each in values:
                     yield from (name, each)
 
     def _split(self, arg: str) -> tuple[str | None, str | None]:
-        """Return an option's name with dashes and the value after `=`, or (None, None) for a positional argument."""
+        """Return an option's name, with dashes, and the value after its equals sign; else (None, None)."""
         if not arg.startswith("-") or arg in ("-", "--"):
             return None, None
         name, sign, value = arg.partition("=")
@@ -128,7 +124,7 @@ class Line:
         return (*flag.becomes, str(int(float(value or 0) * flag.scale))) if flag.scale else flag.becomes
 
     def _from_file(self, file: str, given: set[str]) -> Iterator[str]:
-        """Return the options of a config file that are not given as arguments."""
+        """Yield the options of a config file that are not given as arguments."""
         for key, value in _read(file).items():
             name = f"--{key.lstrip('-').replace('_', '-')}"
             off = f"--no-{name[2:]}"
@@ -170,14 +166,11 @@ class _Items:
         return self.at < len(self.args)
 
     def peek(self) -> str:
-        """Return the next argument without consuming it."""
+        """Return the next argument without taking it."""
         return self.args[self.at]
 
     def value_of(self, name: str, value: str | None) -> str:
-        """Return an option's value: `value`, the text after `=`, if there is one, else the next argument.
-
-        Raises RequestError if there is no next argument.
-        """
+        """Return an option's value: after its equals sign, or the next argument. Raises RequestError without one."""
         if value is None and not self:
             raise RequestError(f"{name} needs a value; write {name}=VALUE")
         return next(self) if value is None else value
@@ -195,7 +188,7 @@ def _is_accepted(flag: Flag, value: str | None) -> bool:
 
 
 def _listed(value: str) -> list[str]:
-    """Return the strings of a JSON list, which vLLM accepts for --allowed-origins, or the value itself in a list."""
+    """Return the texts of a JSON list, as vLLM's --allowed-origins takes one; else the value itself."""
     try:
         found = json.loads(value) if value.startswith("[") else None
     except ValueError:
@@ -226,7 +219,7 @@ def _read(file: str) -> Mapping[str, Any]:
         raise
     except (ValueError, RecursionError) as e:
         raise RequestError(f"{CONFIG} {file}: {e}") from None
-    except Exception as e:  # yaml's own errors: yaml is imported only for such a file
+    except Exception as e:  # yaml's own errors; their base class is known only after the import
         raise RequestError(f"{CONFIG} {file} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise RequestError(f"{CONFIG} {file} must contain options with values, such as `port: 8080`")

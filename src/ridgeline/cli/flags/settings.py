@@ -1,4 +1,4 @@
-"""The table of an engine's settings, for whoever starts one."""
+"""Make the tables of an engine's settings and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def settings_tables(name: str, config: EngineConfig, weight_bytes: int, *, on_host: bool = True) -> tuple[Table, Table]:
-    """Every setting of an engine, with its value, its reason and its override; then the memory that the model takes."""
+    """Return a table of settings with value, reason and override, and a table of the memory that the model needs."""
     from ridgeline.cli.show.tables import Column, Table
     from ridgeline.spec.text import num_bytes
 

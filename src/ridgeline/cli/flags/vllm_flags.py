@@ -1,4 +1,4 @@
-"""Declare the flags of `vllm serve` that Ridgeline does not have, and how each is handled.
+"""List the flags of `vllm serve` that Ridgeline does not have: what it does instead, or why not and what to do.
 
 A flag that can be honored is accepted, and one line says what Ridgeline does. A flag or a value that cannot be honored
 is an error of one line. docs/serve.md has the same list; tests/pure/test_vllm_flags.py compares the two.
@@ -13,15 +13,10 @@ from dataclasses import dataclass
 class Flag:
     """One flag of vLLM.
 
-    Args:
-        names: the flag and its short forms.
-        says: the note that is printed when the flag is honored. Empty if the flag is never honored.
-        refuses: the remedy that is printed when the flag or its value cannot be honored.
-        takes_value: True if a value follows the flag.
-        accepts: the values that are honored. None accepts every value.
-        between: the smallest and the largest number that is honored.
-        becomes: Ridgeline's flags that replace it.
-        scale: if not 0, the value times this number is appended to `becomes`.
+    names: the flag and its short forms. takes_value: a value follows. accepts: the accepted values; None: all. between:
+    the smallest and the largest accepted number. says: a note on Ridgeline's behavior instead; empty: the flag is never
+    accepted. becomes: flags of Ridgeline that replace it. scale: the value, times this, follows `becomes`. refuses:
+    advice to the user if the flag or its value is not accepted.
     """
 
     names: tuple[str, ...]

@@ -61,7 +61,7 @@ def same_fields(taken: frozenset[str] = frozenset()) -> tuple[str, ...]:
 
 
 def with_sampling(*names: str) -> Callable[[type[B]], type[B]]:
-    """Return a decorator that adds the fields of parameters to a body. names: of the parameters; none: of all.
+    """Return a decorator that adds the fields of parameters to a body. names: the parameters; none: all of them.
 
     A field that the class declares itself stays as it is. pydantic checks types and sizes; SamplingParams checks the
     range, whose errors say more, so bounds are only shown in /openapi.json.
