@@ -107,7 +107,7 @@ def test_the_glossary_names_what_is_banned() -> None:
     "Of the noise.", "Return it. Of each group.", "What a layer keeps.", "Who goes first.", "The same for pages.",
     "That memory gives at most.", "Steps of a run.\n\nsteps: of the run.", "Is there a place for it?", "q is turned.",
     "The layer remembers it.", "Check the pools' books.", "A sequence cruises.", "Soiled pages.", "recall the state",
-    "Quantize a matrix.",
+    "Quantise a matrix.",
 ])  # fmt: skip
 def test_a_planted_fault_is_caught(text: str) -> None:
     assert list(faults(text))

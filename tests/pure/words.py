@@ -39,7 +39,7 @@ BANNED: dict[str, Banned] = {
     "bears": Banned(r"bears", "allows, holds"),
     "British spelling": Banned(
         r"\w*(quantis|normalis|tokenis|initialis|optimis|serialis|sanitis|vectoris|recognis|organis)\w*|"
-        r"(neighbor|color|behavior|favor)\w*|center[ds]?|license",
+        r"(neighbour|colour|behaviour|favour)\w*|centre[ds]?|licence",
         "the American spelling",
     ),
 }

@@ -86,7 +86,7 @@ class Answer:
     def device_row(self, work: Work) -> SampleRow:
         """Return a row without edits at the first position that a work samples."""
         row = self.row
-        return SampleRow(row.params, row.noise, _position(work), row.eos, row.ends, None)
+        return SampleRow(row.params, row.noise, _position(work), row.eos, row.ends, None, row.filters)
 
     def host_row(self, work: Work, eos: frozenset[int]) -> SampleRow:
         """Return the row with its edits as they are at the first position that a work samples.

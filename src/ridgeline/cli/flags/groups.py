@@ -44,6 +44,7 @@ class EngineFlags:
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None
     swap_space_bytes: o.SwapSpaceBytes = None
     steps_in_flight: o.StepsInFlight = None
+    num_speculative_tokens: o.NumSpeculativeTokens = None
 
 
 def llm_arguments(load: LoadFlags, engine: EngineFlags, **more: Any) -> dict[str, Any]:

@@ -123,6 +123,14 @@ StepsInFlight = Annotated[
     int | None,
     _engine("--steps-in-flight", help="Number of steps that are planned ahead: 1 or 2. Default: chosen; -v shows it."),
 ]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    _engine(
+        "--num-speculative-tokens",
+        help="Most draft tokens that a sequence verifies in a step. Default: 0. Needs a proposer, which only "
+        "LLM(proposer=...) in Python can set; without one, a number above 0 is refused.",
+    ),
+]
 CacheMode = Annotated[
     Cache,
     _engine("--cache", help="on: keep state in pages. off: compute the whole history for every token, a baseline."),

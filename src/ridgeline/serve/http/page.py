@@ -10,11 +10,8 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ridgeline.serve.api.described import answers
-from ridgeline.serve.api.types_answers import LiveAnswer, PlanAnswer
 from ridgeline.serve.http import form
-from ridgeline.serve.http.errors import APIError, dumps
-from ridgeline.serve.http.live import live, plan
+from ridgeline.serve.http.errors import APIError
 
 TYPES = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript",
