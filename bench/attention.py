@@ -31,7 +31,7 @@ from ridgeline import _kernels as kernels
 from ridgeline.ops.api import PagedKeyValues, PagedRows
 from ridgeline.ops.cpu import attention, latent, recurrent
 from ridgeline.ops.host.memory import NumpyMemory
-from ridgeline.ops.host.stored import keys_of, read_places, values_of
+from ridgeline.ops.host.stored import keys_of, read_rows, values_of
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import ALL, Attention, LatentAttention, Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention
 from ridgeline.spec.groups import state_groups
@@ -111,8 +111,8 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
 def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
     """Check the last query of the last sequence against float64."""
     groups = case.num_heads // case.num_kv_heads
-    keys = read_places(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
-    values = read_places(values_of(parts[1]), tables[-1:], numbers_last=True)[0]
+    keys = read_rows(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
+    values = read_rows(values_of(parts[1]), tables[-1:], numbers_last=True)[0]
     keys, values = (np.repeat(x, groups, 1).astype(np.float64) for x in (keys, values))
     scores = np.einsum("hd,shd->hs", q[-1].astype(np.float64), keys) * case.scale
     weights = np.exp(scores - scores.max(1, keepdims=True))

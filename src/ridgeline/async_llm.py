@@ -32,7 +32,7 @@ class AsyncLLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self._llm = LLM(model, **options)
-        self._places = count()
+        self._indices = count()
         self._engine = EngineThread(self._llm.session)
 
     @property
@@ -49,10 +49,10 @@ class AsyncLLM:
         error in a step of the engine is raised in all requests that were open.
         """
         params = sampling_params or SamplingParams(**self._llm.default_sampling_fields())
-        place = next(self._places)
+        index = next(self._indices)
 
         def make() -> GenerationRequest:
-            request = self._llm.frontend.request(prompt, params, place, priority)
+            request = self._llm.frontend.request(prompt, params, index, priority)
             return request.with_grammar(self._llm.grammars)
 
         # Tokenizing a long prompt and compiling a grammar take a while, and other requests have chunks to deliver.

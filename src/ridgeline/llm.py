@@ -196,7 +196,7 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         priority: Sequence[int] | None = None,
-        places: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
         on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
         on_step: Callable[[StepShape], None] = lambda shape: None,
@@ -206,7 +206,7 @@ class LLM:
         sampling_params: for all prompts, or one for each; default: what generation_config.json recommends. With
         BeamSearchParams the answers come from a beam search, and only whole.
         priority: one number for each prompt, lower is more urgent; default: the order of the prompts.
-        places: one number for each prompt, from which its noise derives if it has no seed of its own; default: 0, 1,
+        indices: one number for each prompt, from which its noise derives if it has no seed of its own; default: 0, 1,
         2. To answer the rest of a list with the same tokens, give the indices of the prompts in the whole list.
         on_text: called with (prompt index, choice, new text) as text is generated; it never ends inside a character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
@@ -216,7 +216,7 @@ class LLM:
         fails while it runs has finish_reason "error". If the run is cut short (by an interrupt, or an error in a
         callback), incomplete results are lost, and the LLM can be used again.
         """
-        requests = self._requests(as_batch(prompts), sampling_params, priority, places)
+        requests = self._requests(as_batch(prompts), sampling_params, priority, indices)
         return self.answer(requests, on_text=on_text, on_done=on_done, on_step=on_step)
 
     def answer(
@@ -327,19 +327,19 @@ class LLM:
         batch: Sequence[Prompt],
         params: Params | Sequence[Params] | None,
         priority: Sequence[int] | None = None,
-        places: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
     ) -> list[GenerationRequest]:
         """Return a request for every prompt. Raises RequestError, which names the first bad prompt."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
         each = [params] * len(batch) if isinstance(params, Params) else list(params)
         urgency = [0] * len(batch) if priority is None else list(priority)
-        place = list(range(len(batch))) if places is None else list(places)
-        for name, given in (("sampling_params", each), ("priority", urgency), ("places", place)):
+        index = list(range(len(batch))) if indices is None else list(indices)
+        for name, given in (("sampling_params", each), ("priority", urgency), ("indices", index)):
             if len(given) != len(batch):
                 raise RequestError(f"{len(batch)} prompts, but {len(given)} {name}; give one for each")
         requests = []
-        for i, (prompt, p, at, u) in enumerate(zip(batch, each, place, urgency, strict=True)):
+        for i, (prompt, p, at, u) in enumerate(zip(batch, each, index, urgency, strict=True)):
             try:
                 requests.append(self.frontend.request(prompt, p, at, u))
             except (RequestError, TokenizerError) as e:

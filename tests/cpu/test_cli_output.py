@@ -295,7 +295,7 @@ def test_a_prompt_that_is_too_long_is_named(run: Run, model: Path, tmp_path: Pat
     assert all(part in found.stderr for part in ("p.jsonl:3: ", "601 tokens", "512"))
 
 
-def test_places_stand_for_prompts_in_the_noise(model: Path) -> None:
+def test_indices_stand_for_prompts_in_the_noise(model: Path) -> None:
     """The tests above rely on this: a request's index determines its random numbers."""
     llm = LLM(str(model))
     params = SamplingParams(temperature=1.5, max_tokens=8, n=2)
@@ -305,9 +305,9 @@ def test_places_stand_for_prompts_in_the_noise(model: Path) -> None:
 
     whole = tokens(["Tom", "Tom", "Ben"])
     assert whole[:2] != whole[2:4]
-    assert tokens(["Ben", "Tom"], places=[2, 1]) == [*whole[4:], *whole[2:4]]
-    with pytest.raises(RequestError, match="2 prompts, but 1 places"):
-        llm.generate(["Tom", "Ben"], params, places=[1])
+    assert tokens(["Ben", "Tom"], indices=[2, 1]) == [*whole[4:], *whole[2:4]]
+    with pytest.raises(RequestError, match="2 prompts, but 1 indices"):
+        llm.generate(["Tom", "Ben"], params, indices=[1])
 
 
 # ---- signals -------------------------------------------------------------------------------------------------------

@@ -91,16 +91,16 @@ def test_with_and_without_a_cache_the_logits_are_the_same_to_the_bit(dtype: str)
 def test_a_wrong_page_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels go by page tables: one that says another page is what the matrix must find."""
     attention = pytest.importorskip("ridgeline.ops.cpu.attention")
-    places = attention.places
+    page_tables = attention.page_tables
 
     def mistaken(layout: Any) -> Any:
-        starts, lengths, tables = places(layout)
+        starts, lengths, tables = page_tables(layout)
         tables = tables.copy()
         tables[:, 1] = tables[:, 0]
         return starts, lengths, tables
 
     model = replace(loaded("llama"), storage=STORAGES["int8"])
-    monkeypatch.setattr(attention, "places", mistaken)
+    monkeypatch.setattr(attention, "page_tables", mistaken)
     assert wrong(verify(model, quick=True, new_tokens=2))
 
 

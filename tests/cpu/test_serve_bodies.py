@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from ridgeline.serve.http.parse import MAX_ELEMENTS, parse
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.api.sampling_fields import MAX_STOP
 from ridgeline.serve.api.types import Body, CompletionBody, DetokenizeBody, EmbeddingBody
+from ridgeline.serve.helpers.parse import MAX_ELEMENTS, parse
 from ridgeline.serve.options import ServeOptions
 
 LARGEST = ServeOptions(("m",)).max_body_bytes

@@ -12,14 +12,15 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ridgeline.serve.jobs import MAX_REST
 
 from cpu.serving import Server, serving
 from ridgeline.bounded.frames import encode, read_frame
 from ridgeline.load import chat
 from ridgeline.serve.api.sampling_fields import MAX_STOP_CHARS
-from ridgeline.serve.helpers import LARGE_BODY, LONG_TEXT
-from ridgeline.serve.http import packed
+from ridgeline.serve.helpers import packed
+from ridgeline.serve.helpers.jobs import MAX_REST
+from ridgeline.serve.helpers.pool import LONG_TEXT
+from ridgeline.serve.http.body import LARGE_BODY
 
 CHARS = 400_000  # value of --max-prompt-chars
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -57,10 +57,10 @@ def test_a_curve_is_between_its_neighbors_and_flat_beyond(place: float) -> None:
     assert curve.at(10**0.5) == pytest.approx(5**0.5)
 
 
-@pytest.mark.parametrize(("places", "values"), [((), ()), ((1.0,), ()), ((2.0, 1.0), (1.0, 1.0)), ((1.0,), (0.0,))])
-def test_what_is_no_curve(places: tuple[float, ...], values: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("points", "values"), [((), ()), ((1.0,), ()), ((2.0, 1.0), (1.0, 1.0)), ((1.0,), (0.0,))])
+def test_what_is_no_curve(points: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"must|needed"):
-        Curve(places, values)
+        Curve(points, values)
 
 
 def test_the_lesser_of_two_curves() -> None:

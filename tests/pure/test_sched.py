@@ -182,7 +182,7 @@ def test_an_end_with_the_next_step_in_flight(late: bool) -> None:
     scheduler.add(Sequence(0, [1, 2, 3], 20))
     one, two = plan_of(scheduler), plan_of(scheduler)
     assert scheduler.commit(one, [Result((5,), ended=not late)]) == [Update(0, (5,), not late)]
-    assert scheduler.finish(0) == late
+    assert scheduler.abort(0) == late
     assert (scheduler.stats().groups[0].used_pages, len(scheduler)) == (0, 0)
     scheduler.add(Sequence(1, [1, 2, 3, 5, 8], 20))
     third = plan_of(scheduler)

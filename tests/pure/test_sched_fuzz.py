@@ -199,7 +199,7 @@ class Fuzz:
             search = self.searches.get(number)
             for member in [number] if search is None else search.live:  # a search ends as a whole
                 assert self.scheduler.abort(member)
-                assert not self.scheduler.finish(member)
+                assert not self.scheduler.abort(member)
                 self.requests[member].over = self.requests[member].aborted = True
                 self.searches.pop(member, None)
 
@@ -228,7 +228,7 @@ class Fuzz:
         request.tokens += update.tokens
         request.over = update.finished
         if request.stops and STOP in update.tokens and not request.over:
-            self.scheduler.finish(update.sequence)
+            self.scheduler.abort(update.sequence)
             request.over = True
 
     def commit(self) -> None:

@@ -233,12 +233,12 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
     from ridgeline.spec.storage import STORAGES
 
     class Curve:
-        places = (1 << 20, 1 << 24, 1 << 28, 1 << 30, 1 << 32)
+        points = (1 << 20, 1 << 24, 1 << 28, 1 << 30, 1 << 32)
 
         def at(self, place: float) -> float:
             return 123_456_789_012.0 + place
 
-    passes = SimpleNamespace(near=SimpleNamespace(places=(1, 2, 4, 16, 64, 256), at=lambda r: 1.2e-14),
+    passes = SimpleNamespace(near=SimpleNamespace(points=(1, 2, 4, 16, 64, 256), at=lambda r: 1.2e-14),
                              far=SimpleNamespace(at=lambda r: 3.4e-14))  # fmt: skip
     curves = {"1": Curve(), "64": Curve()}
     rates: Any = SimpleNamespace(threads=64, read=curves, copy=curves, products={"bfloat16": passes},

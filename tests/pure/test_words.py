@@ -79,7 +79,7 @@ def test_help_is_sentences_and_names_defaults(path: str) -> None:
 
 
 def test_metrics_are_sentences() -> None:
-    path = SOURCE / "serve" / "http" / "prometheus.py"
+    path = SOURCE / "serve" / "api" / "metrics.py"
     texts = list(metric_help(path.read_text(encoding="utf-8")))
     assert len(texts) > 40
     found = [f"{path.name}:{line}: {fault}" for line, text in texts for fault in faults(text)]

@@ -91,14 +91,14 @@ def tables(rates: Rates) -> list[Table]:
     """Return the tables of a calibration: memory, matrix products, attention, overheads of a step."""
     from ridgeline.plan.units import seconds
 
-    memory = _table("memory, GB/s", "", *[_size(s) for s in rates.read[str(rates.threads)].places])
+    memory = _table("memory, GB/s", "", *[_size(s) for s in rates.read[str(rates.threads)].points])
     for name, curves in (("read", rates.read), ("copy", rates.copy)):
         for threads, curve in curves.items():
-            values = [f"{curve.at(s) / 1e9:.1f}" if s >= curve.places[0] else "" for s in rates.read[threads].places]
+            values = [f"{curve.at(s) / 1e9:.1f}" if s >= curve.points[0] else "" for s in rates.read[threads].points]
             memory.add_row(f"{name}, {threads} threads" if threads != "1" else f"{name}, 1 thread", *values)
     found = [memory]
     for title, passes in (("products", rates.products), ("attention", rates.attention)):
-        rows = next(iter(passes.values())).near.places
+        rows = next(iter(passes.values())).near.points
         table = _table(f"{title}, GFLOP/s by rows: data in caches / in memory", "", *[f"{r:.0f}" for r in rows])
         for kind, p in passes.items():
             table.add_row(kind, *[f"{2e-9 / p.near.at(r):.0f} / {2e-9 / p.far.at(r):.0f}" for r in rows])
@@ -110,8 +110,8 @@ def tables(rates: Rates) -> list[Table]:
     return [*found, terms]
 
 
-def _size(places: float) -> str:
-    return f"{places / 2**20:.0f} MiB"
+def _size(points: float) -> str:
+    return f"{points / 2**20:.0f} MiB"
 
 
 def _table(title: str, *names: str) -> Table:

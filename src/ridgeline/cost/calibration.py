@@ -86,7 +86,7 @@ def read_rates(value: Mapping[str, Any]) -> Rates:
     """
 
     def curve(v: Mapping[str, Any]) -> Curve:
-        return Curve(tuple(v["places"]), tuple(v["values"]))
+        return Curve(tuple(v["points"]), tuple(v["values"]))
 
     def passes(v: Mapping[str, Any]) -> Passes:
         return Passes(curve(v["near"]), curve(v["far"]))

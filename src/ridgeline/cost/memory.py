@@ -132,7 +132,7 @@ def _head(size: StepSize, spec: ModelSpec) -> int:
 
 
 def _late_logits(size: StepSize, spec: ModelSpec) -> int:
-    """What answers keep whose masks are late (engine/late.py): a row of logits each, in float32 on the host."""
+    """Return the bytes of answers whose masks are late (engine/late.py): a float32 row of logits each, on the host."""
     return FLOAT * size.rows * spec.vocab_size
 
 

@@ -32,6 +32,7 @@ from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats, StepShape
+from ridgeline.sched.watcher import NO_WATCHER
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
@@ -67,7 +68,7 @@ class RequestLoop(Generic[R]):
             policy=Priority(),
             swap_cost=self._swap_cost,
             clock=time.perf_counter,
-            watcher=self._drafting.watcher,
+            watcher=self._drafting.watcher or NO_WATCHER,
             regimes=self._regimes,
         )
         self._loop = StepLoop(self._scheduler, self._runner)

@@ -67,8 +67,8 @@ def read_at_least(far: Curve, number_s: float) -> Curve:
 
     number_s: to read a number once, for as many rows as there are.
     """
-    values = (max(v, number_s / rows) for v, rows in zip(far.values, far.places, strict=True))
-    return Curve(far.places, tuple(values))
+    values = (max(v, number_s / rows) for v, rows in zip(far.values, far.points, strict=True))
+    return Curve(far.points, tuple(values))
 
 
 def _read_rates() -> tuple[str, dict[str, Curve], int]:

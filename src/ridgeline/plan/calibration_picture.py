@@ -22,7 +22,7 @@ def draw(found: Calibration, path: str) -> None:
     rates = found.rates
     for name, curves, style in (("read", rates.read, "o-"), ("copy", rates.copy, "s--")):
         for threads, curve in curves.items():
-            sizes = [place / 2**20 for place in curve.places]
+            sizes = [point / 2**20 for point in curve.points]
             memory.plot(sizes, [v / 1e9 for v in curve.values], style, label=f"{name}, threads: {threads}")
     memory.set(title="memory", xlabel="MiB in use", ylabel="GB/s", xscale="log")
     _rows(products, "products with matrices", rates.products)
@@ -37,5 +37,5 @@ def draw(found: Calibration, path: str) -> None:
 def _rows(axes: Axes, title: str, passes: Mapping[str, Passes]) -> None:
     for i, (kind, p) in enumerate(passes.items()):
         for name, curve, style in (("in caches", p.near, "-"), ("in memory", p.far, ":")):
-            axes.plot(curve.places, [2e-9 / v for v in curve.values], style, color=f"C{i}", label=f"{kind}, {name}")
+            axes.plot(curve.points, [2e-9 / v for v in curve.values], style, color=f"C{i}", label=f"{kind}, {name}")
     axes.set(title=title, xlabel="rows", ylabel="GFLOP/s", xscale="log", yscale="log")

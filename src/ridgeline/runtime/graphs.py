@@ -55,7 +55,7 @@ class DecodeGraphs:
     ) -> None:  # fmt: skip
         self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
         self._arena, self._drafts = arena, drafts
-        self._places, self._best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
+        self._layout, self._best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
         self._graphs: dict[int, _Graph] = {}
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:
@@ -109,7 +109,7 @@ class DecodeGraphs:
     ) -> Sequence[Array]:
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
-            pages, slots, tables = self._places(page_table, rows, positions, group.page_tokens)
+            pages, slots, tables = self._layout(page_table, rows, positions, group.page_tokens)
             layouts.append(PagedLayout(pages, slots, positions, ones, tables, _no_buckets))
         step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
         stream = self._model.forward(step)

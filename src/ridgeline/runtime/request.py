@@ -127,13 +127,13 @@ class Frontend:
         self,
         prompt: Prompt | Rendered,
         params: Params,
-        place: int = 0,
+        index: int = 0,
         priority: int = 0,
         ids: list[int] | None = None,
     ) -> GenerationRequest:
         """Return a checked request. ids: the tokens of its text, if the result of `text_of` was tokenized elsewhere.
 
-        place: number of the request in its call. A request with a seed draws noise from the seed alone; one without
+        index: number of the request in its call. A request with a seed draws noise from the seed alone; one without
         draws from the model's seed and its number. Raises RequestError or TokenizerError.
         """
         ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
@@ -147,8 +147,8 @@ class Frontend:
         if isinstance(params, SamplingParams):
             if params.stop and self._tokenizer is None:
                 raise RequestError(f"stop needs a tokenizer: {self._no_tokenizer}; use stop_token_ids instead")
-            seed, place = (self._seed, place + 1) if params.seed is None else (params.seed, 0)
-            noise = tuple(NoiseKey(seed, place << 32 | choice) for choice in range(params.n))
+            seed, index = (self._seed, index + 1) if params.seed is None else (params.seed, 0)
+            noise = tuple(NoiseKey(seed, index << 32 | choice) for choice in range(params.n))
         kind, value, options = _parts(prompt)
         whole = kind == "prompt" and options.truncate_prompt_tokens is None
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)

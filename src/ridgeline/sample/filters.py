@@ -95,7 +95,7 @@ def filters_of(params: SamplingParams) -> tuple[Filter, ...]:
 def kept_ids(
     scores: Floats, params: SamplingParams, uniform: Uniform, filters: tuple[Filter, ...] | None = None
 ) -> Ints | None:
-    """Return the ids that the filters keep, ascending; None for all. filters: those that are on, if known."""
+    """Return the ids that the filters keep, ascending; None for all. filters: the active filters, if known."""
     ids: Ints | None = None
     for keep in filters_of(params) if filters is None else filters:
         kept = keep(scores if ids is None else scores[ids], params, uniform)

@@ -8,13 +8,14 @@ from collections.abc import Sequence as Seq
 from ridgeline.sched.sequence import Sequence
 
 
-def check_family(sequence: Sequence, family: Seq[Sequence], live: Mapping[int, Sequence]) -> None:
-    """Raise ValueError unless all choices of a request have the prompt of `sequence`, and ids that are not in use."""
+def check_family(sequence: Sequence, family: Seq[Sequence], live: Mapping[int, Sequence]) -> Seq[Sequence]:
+    """Return the choices of a request. Raise ValueError for another prompt than `sequence` has, or an id in use."""
     for member in family:
         if member.tokens != sequence.tokens or member.root != sequence.root:
             raise ValueError(f"sequence {member.id} has another prompt than its parent {sequence.id}")
     if len({m.id for m in family}) < len(family) or any(m.id in live for m in family):
         raise ValueError(f"sequence id {sequence.id}, or one of its children's, is in use")
+    return family
 
 
 def check_fork(parent: Sequence, child: Sequence) -> None:

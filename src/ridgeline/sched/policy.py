@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.sched.sequence import Sequence
 
 Policy = Callable[[Sequence], float]  # ties go to the earlier arrival
+# Chooses how to preempt, from the tokens to compute again and the bytes to move each way.
+SwapCost = Callable[[int, int], Literal["recompute", "swap"]]
 
 
 def fcfs(sequence: Sequence) -> float:

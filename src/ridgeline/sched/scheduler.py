@@ -5,7 +5,6 @@
     updates = commit(plan, results)      record the results; plans are committed in order, at most two are in flight
 
 The states of a request:
-
                      admit: a row, pages (prefix or swapped)
         waiting  -------------------------------------------> running ----> over (ended, max_tokens, abort)
       (by order) <------------------------------------------- (by order)
@@ -22,29 +21,24 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import count
 from operator import attrgetter
-from typing import Literal
 
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.checks import check_family, check_fork, check_rows
 from ridgeline.sched.page_times import Clock
-from ridgeline.sched.policy import Policy, fcfs, last_behind
+from ridgeline.sched.policy import Policy, SwapCost, fcfs, last_behind
 from ridgeline.sched.sequence import Order, Sequence
 from ridgeline.sched.stats import Stats
-from ridgeline.sched.watcher import Watcher
+from ridgeline.sched.watcher import NO_WATCHER, Watcher
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 
 MAX_IN_FLIGHT = 2
-# Share of all pages that stays free when a request joins others. Without it, half of the requests that join are
-# preempted within a few steps, because the others grow (bench/paging.py: a tenth of the preemptions, 0.6 % more steps).
-HEADROOM = 0.01
-# Called with the tokens to compute again and the bytes to move each way; how to preempt.
-SwapCost = Callable[[int, int], Literal["recompute", "swap"]]
+HEADROOM = 0.01  # share of pages that stays free when a request joins: a tenth of the preemptions (bench/paging.py)
 
 _BY_ORDER = attrgetter("order")
 
@@ -71,7 +65,7 @@ class Scheduler:
         policy: Policy = fcfs,
         swap_cost: SwapCost | None = None,
         clock: Clock | None = None,
-        watcher: Watcher | None = None,
+        watcher: Watcher = NO_WATCHER,
         regimes: Regimes = NO_REGIMES,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
@@ -101,10 +95,9 @@ class Scheduler:
 
         Raises RequestError, and queues nothing, if it can never fit; ValueError for an id in use or another prompt.
         """
-        family = (sequence, *children)
+        family = check_family(sequence, (sequence, *children), self._live)
         for member in family:
             self._cache.check_fits(member)
-        check_family(sequence, family, self._live)
         for member in family:
             self._register(member)
         self._queue(sequence, list(children))
@@ -113,8 +106,7 @@ class Scheduler:
         """Add a sequence that shares what `parent_id` has computed (beams). No step of the parent may be in flight.
 
         The child inherits the parent's position in the order. Its tokens begin with those that the parent computed and
-        have at least one more. If the parent is not running, or no row is free, the child is queued like any other.
-        Raises the errors of `add`.
+        have at least one more. Without a running parent or a free row it is queued. Raises the errors of `add`.
         """
         parent = self._live[parent_id]
         self._cache.check_fits(child)
@@ -134,9 +126,7 @@ class Scheduler:
         self._live[sequence_id].drafts = tuple(drafts)
 
     def can_verify(self) -> list[Sequence]:
-        """Return the sequences that may run drafts in the next step: those that run and have no token in flight, and
-        as many waiting ones as there are free rows.
-        """
+        """Return the sequences that may run drafts in the next step: no token of theirs is in flight."""
         running = [seq for seq in self._running if not seq.pending and not seq.held]
         waiting = [seq for _, seq in self._waiting[: len(self._rows)] if self._live.get(seq.id) is seq]
         return running + [seq for seq in waiting if not seq.pending]
@@ -156,25 +146,19 @@ class Scheduler:
             raise ValueError(f"sequence {sequence_id} cannot take {len(result.tokens)} tokens now")
         seq.held = False
         seq.tokens.extend(result.tokens)
-        if self._watcher is not None:
-            self._watcher.commit(seq.id, result.tokens)
-        finished = result.ended or len(seq.tokens) >= seq.max_length
-        if finished:
+        self._watcher.commit(seq.id, result.tokens)
+        if finished := result.ended or len(seq.tokens) >= seq.max_length:
             self._end(seq)
         elif len(seq.tokens) >= seq.bound:
             self._restart(seq)
         return Update(seq.id, result.tokens, finished)
 
     def abort(self, sequence_id: int) -> bool:
-        """End a request at any moment, also while its steps are in flight; False if it was over already."""
-        seq = self._live.get(sequence_id)
-        if seq is not None:
-            self._end(seq)
-        return seq is not None
-
-    def finish(self, sequence_id: int) -> bool:
-        """End a request because a stop string was found. As with `abort`, its pages stay in the prefix index."""
-        return self.abort(sequence_id)
+        """End a request at any moment, even with steps in flight; its pages stay in the prefix index. False if over."""
+        if (seq := self._live.get(sequence_id)) is None:
+            return False
+        self._end(seq)
+        return True
 
     def __len__(self) -> int:
         """Return the number of requests that are not over."""
@@ -358,8 +342,7 @@ class Scheduler:
         position = child.num_cached = parent.computed
         self._cache.share(child, position, self._cache.pages_at(parent, position))
         parent.covered = 0  # the page that both would write next is now shared
-        if self._watcher is not None:
-            self._watcher.fork(parent.id, child.id)
+        self._watcher.fork(parent.id, child.id)
         self._run(child)
 
     def _preempt(self, seq: Sequence) -> None:
@@ -369,8 +352,7 @@ class Scheduler:
             self._park(seq)
             return
         self._leave_row(seq)
-        if self._watcher is not None:
-            self._watcher.preempt(seq.id)
+        self._watcher.preempt(seq.id)
         seq.num_preempted += 1
         swap = self._swap_cost is not None and cache.can_swap(seq)
         if swap and self._swap_cost and self._swap_cost(seq.replay_from, cache.swap_bytes(seq)) == "swap":
@@ -384,12 +366,8 @@ class Scheduler:
         heapq.heappush(self._waiting, (seq.order, seq))
 
     def _restart(self, seq: Sequence) -> None:
-        """Compute a sequence again from its first token: tokens are rotated otherwise at its new length.
-
-        All of its tokens are known.
-        """
-        if self._watcher is not None:
-            self._watcher.preempt(seq.id)
+        """Compute a sequence, whose tokens are all known, again: its new length changes the rotation of its tokens."""
+        self._watcher.preempt(seq.id)
         if seq.row >= 0:
             self._leave_row(seq)
             heapq.heappush(self._waiting, (seq.order, seq))
@@ -402,8 +380,7 @@ class Scheduler:
         """Take row and pages from an idle sequence: it runs no more, and its forks begin from the prefix cache."""
         self._num_recompute += 1
         self._leave_row(seq)
-        if self._watcher is not None:
-            self._watcher.preempt(seq.id)
+        self._watcher.preempt(seq.id)
         self._cache.release(seq)
         seq.restart(next(self._epochs))
 
@@ -436,8 +413,7 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         del self._live[seq.id]
-        if self._watcher is not None:
-            self._watcher.end(seq.id)
+        self._watcher.end(seq.id)
         if seq.row >= 0:
             self._leave_row(seq)
         self._cache.release(seq)
@@ -490,7 +466,7 @@ class Scheduler:
             self._num_drafts += work.num_draft
             self._num_accepted += max(len(result.tokens) - 1, 0)
         seq.tokens.extend(tokens)
-        if self._watcher is not None and tokens:
+        if tokens:
             self._watcher.commit(seq.id, tokens)
         return Update(seq.id, tokens, result.ended or len(seq.tokens) >= seq.max_length)
 

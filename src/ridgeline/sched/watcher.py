@@ -28,3 +28,22 @@ class Watcher(Protocol):
     def end(self, sequence: int) -> None:
         """The sequence is over: finished, stopped or aborted. Nothing more is told of it."""
         ...
+
+
+class NullWatcher:
+    """A Watcher that does nothing."""
+
+    def commit(self, sequence: int, tokens: Seq[int]) -> None:
+        """Do nothing."""
+
+    def fork(self, parent: int, child: int) -> None:
+        """Do nothing."""
+
+    def preempt(self, sequence: int) -> None:
+        """Do nothing."""
+
+    def end(self, sequence: int) -> None:
+        """Do nothing."""
+
+
+NO_WATCHER = NullWatcher()

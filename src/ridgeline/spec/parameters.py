@@ -39,12 +39,11 @@ class Stage(Enum):
 class Parameter:
     """A parameter of a request: what it means and which values it may have. Subclasses are its types.
 
-    help: what the value does, in full sentences. stage: where it acts. flag: whether the command line has a flag for
-    it. api: whether it is a field of the HTTP API by its own name. recommended: whether a model's
-    generation_config.json may set it. none: what None means. optional: whether None is allowed though it is not the
-    default. label: its name
-    in the page's form; "": it is not in the form. step: by how much an arrow key changes it there. start: the value
-    that the form begins with.
+    help: the effect of the value, in full sentences. stage: the step at which it acts. flag: whether the command line
+    has a flag for it. api: whether it is a field of the HTTP API by its own name. recommended: whether a model's
+    generation_config.json may set it. none: the meaning of None. optional: whether None is allowed although it is not
+    the default. label: its name in the page's form; "": it is not in the form. step: the change by an arrow key
+    there. start: the first value in the form.
     """
 
     help: str

@@ -12,33 +12,33 @@ from math import exp, isfinite, log
 class Curve:
     """A positive function, measured at ascending points: linear between them in logarithms, constant outside."""
 
-    places: tuple[float, ...]
+    points: tuple[float, ...]
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.places or len(self.places) != len(self.values):
-            raise ValueError(f"{len(self.places)} places and {len(self.values)} values; as many of both are needed")
-        if any(a >= b for a, b in zip(self.places, self.places[1:], strict=False)):
-            raise ValueError("the places of a curve must ascend")
-        if not all(isfinite(v) and v > 0 for v in (*self.places, *self.values)):
-            raise ValueError("places and values of a curve must be positive")
+        if not self.points or len(self.points) != len(self.values):
+            raise ValueError(f"{len(self.points)} points and {len(self.values)} values; as many of both are needed")
+        if any(a >= b for a, b in zip(self.points, self.points[1:], strict=False)):
+            raise ValueError("the points of a curve must ascend")
+        if not all(isfinite(v) and v > 0 for v in (*self.points, *self.values)):
+            raise ValueError("points and values of a curve must be positive")
 
-    def at(self, place: float) -> float:
-        if place <= self.places[0]:
+    def at(self, point: float) -> float:
+        if point <= self.points[0]:
             return self.values[0]
-        if place >= self.places[-1]:
+        if point >= self.points[-1]:
             return self.values[-1]
-        i = bisect_right(self.places, place)
-        low, high = self.places[i - 1], self.places[i]
-        share = log(place / low) / log(high / low)
+        i = bisect_right(self.points, point)
+        low, high = self.points[i - 1], self.points[i]
+        share = log(point / low) / log(high / low)
         return exp((1 - share) * log(self.values[i - 1]) + share * log(self.values[i]))
 
 
 def least(a: Curve, b: Curve) -> Curve:
     """Return the lesser of two curves over the same points."""
-    if a.places != b.places:
-        raise ValueError(f"the places of two curves must be the same, not {a.places} and {b.places}")
-    return Curve(a.places, tuple(map(min, a.values, b.values)))
+    if a.points != b.points:
+        raise ValueError(f"the points of two curves must be the same, not {a.points} and {b.points}")
+    return Curve(a.points, tuple(map(min, a.values, b.values)))
 
 
 @dataclass(frozen=True, slots=True)
