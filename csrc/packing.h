@@ -6,8 +6,8 @@
 
 namespace ridgeline {
 
-constexpr int64_t BLOCK =
-    516;  // tokens that are packed at once, in whole tiles; this bounds memory and changes no result
+// Tokens that are packed at once, in whole tiles. This bounds memory and changes no result.
+constexpr int64_t BLOCK = 516;
 
 enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // slots of a pool's scratch memory
 

@@ -275,7 +275,7 @@ def test_ctrl_c_is_no_traceback(run: Run, tiny: Path, monkeypatch: pytest.Monkey
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LLM, "generate", interrupted)
+    monkeypatch.setattr(LLM, "answer", interrupted)
     found = run("generate", "-m", str(tiny), "abc")
     assert found.returncode == 130
     assert "Traceback" not in found.stderr

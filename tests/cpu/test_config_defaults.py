@@ -33,6 +33,7 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 500},
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "deepseek_v2": {"num_experts_per_tok": 3},
+    "lfm2_moe": {"layer_types": ["conv"] * 30},
 }
 INSTEAD: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},

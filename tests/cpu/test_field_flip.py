@@ -128,7 +128,9 @@ OURS = {
     **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
 }
 # Exported types that are not part of a ModelSpec, with the reason.
-DERIVED = {"State": "an answer of a mixer", "Weight": "an answer of every part"}
+DERIVED = {
+    "State": "an answer of a mixer", "Weight": "an answer of every part", "Regimes": "an answer of a model",
+}  # fmt: skip
 
 
 def changed(part: Any, field: str) -> Any:

@@ -368,7 +368,8 @@ class Driver:
         self.add([4] * count, masks, max_tokens=1, logprobs=None)
         while len(self.engine._late) < count:
             self.engine.step()
-        assert sum(late.logits.nbytes for late in self.engine._late.values()) == 4 * count * self.vocab
+        rows = [*(late for _, late in self.engine._late._waiting.values()), *self.engine._late._in_flight.values()]
+        assert sum(late.logits.nbytes for late in rows) == 4 * count * self.vocab
         self.add([length], max_tokens=1)
         while len(self.engine) > count:
             self.engine.step()

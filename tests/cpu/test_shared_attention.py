@@ -236,7 +236,10 @@ def test_missing_and_extra_weights_are_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
     for change, message in (
-        ({"layers.1.mixer.k.weight": weights["layers.0.mixer.k.weight"]}, "holds layers.1.mixer.k.weight"),
+        (
+            {"layers.1.mixer.k.weight": weights["layers.0.mixer.k.weight"]},
+            "has layers.1.mixer.k.weight, which a cla2",
+        ),
         ({"layers.2.mixer.v.weight": None}, "lacks layers.2.mixer.v.weight"),
     ):
         save_file({k: v for k, v in {**weights, **change}.items() if v is not None}, path)

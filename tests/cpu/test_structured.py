@@ -13,7 +13,7 @@ import jsonschema_rs
 import pytest
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.engine import engine
+from ridgeline.engine import late
 from ridgeline.errors import RequestError
 from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.grammar import Grammars
@@ -150,7 +150,7 @@ def test_slow_patterns_beside_another_answer(pattern: str) -> None:
 
 
 def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
-    monkeypatch.setattr(engine, "MAX_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(late, "MAX_WAIT_SECONDS", 0.0)
     tap = Tap(monkeypatch, "a+")
     llm = LLM("pocket")
     params = [SamplingParams(structured_outputs={"regex": "a+"}), PARAMS[0]]
@@ -177,14 +177,15 @@ def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
-    """One that is preempted while it waits gives them back: memory is counted for those that run (plan/memory.py)."""
-    submit, stale = engine.Engine._submit, list[int]()
+    """A preempted answer frees its logits while it waits: memory is counted for those that run (cost/memory.py)."""
+    drop, stale = late.LateRows.drop_preempted, list[int]()
 
-    def watched(self: engine.Engine, plan: Any) -> Any:
-        stale.extend(sequence for sequence in self._late if not self._scheduler.is_held(sequence))
-        return submit(self, plan)
+    def watched(self: late.LateRows) -> None:
+        drop(self)
+        waiting = [*self._waiting, *self._in_flight]
+        stale.extend(sequence for sequence in waiting if not self._scheduler.is_held(sequence))
 
-    monkeypatch.setattr(engine.Engine, "_submit", watched)
+    monkeypatch.setattr(late.LateRows, "drop_preempted", watched)
     tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
     pages = 26 * 4 * 4096  # of one sequence of 100 tokens, and the null page
     options = EngineOptions(block_size=4, kv_cache_memory_bytes=pages, max_num_seqs=6, steps_in_flight=steps_in_flight)
@@ -193,8 +194,8 @@ def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, s
         SamplingParams(max_tokens=85, seed=4, ignore_eos=True),
         SamplingParams(max_tokens=60, seed=2, n=3, structured_outputs={"regex": "[a-c]{2,5}-[0-9]{3}"}),
     ]
-    _, late = llm.generate(PROMPTS[:2], params, on_done=lambda number, output: tap.open.set())
-    assert sum(answer.error is None for answer in late.outputs) == 3
+    _, slow = llm.generate(PROMPTS[:2], params, on_done=lambda number, output: tap.open.set())
+    assert sum(answer.error is None for answer in slow.outputs) == 3
     stats = llm.stats()
     assert stats is not None and stats.preempted_recompute > 0 and not stale
 

@@ -27,6 +27,10 @@ class LateRows:
         self._in_flight: dict[int, Late] = {}  # by sequence; their steps are not committed yet
         self._waiting: dict[int, tuple[Answer, Late]] = {}  # by sequence; no more than run at once
 
+    def __len__(self) -> int:
+        """Return the number of answers that wait."""
+        return len(self._in_flight) + len(self._waiting)
+
     def hold(self, answer: Answer, late: Late) -> None:
         """Run nothing of an answer until its mask is ready. Its step is not committed yet."""
         self._in_flight[answer.sequence.id] = late

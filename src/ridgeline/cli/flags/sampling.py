@@ -103,7 +103,8 @@ def params_of(given: Mapping[str, Any]) -> tuple[type[Params], dict[str, Any]]:
         if name not in search and value != defaults[name]:
             flag = f"--{name.replace('_', '-')}"
             raise RequestError(f"{flag} has no effect with --beam-width, which draws no tokens: leave one of them out")
-    return BeamSearchParams, {name: value for name, value in given.items() if name in search}
+    # The command returns one answer by default, sampled or searched.
+    return BeamSearchParams, {"n": 1} | {name: value for name, value in given.items() if name in search}
 
 
 def _value(name: str, value: Any, parameter: Parameter) -> Any:
