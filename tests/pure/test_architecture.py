@@ -29,6 +29,8 @@ def missing(text: str) -> list[str]:
     """What a text names as `folder/file.py` or `folder/file.py:name` and the package does not have."""
     found = []
     for name, function in re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", text):
+        if "NAME" in name:  # a file to add
+            continue
         path = next((p for p in (SOURCE / name, ROOT / name) if p.exists()), None)
         if path is None or (function and function not in names_of(path)):
             found.append(f"{name}:{function}")

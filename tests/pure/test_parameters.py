@@ -105,7 +105,7 @@ def test_flags_become_parameters() -> None:
         "bad_token_ids": [4], "logprobs_mode": "processed", "early_stopping": True,
     }  # fmt: skip
     kind, fields = params_of(given("--beam-width", "4", "--early-stopping", "never", "--min-tokens", "0"))
-    assert kind is BeamSearchParams and fields == {"beam_width": 4, "early_stopping": "never"}
+    assert kind is BeamSearchParams and fields == {"n": 1, "beam_width": 4, "early_stopping": "never"}
     with pytest.raises(RequestError, match="--top-k has no effect with --beam-width"):
         params_of(given("--beam-width", "4", "--top-k", "3"))
 

@@ -32,7 +32,7 @@ def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
 
 
 def _temperature(c: Config, scaling: object) -> float:
-    """Return the factor on queries and keys besides cosines and sines; the config gives it as `mscale_all_dim`."""
+    """Return the factor on queries and keys, in addition to that on cosines and sines, from `mscale_all_dim`."""
     old, new = c.sub("rope_scaling"), c.sub("rope_parameters")
     fields = old if old is not None and old.filled else new
     if fields is None or scaling is None:

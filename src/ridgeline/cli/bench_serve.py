@@ -145,7 +145,7 @@ Changes = Annotated[
     ),
 ]
 Hardware = Annotated[
-    str, _option(_PLAN, "--hardware", help="Machine of --predict, such as h100. local is this machine.")
+    str, _option(_PLAN, "--hardware", help="Machine of the prediction, such as h100, or local for this one.")
 ]
 StepTimes = Annotated[
     str | None,

@@ -47,7 +47,8 @@ def verify(
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
 
-    Every token, greedy and sampled, must equal the one of naive sampling. The exit status is 1 if any differs.
+    Every token, greedy or sampled, must equal that of naive sampling: one sequence alone, without a cache. The exit
+    status is 1 if any differs.
     """
     from ridgeline.cli.flags.loading import load
 

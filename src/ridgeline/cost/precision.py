@@ -61,7 +61,7 @@ def storage_type(name: str) -> str:
 
 
 def may_be_rounded(weight: Weight) -> bool:
-    """Return whether a type of 8 bits or fewer may store it: matrices of products except those in KEPT_WIDE."""
+    """Return whether `weight` may be stored in 8 bits or fewer: a matrix that is multiplied, not in KEPT_WIDE."""
     is_product = len(weight.shape) == 2 or "experts." in weight.name
     return is_product and weight.name.split(".")[-2] not in KEPT_WIDE
 

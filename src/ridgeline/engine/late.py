@@ -63,7 +63,7 @@ class LateRows:
         return False
 
     def ready(self) -> Iterator[tuple[Answer, SampledToken | RequestError]]:
-        """Yield the answers whose masks are ready with their token, and those that waited too long with an error."""
+        """Yield (answer, token) for each answer whose mask is ready, and (answer, error) if it waited too long."""
         for sequence, (answer, late) in list(self._waiting.items()):
             waited = answer.waited + time.perf_counter() - late.since
             is_ready = answer.row.wait(0)

@@ -201,7 +201,7 @@ class StateCache:
         return found
 
     def share(self, seq: Sequence, position: int, pages: Seq[Seq[int]]) -> None:
-        """Let `seq` begin at `position` on shared pages: for each group, the pages that it reads there."""
+        """Attach `seq` to shared pages, so that it begins at `position`. pages: for each group, those that it reads."""
         for pool, held in zip(self.pools, pages, strict=True):
             for page in held:
                 pool.share(page)
@@ -249,7 +249,7 @@ class StateCache:
         return sum(len(group.reads(seq.replay_from)) * group.page_bytes for group in self.groups)
 
     def swap_to_host(self, seq: Sequence) -> None:
-        """Move pages to the host as the steps in flight leave them; the step that is being planned copies them."""
+        """Plan to copy the pages of `seq` to host memory: in the step planned now, after the steps in flight."""
         for g, pages in enumerate(self.pages_at(seq, seq.replay_from)):
             seq.host.append([self.host[g].take() for _ in pages])
             self.swap_out.extend(PageCopy(g, src, dst) for src, dst in zip(pages, seq.host[g], strict=True))

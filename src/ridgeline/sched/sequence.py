@@ -133,9 +133,10 @@ def root_of(root: bytes, floor: int) -> bytes:
 
 
 def hash_root(*, cache_salt: str = "", adapter: str = "", state_precision: str = "", alone: str = "") -> bytes:
-    """Return the root of a hash chain: sequences that differ in any argument never share state.
+    """Return the root of a hash chain. Sequences with different arguments never share state.
 
-    alone: a unique name for a request that shares with no other; unlike a cache_salt, a client cannot choose it.
+    alone: a unique name for a request that must share pages with no other. Clients cannot set it; they can set
+    cache_salt.
     """
     parts = (part.encode() for part in (cache_salt, adapter, state_precision, alone))
     body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)

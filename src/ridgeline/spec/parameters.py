@@ -72,7 +72,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag(Parameter):
-    """True or False."""
+    """True or False. negative: help of the flag that sets False, for a parameter that is True by default."""
+
+    negative: str = ""
 
     def check(self, name: str, value: Any) -> Any:
         check_flag(name, value)

@@ -43,9 +43,10 @@ def least(a: Curve, b: Curve) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Times of passes: rows of activations are multiplied with stored numbers, a matrix or keys and values.
+    """Measured times of products of rows of activations with stored numbers: a weight matrix, or keys and values.
 
-    near, far: seconds of one number and one row, by the number of rows, if numbers are in caches or in memory.
+    near, far: seconds for each stored number and row, by the number of rows. near: the numbers are in the caches of
+    the processor. far: they are in memory.
     """
 
     near: Curve

@@ -192,7 +192,7 @@ class SamplingParams:
         help="Distribution that logprobs are from: raw is the model's own, processed is the one that was sampled from.",
     ))
     skip_special_tokens: bool = declare(True, Flag(
-        stage=Stage.REPORT, help="Leave special tokens out of the text.",
+        stage=Stage.REPORT, help="Leave special tokens out of the text.", negative="Keep special tokens in the text.",
     ))
     # fmt: on
 
@@ -252,8 +252,9 @@ class BeamSearchParams:
     ))
     early_stopping: EarlyStopping = declare(False, Choice(
         stage=Stage.SEARCH, values=(True, False, "never"),
-        help="When to stop once beam_width answers have ended. true: at once. false: when the best unfinished answer "
-        "scores no better at its present length than the worst of them. never: when none can become better.",
+        help="When to stop once beam_width answers have ended. true: at once. false: when the best unfinished answer, "
+        "at its present length, scores no better than the worst finished one. never: when no unfinished answer can "
+        "beat the worst finished one.",
     ))
     stop_token_ids: tuple[int, ...] = declare((), TokenIds(
         stage=Stage.SEARCH, help="Token ids that end an answer, besides the model's end-of-sequence tokens.",
@@ -262,7 +263,7 @@ class BeamSearchParams:
         stage=Stage.SEARCH, help="Continue after an end-of-sequence token.",
     ))
     skip_special_tokens: bool = declare(True, Flag(
-        stage=Stage.SEARCH, help="Leave special tokens out of the text.",
+        stage=Stage.SEARCH, help="Leave special tokens out of the text.", negative="Keep special tokens in the text.",
     ))
     # fmt: on
 

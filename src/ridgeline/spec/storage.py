@@ -25,7 +25,8 @@ class Storage:
     """Elements of `dtype`.
 
     int8: each head of a token also has a scale, its largest magnitude over 127; numbers are rounded to the nearest
-    multiple of it. The scale takes as many elements of the row as it has bytes.
+    multiple of it. The scale is stored in the row, in one int8 element for each of
+    its bytes.
     """
 
     dtype: StateDType

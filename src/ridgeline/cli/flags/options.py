@@ -82,14 +82,14 @@ MaxNumSeqs = Annotated[
     int | None,
     _engine(
         "--max-num-seqs",
-        help="Largest number of sequences in a batch. Default: chosen from model and memory; -v shows it.",
+        help="Largest number of sequences in a batch. Default: chosen from model and memory; explain shows it.",
     ),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,
     _engine(
         "--max-num-batched-tokens",
-        help="Largest number of tokens in a step. Default: chosen from the calibration; -v shows it.",
+        help="Largest number of tokens in a step. Default: chosen from the calibration; explain shows it.",
     ),
 ]
 KVCacheDType = Annotated[
@@ -103,25 +103,30 @@ CheckpointTokens = Annotated[
     int | None,
     _engine(
         "--state-snapshot-tokens",
-        help="Number of tokens between state snapshots of recurrent layers. Default: chosen; -v shows it.",
+        help="Number of tokens between state snapshots of recurrent layers. Default: chosen; explain shows it.",
     ),
 ]
 KVCacheMemoryBytes = Annotated[
     int | None,
     _engine(
-        "--kv-cache-memory-bytes", help="Bytes of memory for pages. Default: chosen from the free memory; -v shows it."
+        "--kv-cache-memory-bytes",
+        help="Bytes of memory for pages. Default: chosen from the free memory; explain shows it.",
     ),
 ]
 SwapSpaceBytes = Annotated[
     int | None,
     _engine(
         "--swap-space-bytes",
-        help="Bytes of host memory for the pages of preempted sequences. Default: chosen; -v shows it.",
+        help="Bytes of host memory for the pages of preempted sequences. Default: chosen; explain shows it.",
     ),
 ]
 StepsInFlight = Annotated[
     int | None,
-    _engine("--steps-in-flight", help="Number of steps that are planned ahead: 1 or 2. Default: chosen; -v shows it."),
+    _engine(
+        "--steps-in-flight",
+        help="1: a step is planned after the one before it has ended. 2: it is planned while that one runs. "
+        "Default: chosen; explain shows it.",
+    ),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,

@@ -59,7 +59,7 @@ class SamplingFlags:
     def _help(self, one: Declared, negative: bool) -> str:
         parameter = one.parameter
         if isinstance(parameter, Flag):
-            return f"Do not: {parameter.help[0].lower()}{parameter.help[1:]}" if negative else parameter.help
+            return parameter.negative if negative else parameter.help
         more = ""
         if isinstance(parameter, Biases):
             more = " Write ID=NUMBER."

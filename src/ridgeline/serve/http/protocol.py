@@ -31,7 +31,7 @@ class Protocol(HttpToolsProtocol):
     are written directly to the connection, answers to clients that have closed their sending side, and slots that are
     reserved for RESERVED_PATHS.
 
-    A body may take `Timeouts.body` seconds, plus one second for each BODY_BYTES_PER_SECOND bytes received.
+    A body may take `Timeouts.body` seconds, plus the received bytes divided by BODY_BYTES_PER_SECOND.
     """
 
     _wire: TransportWire
