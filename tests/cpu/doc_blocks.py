@@ -90,7 +90,7 @@ def blocks(name: str, text: str) -> Iterator[Block]:
 
 
 def commands(block: Block, folder: Path, programs: Path) -> list[Command]:
-    """What bash would start, with quotes, pipes, comments and patterns of file names as bash understands them.
+    """Return the commands that bash would start: quotes, pipes, comments and file patterns are read as bash reads them.
 
     folder: where it runs, so that patterns and redirections find files. programs: an empty folder for `cat`, the only
     program that really runs. Raises ValueError with bash's own words if it complains.

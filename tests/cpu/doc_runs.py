@@ -113,7 +113,7 @@ class Reader:
 
 @contextlib.contextmanager
 def environment(command: Command) -> Iterator[None]:
-    """What is put before a command, as in NAME=1 command."""
+    """Return the assignments before a command, as in NAME=1 command."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in command.env.items():
             patch.setenv(name, value)
@@ -146,7 +146,7 @@ def only_parse(words: list[str]) -> None:
 
 
 def only_parse_script(words: list[str]) -> None:
-    """The same of a script of bench/."""
+    """Check the arguments of a script of bench/ in this way."""
     read = argparse.ArgumentParser.parse_args
 
     def parse(self: argparse.ArgumentParser, *given: object) -> None:

@@ -24,7 +24,7 @@ _TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
 
 def penalty(history: Sequence[int], size: int, pushed: int = 0, **fields: Any) -> list[float]:
-    """What each token loses after `history`, whose last `pushed` tokens are the answer's, taken one by one."""
+    """Return the penalty of each token after `history`, whose last `pushed` tokens were generated one by one."""
     dry, scores = Dry(SamplingParams(**fields), history[: len(history) - pushed]), np.zeros(size)
     for token in history[len(history) - pushed :]:
         dry.apply(scores.copy())

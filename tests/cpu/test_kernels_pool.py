@@ -118,7 +118,7 @@ def threads() -> set[str]:
 
 
 def looks(ids: set[str]) -> list[list[str]]:
-    """Of each thread its state, and how often it went to sleep."""
+    """Return the state of each thread, and how often it went to sleep."""
     texts = [Path(f"/proc/self/task/{one}/status").read_text() for one in sorted(ids)]
     return [re.findall(r"^(?:State|voluntary_ctxt_switches):\s+(\S+)", text, re.M) for text in texts]
 

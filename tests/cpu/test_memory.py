@@ -356,7 +356,7 @@ class Driver:
             self.engine.add(i, GenerationRequest(prompt, sampling, noise, grammar=grammar))
 
     def run(self, lengths: list[int], **params: Any) -> None:
-        """The same, to the end."""
+        """Add requests and run them to the end."""
         self.add(lengths, **params)
         while len(self.engine):
             self.engine.step()

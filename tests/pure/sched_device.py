@@ -28,7 +28,7 @@ def mix(state: int, token: int) -> int:
 
 @dataclass
 class Script:
-    """What a sequence must contain: what it was given, then what the model says. `seed` is its sampling noise.
+    """The tokens that a sequence must contain: its prompt, then the model's. `seed` is its sampling noise.
 
     A state follows from the floor of the sequence too (spec/regimes.py), and a token from the state under the floor
     that a sequence of its length has. num_prompt: of the tokens given; None: all of them.

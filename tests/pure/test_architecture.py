@@ -26,7 +26,7 @@ def names_of(path: Path) -> set[str]:
 
 
 def missing(text: str) -> list[str]:
-    """What a text names as `folder/file.py` or `folder/file.py:name` and the package does not have."""
+    """Return the names `folder/file.py` or `folder/file.py:name` of a text that the package does not have."""
     found = []
     for name, function in re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", text):
         if "NAME" in name:  # a file to add

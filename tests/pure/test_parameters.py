@@ -27,7 +27,7 @@ CHANGING = (Stage.MASK, Stage.BIAS, Stage.PENALTY, Stage.TEMPERATURE, Stage.FILT
 
 
 def table() -> str:
-    """The table of parameters in docs/generate.md."""
+    """Return the table of parameters in docs/generate.md."""
     rows = ["| parameter | values | default | meaning |", "|---|---|---|---|"]
     for one in SAMPLING:
         plain = f"`{default_text(one)}`" if one.default not in (None, ()) and not one.parameter.recommended else ""
@@ -73,7 +73,7 @@ def test_flags_follow_from_the_declarations() -> None:
 
 
 def given(*args: str, flags: SamplingFlags = GENERATE) -> dict[str, Any]:
-    """What a command with these flags gets."""
+    """Return what a command with these flags gets."""
     from typing import Annotated
 
     from typer.testing import CliRunner

@@ -222,7 +222,7 @@ MAMBA = spec_from_config(PUBLISHED["state-spaces/mamba-2.8b-hf"][0])
 
 @pytest.mark.parametrize("spec", [MAMBA, JAMBA], ids=["mamba", "jamba"])
 def test_snapshots_where_two_shares_are_least_together(spec: ModelSpec) -> None:
-    """What snapshots take of the pages, and what is computed again of a prefix: to the next power of two."""
+    """The sum of two shares is least: pages for snapshots, and tokens of a prefix that are computed again."""
     found = []
     for room in (4 * GIB, 60 * GIB, 4000 * GIB):
         config = resolve(

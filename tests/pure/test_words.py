@@ -1,4 +1,4 @@
-"""What a person reads obeys the glossary of CONTRIBUTING.md: docstrings, help, metrics, headings.
+"""Check docstrings, help, metrics and headings against the glossary of CONTRIBUTING.md.
 
 Machines judge no style. These rules catch the habits that made the old texts hard to read, and no more.
 """
