@@ -454,7 +454,7 @@ def test_beam_search_from_the_shell(capsys: pytest.CaptureFixture[str], tmp_path
     app(["generate", "--model", model, str(rows), "-o", str(tmp_path / "out.jsonl"), *options], standalone_mode=False)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
     for bad, message in (
-        (["--temperature", "0.5"], "--temperature means nothing to --beam-width"),
+        (["--temperature", "0.5"], "--temperature has no effect with --beam-width"),
         (["--n", "5"], "n is 5; it must be at most beam_width, 4"),
         (["--early-stopping", "maybe"], "early_stopping is 'maybe'"),
     ):

@@ -120,7 +120,7 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     answers = tmp_path / "batch.jsonl"
     with batch._opened(answers) as file:
         batch._append(file, answers, b"x" * 20 + b"\n")
-        with full_disk(30), pytest.raises(RequestError, match=r"batch\.jsonl: too large; run the command again"):
+        with full_disk(30), pytest.raises(RequestError, match=r"batch\.jsonl: File too large; run the command again"):
             batch._append(file, answers, b"y" * 20 + b"\n")
     assert answers.read_bytes() == b"x" * 20 + b"\n"
 
@@ -150,7 +150,7 @@ def test_a_batch_on_a_full_disk_is_one_error(tmp_path: Path, monkeypatch: pytest
         batch.read_done(Path("/dev/null"))
     with (
         full_disk(200),
-        pytest.raises(RequestError, match=r"cannot write to .*: too large; run the command again"),
+        pytest.raises(RequestError, match=r"cannot write to .*: File too large; run the command again"),
     ):
         asyncio.run(call)
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == done and 0 < len(done) < 8

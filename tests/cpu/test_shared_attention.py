@@ -190,7 +190,7 @@ BAD: list[tuple[list[Layer], str]] = [
     ),
     (
         [Layer(LOCAL, MLP, NORM), shared(0, window=9, pattern=FirstTokens(4))],
-        "layers[1].mixer: {}, which do not fit: it sees the first 4 tokens for ever, and 0 are kept there",
+        "layers[1].mixer: {}, which do not fit: it sees the first 4 tokens at any distance, and 0 are kept there",
     ),
 ]  # fmt: skip
 
