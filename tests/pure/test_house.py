@@ -176,7 +176,7 @@ def files_imported() -> dict[str, set[str]]:
         (module, alias.asname or alias.name): (str(node.module), alias.name)
         for module, path in names.items()
         if path.name == "__init__.py"
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
@@ -195,6 +195,13 @@ def files_imported() -> dict[str, set[str]]:
         found[module] = {home(str(node.module), alias.name) for node in froms for alias in node.names} & set(names)
         found[module].discard(module)
     return found
+
+
+def test_lazy_names_of_spec_are_those_of_its_modules() -> None:
+    spec = importlib.import_module("ridgeline.spec")
+    assert set(spec._MODULES) == set(spec.__all__)
+    for name in spec.__all__:
+        assert getattr(spec, name) is getattr(importlib.import_module(f"ridgeline.spec.{spec._MODULES[name]}"), name)
 
 
 def module_name(path: Path) -> str:

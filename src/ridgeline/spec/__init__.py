@@ -1,33 +1,37 @@
 """Facts about models, as data. Standard library only: importing this never imports a tensor library."""
 
-from ridgeline.spec.activation import Activation
-from ridgeline.spec.attention import Attention, SharedAttention
-from ridgeline.spec.codec import from_json, to_json
-from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
-from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
-from ridgeline.spec.latent import LatentAttention
-from ridgeline.spec.lightning import LightningAttention
-from ridgeline.spec.mamba import Mamba, Mamba2
-from ridgeline.spec.mixers import ChannelMixer, TokenMixer
-from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, Ungated
-from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
-from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
-from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
-from ridgeline.spec.recurrent import RecurrentMixer
-from ridgeline.spec.regimes import Regimes
-from ridgeline.spec.rope import (
-    DynamicNTKScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-)
-from ridgeline.spec.s4 import S4, S4D
-from ridgeline.spec.state import ALL, State
-from ridgeline.spec.taylor import TaylorAttention
-from ridgeline.spec.weight import Weight, linear
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ridgeline.spec.activation import Activation
+    from ridgeline.spec.attention import Attention, SharedAttention
+    from ridgeline.spec.codec import from_json, to_json
+    from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
+    from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
+    from ridgeline.spec.latent import LatentAttention
+    from ridgeline.spec.lightning import LightningAttention
+    from ridgeline.spec.mamba import Mamba, Mamba2
+    from ridgeline.spec.mixers import ChannelMixer, TokenMixer
+    from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, Ungated
+    from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
+    from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+    from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
+    from ridgeline.spec.recurrent import RecurrentMixer
+    from ridgeline.spec.regimes import Regimes
+    from ridgeline.spec.rope import (
+        DynamicNTKScaling,
+        LinearScaling,
+        Llama3Scaling,
+        LongRopeScaling,
+        Rope,
+        RopeScaling,
+        YarnScaling,
+    )
+    from ridgeline.spec.s4 import S4, S4D
+    from ridgeline.spec.state import ALL, State
+    from ridgeline.spec.taylor import TaylorAttention
+    from ridgeline.spec.weight import Weight, linear
 
 __all__ = [
     "ALL",
@@ -81,3 +85,42 @@ __all__ = [
     "linear",
     "to_json",
 ]
+
+# The names of each module, which is imported at the first use of one: the command line needs only a few of them.
+_HOMES = {
+    "activation": ("Activation",),
+    "attention": ("Attention", "SharedAttention"),
+    "codec": ("from_json", "to_json"),
+    "convolution": ("GatedConvolution", "ShortConvolution"),
+    "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
+    "latent": ("LatentAttention",),
+    "lightning": ("LightningAttention",),
+    "mamba": ("Mamba", "Mamba2"),
+    "mixers": ("ChannelMixer", "TokenMixer"),
+    "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "MoE", "Ungated"),
+    "model": ("AnyLayer", "DeepNormLayer", "Layer", "ModelSpec", "ParallelLayer"),
+    "norm": ("LayerNorm", "Norm", "RMSNorm"),
+    "pattern": ("Dilated", "FirstTokens", "Pattern", "Strided"),
+    "recurrent": ("RecurrentMixer",),
+    "regimes": ("Regimes",),
+    "rope": (
+        "DynamicNTKScaling",
+        "LinearScaling",
+        "Llama3Scaling",
+        "LongRopeScaling",
+        "Rope",
+        "RopeScaling",
+        "YarnScaling",
+    ),
+    "s4": ("S4", "S4D"),
+    "state": ("ALL", "State"),
+    "taylor": ("TaylorAttention",),
+    "weight": ("Weight", "linear"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
