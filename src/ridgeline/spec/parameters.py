@@ -7,6 +7,7 @@ of the HTTP API, the form of the page and the table in docs/generate.md all deri
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -36,7 +37,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(ABC):
     """A parameter of a request: what it means and which values it may have. Subclasses are its types.
 
     help: the effect of the value, in full sentences. stage: the step at which it acts. flag: whether the command line
@@ -57,17 +58,17 @@ class Parameter:
     step: float = 1
     start: int | None = None
 
+    @abstractmethod
     def check(self, name: str, value: Any) -> Any:
         """Return the value as it is kept. Raises RequestError, which names the value and the limit."""
-        raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
         """Return the range in the words of JSON Schema."""
         return {}
 
+    @abstractmethod
     def limits(self) -> str:
         """Return the allowed values in words, for the documentation."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
