@@ -17,23 +17,34 @@ class Array(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
-    """A matrix [out, in] as codes. Number (i, j) is (codes[i, j] - zero point) x scale, with the zero point and the
-    scale of its group; absent zero points are 0. `format` says how many neighbors make a group.
+    """A matrix [out, in] as codes. `format` says how many neighbors make a group.
+
+    With the scale, the zero point and the minimum of its group, number (i, j) is (codes[i, j] - zero point) x scale for
+    whole numbers, levels[codes[i, j]] x scale for other types, and less the minimum where there is one. Absent zero
+    points and minimums are 0.
     """
 
     format: Format
-    codes: Array  # [out, in], int8
-    scales: Array  # [out, groups], float32
+    codes: Array  # [out, in], int8 for whole numbers, otherwise uint8
+    scales: Array  # [out, groups], float32; rows of one block have equal scales
     zero_points: Array | None = None  # [out, groups], int8
     permutation: Array | None = None  # [in], integers: column j multiplies element permutation[j] of the input
+    minimums: Array | None = None  # [out, groups], float32
+    input_scale: float | None = None  # activations are rounded with this scale; None: with the scale of each token
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape
         groups = (rows, self.format.num_groups(columns))
-        parts = (self.scales, groups), (self.zero_points, groups), (self.permutation, (columns,))
-        for name, (part, shape) in zip(("scales", "zero points", "permutation"), parts, strict=True):
+        parts = {
+            "scales": (self.scales, groups), "zero points": (self.zero_points, groups),
+            "minimums": (self.minimums, groups), "permutation": (self.permutation, (columns,)),
+        }  # fmt: skip
+        for name, (part, shape) in parts.items():
             if part is not None and tuple(part.shape) != shape:
                 raise ValueError(f"{name} of {rows} x {columns} codes in {self.format.name}: {part.shape}, not {shape}")
+        given = {"zero_points": self.zero_points is not None, "minimums": self.minimums is not None}
+        if extra := [name for name, is_given in given.items() if is_given and name != self.format.offsets]:
+            raise ValueError(f"a matrix in {self.format.name} has {extra[0].replace('_', ' ')}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,5 +53,5 @@ class QuantizedMatrix:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """All arrays that the matrix consists of."""
-        parts = (self.codes, self.scales, self.zero_points, self.permutation)
+        parts = (self.codes, self.scales, self.zero_points, self.permutation, self.minimums)
         return tuple(part for part in parts if part is not None)

@@ -2,64 +2,241 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, get_args
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 
-Scheme = Literal["plain", "int8", "int4"]
+NumberType = Literal["plain", "int8", "int6", "int5", "int4", "int3", "int2", "fp8", "fp4", "nf4", "iq4"]
+Offsets = Literal["none", "zero_points", "minimums"]
+Activations = Literal["exact", "int8", "outliers", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers that codes stand for: whole numbers from `low` to `high`, or `levels[code]`.
+
+    steps: a group's largest magnitude divided by its scale, where numbers are rounded without zero points.
+    """
+
+    bits: int
+    low: int = 0
+    high: int = 0
+    steps: float = 0.0
+    levels: tuple[float, ...] = ()
+
+
+def _e4m3() -> tuple[float, ...]:
+    """Return the number for each byte: sign, 4 bits of exponent, 3 of mantissa, no infinity (arXiv:2209.05433)."""
+    half = [(m if e == 0 else 8 + m) * 2.0 ** (max(e, 1) - 10) for e in range(16) for m in range(8)]
+    half[-1] = float("nan")
+    return (*half, *(-x for x in half))
+
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Quantiles of a normal distribution, each tail with its own number of levels (arXiv:2305.14314, appendix E).
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+# Levels of llama.cpp's IQ4_NL and IQ4_XS.
+_IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+NUMBERS: Final[Mapping[NumberType, Numbers]] = {
+    "int8": Numbers(8, -128, 127, 127),
+    "int6": Numbers(6, -32, 31, 31.5),
+    "int5": Numbers(5, -16, 15, 15.5),
+    "int4": Numbers(4, -8, 7, 7.5),
+    "int3": Numbers(3, -4, 3, 3.5),
+    "int2": Numbers(2, -2, 1, 1.5),
+    "fp8": Numbers(8, steps=448, levels=_e4m3()),
+    "fp4": Numbers(4, steps=6, levels=(*_FP4, *(-x for x in _FP4))),
+    "nf4": Numbers(4, steps=1, levels=_NF4),
+    "iq4": Numbers(4, steps=127, levels=_IQ4),
+}
+# For each type: columns that share a scale, and how activations are taken, where the name of a format says neither.
+_DEFAULTS: Final[Mapping[NumberType, tuple[int, Activations]]] = {
+    "plain": (0, "exact"), "int8": (0, "int8"), "int4": (32, "int8"), "int3": (32, "int8"), "int2": (32, "int8"),
+    "int6": (32, "int8"), "int5": (32, "int8"), "fp8": (0, "exact"), "fp4": (32, "exact"), "nf4": (64, "exact"),
+    "iq4": (32, "exact"),
+}  # fmt: skip
+_OFFSETS: Final[Mapping[str, Offsets]] = {"": "none", "-asym": "zero_points", "-min": "minimums"}
+_NAME = re.compile(
+    r"(?P<numbers>[a-z0-9]+?)(?:-(?P<tensor>tensor)|-(?P<row>row)|-(?P<rows>\d+)x(?P<block>\d+)|-(?P<group>\d+))?"
+    r"(?P<offsets>-asym|-min)?(?:-(?P<activations>exact|int8|outliers|fp8))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to store a matrix.
+    """A way to store a matrix, and to multiply with it.
 
     Attributes:
-        name: the name that users write; "plain" for matrices that keep the type of the checkpoint.
-        scheme: how numbers are rounded and what error a product may have. Tables in `quant/`, `ops/host/quant.py`,
-            `ops/reference/quant.py` and `ops/cpu/matrices.py` are keyed by it.
-        bits: bits of one code; 0 where numbers are not rounded.
-        group: neighboring numbers of a row that share one scale; 0 where a whole row has one scale.
+        numbers: the numbers that codes stand for; "plain" for a matrix that keeps the type of the checkpoint.
+        group: neighboring columns that share one scale; 0 where a whole row does.
+        rows: rows that share their scales; 1 for scales by row or group, more for blocks, 0 where all rows do.
+        offsets: "none" where code 0 is the number 0; "zero_points" where each group has a whole number that stands for
+            0; "minimums" where each group has a float that is subtracted from code x scale.
+        activations: how the input of a product is taken. "exact": in float32. "int8" or "fp8": rounded for each token
+            alone, its largest magnitude to the largest number of the type. "outliers": magnitudes of 6 or more are
+            exact and the others as in int8 (LLM.int8(), arXiv:2208.07339).
     """
 
-    name: str
-    scheme: Scheme = "plain"
-    bits: int = 0
+    numbers: NumberType = "plain"
     group: int = 0
+    rows: int = 1
+    offsets: Offsets = "none"
+    activations: Activations = "exact"
+
+    @property
+    def name(self) -> str:
+        """The name that users write. `format_of` returns the format of a name."""
+        if not self.is_lossy:
+            return "plain"
+        group, activations = _DEFAULTS[self.numbers]
+        shared = "" if (self.rows, self.group) == (1, group) else f"-{self.group}" if self.group else "-row"
+        if self.rows != 1:
+            shared = f"-{self.rows}x{self.group}" if self.rows else "-tensor"
+        offsets = next(text for text, kind in _OFFSETS.items() if kind == self.offsets)
+        return self.numbers + shared + offsets + ("" if self.activations == activations else f"-{self.activations}")
 
     @property
     def is_lossy(self) -> bool:
         """Return whether numbers are rounded."""
-        return self.scheme != "plain"
+        return self.numbers != "plain"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code; 0 where numbers are not rounded."""
+        return NUMBERS[self.numbers].bits if self.is_lossy else 0
+
+    @property
+    def scale_bits(self) -> int:
+        """Bits of one scale in the layout of the kernels: float16 for groups, float32 otherwise."""
+        return 16 if self.group and self.rows == 1 else 32
+
+    @property
+    def offset_bits(self) -> int:
+        """Bits of one zero point or minimum."""
+        return {"none": 0, "zero_points": self.bits, "minimums": 16}[self.offsets]
 
     def number_bytes(self, dtype: DType) -> float:
         """Return the bytes of one number, with its share of a group's scale. `dtype` is the type in the checkpoint."""
-        return self.bits / 8 + (2 / self.group if self.group else 0) if self.is_lossy else DTYPE_BYTES[dtype]
+        if not self.is_lossy:
+            return DTYPE_BYTES[dtype]
+        shared = self.scale_bits + self.offset_bits if self.group and self.rows == 1 else 0
+        return (self.bits + (shared / self.group if shared else 0)) / 8
 
     def num_groups(self, columns: int) -> int:
         """Return the number of scales of one row."""
         return -(-columns // self.group) if self.group else 1
 
 
-CODES: Final[Mapping[Scheme, tuple[int, int]]] = {"int8": (-127, 127), "int4": (-8, 7)}  # least and largest code
-PLAIN: Final = Format("plain")
-INT8: Final = Format("int8", "int8", 8)
-# The names that users write, each with its format.
+PLAIN: Final = Format()
+# Names that users write most, each with its format. `format_of` reads all others of the same pattern.
 FORMATS: Final[Mapping[str, Format]] = {
     "auto": PLAIN,
-    "int8": INT8,
-    "int4": Format("int4", "int4", 4, 32),
-    "int4-128": Format("int4-128", "int4", 4, 128),
+    "int8": Format("int8", activations="int8"),
+    "int4": Format("int4", 32, activations="int8"),
+    "int4-128": Format("int4", 128, activations="int8"),
+    "int4-asym": Format("int4", 32, offsets="zero_points", activations="int8"),
+    "int3": Format("int3", 32, activations="int8"),
+    "int2": Format("int2", 32, activations="int8"),
+    "fp8": Format("fp8"),
 }
+INT8: Final = FORMATS["int8"]
+LARGEST_GROUP: Final = 2**20  # columns
 
 
-def format_of(name: str) -> Format:
-    """Return the format that users call `name`. Raises RequestError for an unknown name."""
-    if name not in FORMATS:
-        raise RequestError(f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}")
-    return FORMATS[name]
+def format_of(name: str, activations: str | None = None) -> Format:
+    """Return the format that users call `name`, such as `int4`, `int4-128`, `int4-128-asym` or `int8-exact`.
+
+    activations: how activations are taken, where it is not the default of the format. Raises RequestError for an
+    unknown name.
+    """
+    found = FORMATS.get(name) or _parse(name)
+    if found is None:
+        raise RequestError(
+            f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}, each with -GROUP, -asym or "
+            "-exact behind it, such as int4-128-asym"
+        )
+    if activations is None or not found.is_lossy:
+        return found
+    if activations not in get_args(Activations):
+        raise RequestError(
+            f"activations (--activations) {activations!r} is not known; known are {', '.join(get_args(Activations))}"
+        )
+    return _checked(replace(found, activations=activations), name)
+
+
+def _parse(name: str) -> Format | None:
+    match = _NAME.fullmatch(name)
+    if match is None or match["numbers"] not in NUMBERS:
+        return None
+    numbers: NumberType = next(known for known in NUMBERS if known == match["numbers"])
+    group, activations = _DEFAULTS[numbers]
+    rows = 1
+    if match["tensor"] or match["row"]:
+        group, rows = 0, 0 if match["tensor"] else 1
+    elif match["block"]:
+        rows, group = int(match["rows"]), int(match["block"])
+    elif match["group"]:
+        group = int(match["group"])
+    if (match["group"] or match["block"]) and not (0 < group <= LARGEST_GROUP and 0 < rows <= LARGEST_GROUP):
+        return None
+    chosen = next((a for a in get_args(Activations) if a == match["activations"]), activations)
+    return _checked(Format(numbers, group, rows, _OFFSETS[match["offsets"] or ""], chosen), name)
+
+
+def _checked(format: Format, name: str) -> Format:
+    """Return the format. Raises RequestError for parts that do not go together."""
+    if NUMBERS[format.numbers].levels and format.offsets == "zero_points":
+        raise RequestError(f"weights (--weights) {name!r}: {format.numbers} has no zero points; leave out -asym")
+    if NUMBERS[format.numbers].levels and format.activations in ("int8", "outliers"):
+        raise RequestError(
+            f"weights (--weights) {name!r}: activations in int8 need weights in whole numbers; take exact activations"
+        )
+    return format
+
+
+@dataclass(frozen=True, slots=True)
+class FormatTable:
+    """The format of each matrix of a model: that of its name in `by_name`, or else `default` where it may be rounded.
+
+    Names are those of `ModelSpec.weights()`; an embedding that is also the head has the name `head.weight` there.
+    """
+
+    default: Format = PLAIN
+    by_name: Mapping[str, Format] | None = None
+
+    def of(self, name: str, *, may_be_rounded: bool) -> Format:
+        """Return the format of a matrix."""
+        found = (self.by_name or {}).get(name)
+        return found if found is not None else self.default if may_be_rounded else PLAIN
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """All formats that occur."""
+        return frozenset((self.default, *(self.by_name or {}).values()))
+
+    @property
+    def is_lossy(self) -> bool:
+        """Return whether some matrix is rounded."""
+        return any(format.is_lossy for format in self.formats)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the names of the formats: of the default under "default", and of each matrix under its name."""
+        return {"default": self.default.name, **{name: f.name for name, f in (self.by_name or {}).items()}}
+
+    @staticmethod
+    def from_json(names: Mapping[str, str]) -> FormatTable:
+        """Return the table that `to_json` described. Raises RequestError for an unknown format."""
+        by_name = {name: PLAIN if f == "plain" else format_of(f) for name, f in names.items() if name != "default"}
+        default = names.get("default", "plain")
+        return FormatTable(PLAIN if default == "plain" else format_of(default), by_name or None)
 
 
 PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
@@ -74,29 +251,26 @@ def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paire
             then the bytes of both.
     """
     panels = -(-rows // (PANEL // 2)) if paired else -(-rows // PANEL)
-    return panels * PANEL * _ROW_BYTES[format.scheme](format, dtype, columns)
+    return panels * PANEL * _row_bytes(format, dtype, columns)
 
 
-def _plain_row(format: Format, dtype: DType, columns: int) -> int:
-    padded = -(-columns // 2) * 2 if dtype == "bfloat16" else columns
-    return padded * DTYPE_BYTES[dtype]
-
-
-def _int8_row(format: Format, dtype: DType, columns: int) -> int:
-    return -(-columns // 8) * 8 + 4  # a float32 scale
-
-
-def _int4_row(format: Format, dtype: DType, columns: int) -> int:
-    return format.num_groups(columns) * (format.group // 2 + 2)  # a float16 scale after each group
-
-
-_ROW_BYTES: Final[Mapping[Scheme, Callable[[Format, DType, int], int]]] = {
-    "plain": _plain_row,
-    "int8": _int8_row,
-    "int4": _int4_row,
-}  # bytes of one row in a panel
+def _row_bytes(format: Format, dtype: DType, columns: int) -> int:
+    """Return the bytes of one row in a panel."""
+    if not format.is_lossy:
+        padded = -(-columns // 2) * 2 if dtype == "bfloat16" else columns
+        return padded * DTYPE_BYTES[dtype]
+    if not format.group:
+        return -(-columns // 8) * format.bits + 4  # a float32 scale
+    bits = format.group * format.bits + format.scale_bits + format.offset_bits
+    return format.num_groups(columns) * bits // 8
 
 
 def coded_bytes(format: Format, rows: int, columns: int) -> int:
     """Return the bytes of a rounded matrix without kernels: one byte per number, and scales in float32."""
-    return rows * columns + 4 * rows * format.num_groups(columns)
+    offset = {"none": 0, "zero_points": 1, "minimums": 4}[format.offsets]
+    return rows * columns + (4 + offset) * rows * format.num_groups(columns)
+
+
+def as_fields(format: Format) -> dict[str, str | int]:
+    """Return the fields of a format by name, for reports."""
+    return {"name": format.name, **{f.name: getattr(format, f.name) for f in fields(format)}}
