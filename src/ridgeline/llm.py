@@ -158,7 +158,7 @@ class LLM:
     def _advice(self) -> Advice | None:
         """Return the settings that the cost model advises, if this machine was calibrated."""
         loaded = self.loaded
-        format = loaded.model.format
+        format = loaded.model.formats.main
         return machine_advice(
             loaded.spec, format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, self.options.threads
         )
@@ -166,7 +166,7 @@ class LLM:
     def __repr__(self) -> str:
         """Return model, device, types and context on one line."""
         loaded = self.loaded
-        format = loaded.model.format
+        format = loaded.model.formats.main
         weights = format.name if format.is_lossy else loaded.dtype
         return (
             f"LLM({str(self.checkpoint.folder)!r}, {loaded.spec.family}, device={loaded.table.memory.device!r}, "

@@ -18,7 +18,7 @@ from ridgeline.quant import LowRank, store
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.quant import FORMATS, PLAIN
+from ridgeline.spec.quant import FORMATS, PLAIN, FormatTable
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3]]
 RANK = 3
@@ -57,7 +57,7 @@ def test_a_term_equals_the_merged_matrix(family: str, device: str, tmp_path: Any
 
     def logits(arrays: dict[str, np.ndarray], low_rank: Any) -> np.ndarray:
         own = {name: put(x) for name, x in arrays.items()}
-        return memory.get(Model(spec, own, loaded.table, 256, PLAIN, low_rank)(step))
+        return memory.get(Model(spec, own, loaded.table, 256, FormatTable(), low_rank)(step))
 
     wanted = logits(merged, {})
     found = logits(weights, {name: tuple(map(put, pair)) for name, pair in terms.items()})
@@ -85,17 +85,17 @@ def test_a_stage_with_a_term_is_composed_and_says_why(tmp_path: Any) -> None:
     table = open_table("cpu")
     own = {name: loaded.table.memory.get(x) for name, x in loaded.model.weights.items()}
     term: Any = terms_of(loaded.spec)["layers.1.mixer.k.weight"]
-    Model(loaded.spec, own, table, 256, PLAIN, {"layers.1.mixer.k.weight": term})
+    Model(loaded.spec, own, table, 256, FormatTable(), {"layers.1.mixer.k.weight": term})
     found = [choice for choice in table.choices() if choice.op == "attention_input"]
     assert {choice.backend for choice in found} == {"cpu", "composed"}
     reason = "k has a low-rank term, which is added to the product before the rest of the stage"
     assert [choice.refusals[-1] for choice in found if choice.backend == "composed"] == [("cpu", reason)]
     forced = open_table("cpu", {"attention_input": "cpu"})
     with pytest.raises(DeviceError, match=f"--ops attention_input=cpu: {reason}"):
-        Model(loaded.spec, own, forced, 256, PLAIN, {"layers.1.mixer.k.weight": term})
+        Model(loaded.spec, own, forced, 256, FormatTable(), {"layers.1.mixer.k.weight": term})
     for wrong in ("layers.1.mixer.x.weight", "embed.weight", "layers.0.mixer_norm.weight"):
         with pytest.raises(ValueError, match=f"no matrix '{wrong}' that takes a low-rank term"):
-            Model(loaded.spec, own, table, 256, PLAIN, {wrong: term})
+            Model(loaded.spec, own, table, 256, FormatTable(), {wrong: term})
 
 
 def test_terms_of_wrong_shapes_are_refused() -> None:

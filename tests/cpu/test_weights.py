@@ -33,7 +33,7 @@ from ridgeline.runtime.load import LoadOptions, load_model, pass_model
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import FORMATS, Format
+from ridgeline.spec.quant import FORMATS, Format, FormatTable
 from ridgeline.verify import verify
 from shares import daily
 
@@ -173,11 +173,11 @@ def test_bytes_are_counted_as_kernels_take_them(
     loaded = load_model(str(folders[name]), LoadOptions(device="cpu", weights=scheme))
     memory = loaded.table.memory
     loaded.model(DenseStep.build(PROMPTS, memory))  # some matrices of latent attention are made at their first use
-    counted = footprint(loaded.spec, FORMATS[scheme], "float32", packs=True)
+    counted = footprint(loaded.spec, FormatTable(FORMATS[scheme]), "float32", packs=True)
     assert counted.products == sum(matrix.nbytes for matrix in made)
     assert counted.total == loaded.weight_bytes
     without = open_table("reference")
-    held = footprint(loaded.spec, FORMATS[scheme], "float32", packs=False)
+    held = footprint(loaded.spec, FormatTable(FORMATS[scheme]), "float32", packs=False)
     plain = sum(w.num_params * 4 for w in loaded.spec.weights())
     assert held.total == plain if scheme == "auto" else held.total < plain or name != "llama"
     assert without.memory.on_host
@@ -317,7 +317,7 @@ def test_a_matrix_that_cannot_be_rounded_is_named() -> None:
     assert matrix.may_be_rounded
     weights[matrix.name][0, 0] = np.inf
     with pytest.raises(CheckpointError, match=r"^layer 1: a weight is not finite, or too large for int8$"):
-        Model(spec, weights, open_table("cpu"), 64, FORMATS["int8"])
+        Model(spec, weights, open_table("cpu"), 64, FormatTable(FORMATS["int8"]))
 
 
 def test_other_devices_compute_it_too(folders: Mapping[str, Path]) -> None:

@@ -24,7 +24,7 @@ from ridgeline.runtime import ahead
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.groups import state_groups
-from ridgeline.spec.quant import FORMATS, PANEL
+from ridgeline.spec.quant import FORMATS, PANEL, FormatTable
 
 MIB, NORM = 2**20, RMSNorm()
 ATTENTION = Attention(4, 2, 32, 0.2, Rope(32))
@@ -54,7 +54,10 @@ def test_the_kernels_lay_out_what_is_counted() -> None:
 
 def test_matrices_are_all_that_kernels_pack() -> None:
     for format in FORMATS.values():
-        assert sum(matrix_sizes(MIXED, format, "float32")) == footprint(MIXED, format, "float32", packs=True).products
+        assert (
+            sum(matrix_sizes(MIXED, FormatTable(format), "float32"))
+            == footprint(MIXED, FormatTable(format), "float32", packs=True).products
+        )
 
 
 def test_pages_that_are_written() -> None:
@@ -87,7 +90,7 @@ def test_the_sum_grows_with_what_runs() -> None:
     groups = state_groups(MIXED, page_tokens=16)
     sizes = [
         process_memory(
-            MIXED, 10 * MIB, FORMATS["auto"], "float32", groups, [1000] * len(groups), Run(n, prompt, 8, 512, 2)
+            MIXED, 10 * MIB, FormatTable(), "float32", groups, [1000] * len(groups), Run(n, prompt, 8, 512, 2)
         )
         for n, prompt in ((1, 64), (1, 600), (8, 600))
     ]

@@ -206,7 +206,7 @@ def _report(
     """Print one JSON line, or a heading with the conditions of the measurement and then the tables."""
     from ridgeline.cli.doctor import machine, versions
 
-    computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.format
+    computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.formats.main
     host = f"{computer['cpu']}, {computer['cores']} cores"
     if given["json_output"]:
         settings = {key: getattr(config, key) for key in ENGINE_SETTINGS} if config else {}

@@ -58,7 +58,7 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     from ridgeline.settings.advice import machine_advice
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
-    from ridgeline.spec.quant import format_of
+    from ridgeline.spec.quant import FormatTable, format_of
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
@@ -67,7 +67,7 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(g["kv_cache_dtype"])
     length = known.spec.resolve_max_model_len(g["max_model_len"])
-    size = footprint(known.spec, format, dtype, packs=True).total + known.spec.frequency_bytes(length)
+    size = footprint(known.spec, FormatTable(format), dtype, packs=True).total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(

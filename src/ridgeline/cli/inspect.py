@@ -83,6 +83,7 @@ def describe(
     the embedding in its own type, because its rows are looked up.
     """
     from ridgeline.spec.footprint import footprint
+    from ridgeline.spec.quant import FormatTable
     from ridgeline.spec.storage import state_bytes as bytes_of
 
     context = spec.resolve_max_model_len(max_model_len)
@@ -102,7 +103,7 @@ def describe(
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
         "weight_format": format.name,
-        "weight_bytes": footprint(spec, format, dtype, packs=format.is_lossy).total,
+        "weight_bytes": footprint(spec, FormatTable(format), dtype, packs=format.is_lossy).total,
         "compute_dtype": "float32",
         "state_dtype": storage.dtype,
         "state_bytes_per_token": state_bytes(1) - state_bytes(0),

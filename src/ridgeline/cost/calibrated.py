@@ -17,7 +17,7 @@ from typing import Any
 
 from ridgeline.cost.memory import RECORDED_SEQS
 from ridgeline.cost.operations import Operation, Slice
-from ridgeline.cost.precision import WIDER_STORAGE
+from ridgeline.cost.precision import wider_storage
 from ridgeline.cost.roofline import StepTime, Timed, link_seconds
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
@@ -117,8 +117,8 @@ def passes_s(op: Operation, rates: Rates, far: float) -> float:
 def rates_of(op: Operation, rates: Rates) -> Passes:
     """Return the rates of the type that its numbers are stored in, or of the next wider type that was measured."""
     table, kind = (rates.attention if op.kind == "state" else rates.products), op.stored
-    while kind not in table and kind in WIDER_STORAGE:
-        kind = WIDER_STORAGE[kind]
+    while kind not in table and (wider := wider_storage(kind)) is not None:
+        kind = wider
     return table[kind] if kind in table else next(iter(table.values()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from types import MappingProxyType
 
@@ -11,6 +12,7 @@ from ridgeline.catalog.machines import nearest
 from ridgeline.errors import RequestError
 from ridgeline.spec import Weight
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.quant import FORMATS, format_of
 from ridgeline.spec.weight import DECIDING
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
@@ -34,15 +36,14 @@ class Storage:
         return ceil((rows * columns * self.bits + scales * self.scale_bits) / 8)
 
 
-STORAGE: Mapping[str, Storage] = MappingProxyType({
+FLOATS: Mapping[str, Storage] = MappingProxyType({
     "float32": Storage(32), "bfloat16": Storage(16), "float16": Storage(16), "fp8": Storage(8),
-    "int8": Storage(8, 0, 32), "int4": Storage(4, 32, 16), "int4-128": Storage(4, 128, 16), "int3": Storage(3, 128, 16),
     "mxfp4": Storage(4, 32, 8),
 })  # fmt: skip
 # If the rates of a type were not measured, those of the next wider type are used.
-WIDER_STORAGE: Mapping[str, str] = MappingProxyType({
-    "mxfp4": "int4", "int3": "int4", "int4-128": "int4", "int4": "int8", "int8": "bfloat16", "fp8": "bfloat16",
-    "float16": "bfloat16", "bfloat16": "float32",
+_WIDER: Mapping[str, str] = MappingProxyType({
+    "mxfp4": "int4", "int2": "int3", "int3": "int4", "int4": "int8", "int5": "int8", "int6": "int8", "iq4": "int4",
+    "fp4": "int4", "nf4": "int4", "int8": "bfloat16", "fp8": "bfloat16", "float16": "bfloat16", "bfloat16": "float32",
 })  # fmt: skip
 # Modules whose matrices are not rounded: embedding tables, and matrices whose results decide how others are used.
 KEPT_WIDE = DECIDING | {"embed", "position_embed"}
@@ -52,11 +53,35 @@ SPELLINGS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
+@cache
+def storage_of(name: str) -> Storage:
+    """Return how a type is stored: one of FLOATS, or a format of weights. Raises RequestError for an unknown name."""
+    if name in FLOATS:
+        return FLOATS[name]
+    format = format_of(name)
+    return Storage(format.bits, format.group, format.scale_bits + format.offset_bits)
+
+
+def wider_storage(name: str) -> str | None:
+    """Return the type whose rates stand for those of `name`, if the latter were not measured; None for the widest."""
+    return _WIDER.get(name) if name in _WIDER or name in FLOATS else format_of(name).numbers
+
+
+def is_storage(name: str) -> bool:
+    """Return whether `name` is a type of stored numbers."""
+    try:
+        storage_of(name)
+    except RequestError:
+        return False
+    return name != "auto"
+
+
 def storage_type(name: str) -> str:
     """Return the name of a type from any of its spellings. Raises RequestError with the nearest names."""
     found = SPELLINGS.get(name.lower(), name.lower())
-    if found not in STORAGE:
-        raise RequestError(f"type {name!r} is not known; {nearest(found, [*STORAGE, *SPELLINGS])}")
+    if not is_storage(found):
+        known = [*FLOATS, *(name for name in FORMATS if name != "auto"), *SPELLINGS]
+        raise RequestError(f"type {name!r} is not known; {nearest(found, known)}")
     return found
 
 
@@ -73,7 +98,7 @@ def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str
     On other machines, fp8 weights are multiplied with fp8 activations if there is a unit for that. Otherwise it is the
     type of the activations.
     """
-    if hardware.kind == "cpu" and weights in ("int8", "int4", "int4-128", "int3"):
+    if hardware.kind == "cpu" and weights not in FLOATS and format_of(weights).activations in ("int8", "outliers"):
         return "int8"
     return "fp8" if weights == "fp8" and hardware.unit("fp8") == "fp8" else activations
 
@@ -94,8 +119,9 @@ class Precision:
 
     def __post_init__(self) -> None:
         for name in (self.weights, self.state, self.activations, self.experts, self.products):
-            if name is not None and name not in STORAGE:
-                raise RequestError(f"type {name!r} is not known; known are {', '.join(STORAGE)}")
+            if name is not None and not is_storage(name):
+                known = [*FLOATS, *(name for name in FORMATS if name != "auto")]
+                raise RequestError(f"type {name!r} is not known; known are {', '.join(known)}")
 
     @property
     def compute(self) -> str:
@@ -105,24 +131,24 @@ class Precision:
     def stored_type(self, weight: Weight) -> str:
         """Return the type that a matrix is stored in: bfloat16 if a narrower type would round a matrix of KEPT_WIDE."""
         kind = self.experts or self.weights if "experts." in weight.name else self.weights
-        return kind if STORAGE[kind].bits >= 16 or may_be_rounded(weight) else "bfloat16"
+        return kind if storage_of(kind).bits >= 16 or may_be_rounded(weight) else "bfloat16"
 
     def weight_bytes(self, weight: Weight) -> int:
         """Return the bytes of a weight as it is stored, scales included."""
         if not weight.is_matrix:
             return weight.num_params * FLOAT_BYTES
         columns = weight.shape[-1]
-        return STORAGE[self.stored_type(weight)].num_bytes(weight.num_params // columns, columns)
+        return storage_of(self.stored_type(weight)).num_bytes(weight.num_params // columns, columns)
 
     def state_bytes(self, elements: int, row: int, *, snapshot: bool) -> int:
         """Return the bytes of `elements` numbers of state. row: numbers that share a scale, if the type has scales."""
         if snapshot:
             return elements * FLOAT_BYTES
-        return STORAGE[self.state].num_bytes(elements // row, row) if elements else 0
+        return storage_of(self.state).num_bytes(elements // row, row) if elements else 0
 
     def activation_bytes(self, elements: float) -> float:
         """Return the bytes of `elements` numbers of activations."""
-        return elements * STORAGE[self.activations].bits / 8
+        return elements * storage_of(self.activations).bits / 8
 
 
 def default_precision(
@@ -137,7 +163,7 @@ def default_precision(
         wide = weights if weights in ("float32", "bfloat16", "float16") else "bfloat16"
         activations = "float32" if hardware.kind == "cpu" else wide
     if state is None:
-        state = activations if STORAGE[activations].bits >= 16 else "bfloat16"
+        state = activations if storage_of(activations).bits >= 16 else "bfloat16"
     products = products_type(hardware, weights, activations)
     return Precision(weights, state, activations, None if experts == weights else experts, products)
 

@@ -23,7 +23,7 @@ from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.mixers import TokenMixer
-from ridgeline.spec.quant import PANEL, PLAIN, Format, packed_bytes
+from ridgeline.spec.quant import PANEL, Format, FormatTable, coded_bytes, has_layout, packed_bytes
 
 FLOAT = 4
 HUGE, MAPPING, MAPPED_ALONE = 2 << 20, 32 << 20, 8 << 20  # csrc/threads.cpp
@@ -84,7 +84,7 @@ class Run(NamedTuple):
 
 
 def process_memory(
-    spec: ModelSpec, weight_bytes: int, format: Format, dtype: DType, groups: Sequence[StateGroup],
+    spec: ModelSpec, weight_bytes: int, formats: FormatTable, dtype: DType, groups: Sequence[StateGroup],
     num_pages: Sequence[int], run: Run,
 ) -> ProcessMemory:  # fmt: skip
     """Predict the resident memory of a run. num_pages: number of pages of each group."""
@@ -94,8 +94,8 @@ def process_memory(
         for g, most in zip(groups, num_pages, strict=True)
     )
     return ProcessMemory(
-        weight_bytes, unfilled(matrix_sizes(spec, format, dtype)), pages,
-        scratch_bytes(spec, format, run), step_bytes(spec, run, alive),
+        weight_bytes, unfilled(matrix_sizes(spec, formats, dtype)), pages,
+        scratch_bytes(spec, formats.main, run), step_bytes(spec, run, alive),
     )  # fmt: skip
 
 
@@ -104,25 +104,28 @@ def whole(size: float, unit: int = HUGE) -> int:
     return -(-int(size) // unit) * unit
 
 
-def matrix_sizes(spec: ModelSpec, format: Format, dtype: DType) -> Iterator[int]:
+def matrix_sizes(spec: ModelSpec, formats: FormatTable, dtype: DType) -> Iterator[int]:
     """Yield the bytes of each packed matrix in the order in which they are packed.
 
     Matrices that read the same activations are one.
     """
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
-    yield _packed(head, format, dtype)
+    yield _packed(head, formats, dtype)
     products = [w for w in spec.weights() if w.name.startswith("layers.") and _is_product(w)]
     for _, together in groupby(products, lambda w: _shared_input(w.name.removesuffix(".weight"))):
         some = list(together)
-        yield from [sum(_packed(w, format, dtype) for w in some)] * (some[0].shape[0] if len(some[0].shape) == 3 else 1)
+        yield from [sum(_packed(w, formats, dtype) for w in some)] * (
+            some[0].shape[0] if len(some[0].shape) == 3 else 1
+        )
 
 
 def _is_product(weight: Weight) -> bool:
     return weight.is_matrix and (len(weight.shape) == 2 or ".experts." in weight.name)
 
 
-def _packed(weight: Weight, format: Format, dtype: DType) -> int:
-    return packed_bytes(format if weight.may_be_rounded else PLAIN, dtype, *weight.shape[-2:])
+def _packed(weight: Weight, formats: FormatTable, dtype: DType) -> int:
+    own = formats.of(weight)
+    return packed_bytes(own, dtype, *weight.shape[-2:]) if has_layout(own) else coded_bytes(own, *weight.shape[-2:])
 
 
 def _shared_input(name: str) -> str:

@@ -22,7 +22,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.ops import resolve_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.folders import cache_folder, write_whole
-from ridgeline.spec.quant import format_of
+from ridgeline.spec.quant import as_fields, format_of
 from ridgeline.spec.storage import EXACT
 
 SAMPLE = Path(__file__).with_name("sample.txt")
@@ -151,7 +151,7 @@ def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) 
     device = resolve_device(options.device)
     settings = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": device}
     other = "" if with_tokenizer == folder else model_fingerprint(with_tokenizer, SMALL_FILES, size=16)
-    format = asdict(format_of(options.weights))
+    format = as_fields(format_of(options.weights))
     return model_fingerprint(
         folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **settings, **more
     )

@@ -69,7 +69,7 @@ def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec)
 
 
 def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:
-    format = loaded.model.format
+    format = loaded.model.formats.main
     return cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
 
 
@@ -181,6 +181,6 @@ def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt:
     driver = loaded.table.driver
     run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1)
     found = process_memory(
-        loaded.spec, loaded.weight_bytes, loaded.model.format, loaded.dtype, config.groups, config.num_pages, run
+        loaded.spec, loaded.weight_bytes, loaded.model.formats, loaded.dtype, config.groups, config.num_pages, run
     )
     return found if driver else found._replace(ends=0.0, scratch=0.0)  # only the kernels of device cpu have these

@@ -19,7 +19,7 @@ from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
-from ridgeline.spec.quant import PLAIN, Format
+from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
 
 Terms = tuple[Array, Array]  # the matrices of a low-rank term: down [r, in], up [out, r]
 
@@ -31,7 +31,7 @@ class Model:
         weights: every weight of `spec.weights()`, by name: floats, or codes and scales. A layer's weights are read when
             the layer is built, so that a mapping that reads files holds no more than one layer beside packed matrices.
         max_model_len: longest context in tokens that will be served.
-        format: how matrices of floats are stored.
+        formats: how matrices of floats are stored. Codes keep their own format.
         low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
             Embeddings, experts and matrices that are not multiplied as one take none.
 
@@ -41,13 +41,13 @@ class Model:
 
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
-        format: Format = PLAIN, low_rank: Mapping[str, Terms] = MappingProxyType({}),
+        formats: FormatTable = AS_STORED, low_rank: Mapping[str, Terms] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         _check_low_rank(spec, low_rank)
         self.spec = spec
         self.max_model_len = max_model_len
         self.weights = weights
-        self.format = format
+        self.formats = formats
         self._held = weights = _Held(weights)
         self._table_rows = table.primitive(api.EMBEDDING)
         self._scale = table.primitive(api.SCALE)
@@ -63,7 +63,7 @@ class Model:
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
-        how = _How(table, format, low_rank)
+        how = _How(table, formats, low_rank)
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = _head(spec, weights, self._embedding, how)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
@@ -158,7 +158,7 @@ class _How(NamedTuple):
     """How the matrices of a model are built."""
 
     table: OpsTable
-    format: Format
+    formats: FormatTable
     low_rank: Mapping[str, Terms]
 
 
@@ -223,12 +223,12 @@ class _Block:
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         self._name = f"layers.{index}"
-        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.format, how.low_rank)
+        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.formats, how.low_rank)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
-            mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.format, how.low_rank)
+            mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.formats, how.low_rank)
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
@@ -265,9 +265,9 @@ class _DeepNormBlock:
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
         self._name = f"layers.{index}"
-        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.format, how.low_rank)
+        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.formats, how.low_rank)
         self._mixer = build_mixer(spec, index, mixer, table, 1.0)
-        mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.format, how.low_rank)
+        mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.formats, how.low_rank)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
         self._mixer_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
         self._mlp_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
@@ -313,12 +313,12 @@ def residual_scale(layer: AnyLayer) -> float:
 
 
 def bind(
-    weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, format: Format = PLAIN,
+    weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, formats: FormatTable = AS_STORED,
     low_rank: Mapping[str, Terms] = MappingProxyType({}),
 ) -> Weights:  # fmt: skip
     """Collect the weights of one stage: matrices under `prefix` as Linear, everything else as arrays.
 
-    Matrices are stored in `format` where they may be rounded. The weights of the stage's norm are named "norm".
+    Matrices are stored as `formats` says. The weights of the stage's norm are named "norm".
     low_rank: see `Model`.
     """
     linears: dict[str, Linear] = {}
@@ -330,7 +330,7 @@ def bind(
         elif name.startswith(f"{prefix}."):
             module, _, kind = name.removeprefix(f"{prefix}.").rpartition(".")
             bias = weights.get(f"{prefix}.{module}.bias")
-            own = format if Weight(name, array.shape).may_be_rounded else PLAIN
+            own = formats.of(Weight(name, array.shape))
             if kind == "weight" and len(array.shape) == 2:
                 linears[module] = store(array, bias, table, own, _term(low_rank.get(name), table))
             elif kind == "weight" and module.startswith("experts."):
@@ -366,7 +366,7 @@ def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: 
     matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
     term = _term(how.low_rank.get("head.weight"), how.table)
-    linears = {"head": store(matrix, None, how.table, how.format, term)}
+    linears = {"head": store(matrix, None, how.table, how.formats.of(Weight("head.weight", matrix.shape)), term)}
     with _named("the head"):
         return how.table.stage(api.HEAD, case, Weights(linears, arrays))
 

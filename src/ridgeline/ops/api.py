@@ -243,12 +243,13 @@ ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 Expert = Callable[[int, Array], Array]
 EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "primitive")
 # (weight [out, in]) -> the matrix as codes, rounded to nearest. Raises ValueError for weights that cannot be rounded:
-# infinities, NaN, or magnitudes beyond the format's scales [Format]
+# infinities, NaN, or magnitudes beyond the format's scales; and for formats to which nothing is rounded here [Format]
 QUANTIZE: Op[Callable[[Array], QuantizedMatrix]] = Op("quantize", "primitive")
 # (matrix) -> [out, in], float32, its columns in the order of the input [Format]
 DEQUANTIZE: Op[Callable[[QuantizedMatrix], Array]] = Op("dequantize", "primitive")
-# (x [..., in], matrix, bias [out] or None) -> [..., out]. Each token of x is rounded to 255 steps: its largest
-# magnitude is 127; a token that is not finite becomes NaN [Format]
+# (x [..., in], matrix, bias [out] or None) -> [..., out]. Each token of x is taken as the format's activations say: in
+# int8 its largest magnitude is 127, in fp8 448, unless the matrix has a scale for its input. A token that is not finite
+# becomes NaN where it is rounded [Format]
 QUANTIZED_LINEAR: Op[Callable[[Array, QuantizedMatrix, Array | None], Array]] = Op("quantized_linear", "primitive")
 
 # (pages [pages, *shape], read [N], fresh [N], write [N]) -> [N, *shape], zeros where a sequence begins: a copy, or an
@@ -401,6 +402,10 @@ class Memory(Protocol):
 
     def integers(self, values: np.ndarray[Any, Any]) -> Array:
         """Return token ids, positions or indices as an array."""
+        ...
+
+    def quantized(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        """Return a matrix of codes, whose parts are host arrays, on the device."""
         ...
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:

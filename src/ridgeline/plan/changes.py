@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ridgeline.catalog.machines import nearest
-from ridgeline.cost.precision import STORAGE, products_type, storage_type
+from ridgeline.cost.precision import products_type, storage_of, storage_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
 from ridgeline.plan.planner import Deployment, Speculation
@@ -95,14 +95,22 @@ def _weights(d: Deployment, value: str) -> Applied:
     kind = storage_type(value)
     products = products_type(d.hardware, kind, d.precision.activations)
     precision = replace(d.precision, weights=kind, experts=None, products=products)
-    return replace(d, precision=precision), WEIGHTS_COST.get(kind, "memory: these weights are not quantized")
+    return replace(d, precision=precision), _weights_cost(kind)
+
+
+def _weights_cost(kind: str) -> str:
+    if kind in WEIGHTS_COST:
+        return WEIGHTS_COST[kind]
+    if storage_of(kind).bits >= 16:
+        return "memory: these weights are not quantized"
+    return "accuracy: `ridgeline generate --weights` prints the cost for a model"
 
 
 def _state(d: Deployment, value: str) -> Applied:
     kind = storage_type(value)
-    cost = "memory: the KV cache is not quantized" if STORAGE[kind].bits >= 16 else (
+    cost = "memory: the KV cache is not quantized" if storage_of(kind).bits >= 16 else (
         "accuracy of 4-bit keys and values: 2 bits lost at most 2 points, with keys by channel (2402.02750)"
-        if STORAGE[kind].bits <= 4 else "accuracy of 8-bit keys and values: measure it with `ridgeline evaluate`"
+        if storage_of(kind).bits <= 4 else "accuracy of 8-bit keys and values: measure it with `ridgeline evaluate`"
     )  # fmt: skip
     return replace(d, precision=replace(d.precision, state=kind)), cost
 
@@ -153,7 +161,8 @@ WEIGHTS_COST: Mapping[str, str] = MappingProxyType({
     "int8": "accuracy: 13B kept its perplexity of 12.45 with outliers in 16 bits, 19.08 without (2208.07339, table 1)",
     "int4": "accuracy: weights in groups of 32; `ridgeline generate --weights int4` prints the cost for a model",
     "int4-128": "perplexity: Llama-2-7B from 5.47 to 5.60 with AWQ, 5.73 rounded to nearest (2306.00978)",
-    "int3": "perplexity: Llama-2-7B from 5.47 to 6.24 with AWQ, 6.66 rounded to nearest (2306.00978)",
+    "int3": "accuracy: weights in groups of 32; `ridgeline generate --weights int3` prints the cost for a model",
+    "int3-128": "perplexity: Llama-2-7B from 5.47 to 6.24 with AWQ, 6.66 rounded to nearest (2306.00978)",
     "mxfp4": "accuracy: weights have a mantissa of 1 bit; measure it with `ridgeline evaluate`",
 })  # fmt: skip
 # Name -> its syntax, and the function that applies it.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ridgeline.cost.calibrated import far_share, passes_s, rates_of
 from ridgeline.cost.footprint import FRACTION
-from ridgeline.cost.precision import FLOAT_BYTES, STORAGE
+from ridgeline.cost.precision import FLOAT_BYTES, storage_of
 from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.planner import Load, Planner
 from ridgeline.plan.textbook import Textbook
@@ -37,11 +37,11 @@ def _machine(h: HardwareSpec) -> Iterator[Line]:
 def _memory(planner: Planner, load: Load) -> Iterator[Line]:
     d, f = planner.deployment, planner.footprint(load)
     matrices = sum(w.num_params for w in d.spec.weights() if w.is_matrix)
-    vectors = d.spec.num_params() - matrices
+    vectors, bits = d.spec.num_params() - matrices, storage_of(d.precision.weights).bits
     yield (
         "weights",
         (
-            f"{matrices:,} x {STORAGE[d.precision.weights].bits} bits + scales + {vectors:,} x {8 * FLOAT_BYTES} bits"
+            f"{matrices:,} x {bits} bits + scales + {vectors:,} x {8 * FLOAT_BYTES} bits"
             f"{_split(planner)} = {decimal_bytes(f.weight_bytes)}"
         ),
     )

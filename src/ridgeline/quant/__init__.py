@@ -1,23 +1,17 @@
-"""Ways to store a matrix: one file per scheme, each an `ops.api.Linear` with a stated error bound.
+"""Matrices of a model in any format: their products, low-rank terms and stated error bounds.
 
 How numbers are rounded and multiplied belongs in `ops/`; which format a model's matrices get belongs in `nn/model.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array, QuantizedMatrix
-from ridgeline.quant.int4 import Int4Linear
-from ridgeline.quant.int8 import Int8Linear
+from ridgeline.quant.bounds import bound
 from ridgeline.quant.linear import LowRank, StoredLinear
-from ridgeline.quant.plain import PlainLinear
-from ridgeline.spec.quant import Format, Scheme
+from ridgeline.spec.quant import Format
 
-__all__ = ["Int4Linear", "Int8Linear", "LowRank", "PlainLinear", "QuantizedMatrix", "store"]
-
-SCHEMES: Mapping[Scheme, type[StoredLinear]] = {"plain": PlainLinear, "int8": Int8Linear, "int4": Int4Linear}
+__all__ = ["LowRank", "QuantizedMatrix", "StoredLinear", "bound", "store"]
 
 
 def store(
@@ -32,4 +26,4 @@ def store(
         low_rank: a term that is added to each product, or None.
     """
     own = matrix.format if isinstance(matrix, QuantizedMatrix) else format
-    return SCHEMES[own.scheme](matrix, bias, table, own, low_rank)
+    return StoredLinear(matrix, bias, table, own, low_rank)

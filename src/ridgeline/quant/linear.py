@@ -1,17 +1,10 @@
-"""Shared parts of all schemes: a stored matrix, its product, its low-rank term, and error bounds."""
+"""A stored matrix, its product and its low-rank term."""
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from typing import Any
-
-import numpy as np
 
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, Product, QuantizedMatrix, Weights
 from ridgeline.spec.quant import Format
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class LowRank:
@@ -37,7 +30,7 @@ class LowRank:
         self.down, self.up, self.rank, self.shape = down, up, rank, (rows, columns)
 
 
-class StoredLinear(ABC):
+class StoredLinear:
     """A matrix of a model in one format; an `ops.api.Linear`.
 
     Args:
@@ -80,14 +73,6 @@ class StoredLinear(ABC):
         """Return the matrix that `apply` multiplies with, float32 [out, in], without its low-rank term."""
         return self.apply.dequantize()
 
-    @staticmethod
-    @abstractmethod
-    def bound(x: Floats, weight: Floats, bias: Floats, format: Format) -> Floats:
-        """Return the largest error of `apply` against `x @ dequantize().T + bias`, [T, out].
-
-        x: [T, in]; weight: the dequantized matrix [out, in]; bias: [out]; all in float64.
-        """
-
 
 class _WithTerm:
     """A product with a low-rank term added to it."""
@@ -103,22 +88,3 @@ class _WithTerm:
 
     def dequantize(self) -> Array:
         return self._product.dequantize()
-
-
-def gamma(terms: int) -> float:
-    """Return the relative error of `terms` roundings to float32 in a row (Higham, Accuracy and Stability of Numerical
-    Algorithms, 3.1)."""
-    unit = 2.0**-24
-    return terms * unit / (1 - terms * unit)
-
-
-def token_bound(x: Floats, weight: Floats, bias: Floats, roundings: int) -> Floats:
-    """Return the error bound of a product whose activations are rounded to 127 steps for each token.
-
-    The bound is half a step for each number of a token, and `roundings` roundings to float32 of the sum.
-    """
-    step = (0.5 + 2.0**-15) * np.abs(x).max(1, keepdims=True, initial=0.0) / 127
-    size = np.abs(weight).T
-    rounded: Floats = (np.abs(x) + step) @ size + np.abs(bias)
-    moved: Floats = step * size.sum(0)
-    return moved + gamma(roundings) * rounded

@@ -20,7 +20,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import PLAIN, Format, format_of
+from ridgeline.spec.quant import AS_STORED, Format, FormatTable, format_of
 from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
@@ -116,7 +116,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     else:
         progress = progress_bar(files.num_bytes())
         weights = StoredWeights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
-    model = build(spec, weights, table, max_model_len, format)
+    model = build(spec, weights, table, max_model_len, FormatTable(format))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
         notes=(*checkpoint.notes, *missing_kernels(table.memory.device)),
@@ -140,8 +140,8 @@ def _weights(
     spec = checkpoint.spec
     own = dtype or ("float32" if checkpoint.weight_blocks else config_dtype(checkpoint.config))
     packs = table.choose(api.PRODUCT, format).backend != COMPOSED
-    stored = footprint(spec, PLAIN, own, packs=False).total
-    kept = footprint(spec, format, own, packs=packs)
+    stored = footprint(spec, AS_STORED, own, packs=False).total
+    kept = footprint(spec, FormatTable(format), own, packs=packs)
     is_mapped = files is not None and dtype is None and table.memory.on_host
     if packs or format.is_lossy:
         return _Sizes(own, stored, kept.total, kept.rest if is_mapped else 0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.quant import PLAIN, Format, coded_bytes, packed_bytes
+from ridgeline.spec.quant import PLAIN, FormatTable, coded_bytes, has_layout, packed_bytes
 from ridgeline.spec.weight import Weight
 
 TABLES = ("embed.weight", "position_embed.weight")  # tables whose rows are looked up
@@ -24,7 +24,7 @@ class Footprint(NamedTuple):
         return self.products + self.rest
 
 
-def footprint(spec: ModelSpec, format: Format, dtype: DType, *, packs: bool) -> Footprint:
+def footprint(spec: ModelSpec, formats: FormatTable, dtype: DType, *, packs: bool) -> Footprint:
     """Return the bytes of the weights in memory.
 
     dtype: type of the matrices in the checkpoint. packs: whether kernels copy matrices into a layout of their own.
@@ -34,11 +34,11 @@ def footprint(spec: ModelSpec, format: Format, dtype: DType, *, packs: bool) -> 
     for weight in spec.weights():
         is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))
         if is_product:
-            products += _matrix(weight, format, dtype, packs, weight.name in paired)
+            products += _matrix(weight, formats, dtype, packs, weight.name in paired)
         else:
             rest += weight.num_params * (DTYPE_BYTES[dtype] if weight.is_matrix else 4)
-    if spec.tie_word_embeddings and (packs or format.is_lossy):
-        products += _matrix(Weight("head.weight", (spec.vocab_size, spec.hidden_size)), format, dtype, packs, False)
+    if spec.tie_word_embeddings and (packs or formats.is_lossy):
+        products += _matrix(Weight("head.weight", (spec.vocab_size, spec.hidden_size)), formats, dtype, packs, False)
     return Footprint(products + (_absorbed(spec, dtype) if packs else 0), rest)
 
 
@@ -46,11 +46,11 @@ def _is_expert(weight: Weight) -> bool:
     return ".experts." in weight.name
 
 
-def _matrix(weight: Weight, format: Format, dtype: DType, packs: bool, is_paired: bool) -> int:
-    own = format if weight.may_be_rounded else PLAIN
+def _matrix(weight: Weight, formats: FormatTable, dtype: DType, packs: bool, is_paired: bool) -> int:
+    own = formats.of(weight)
     rows, columns = weight.shape[-2:]
     count = weight.shape[0] if _is_expert(weight) else 1
-    if packs:
+    if packs and has_layout(own):
         size = packed_bytes(own, dtype, rows, columns, paired=is_paired)
         return count * (size // 2 if is_paired else size)
     return count * (coded_bytes(own, rows, columns) if own.is_lossy else rows * columns * DTYPE_BYTES[dtype])

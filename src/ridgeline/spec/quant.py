@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.weight import Weight
 
 NumberType = Literal["plain", "int8", "int6", "int5", "int4", "int3", "int2", "fp8", "fp4", "nf4", "iq4"]
 Offsets = Literal["none", "zero_points", "minimums"]
 Activations = Literal["exact", "int8", "outliers", "fp8"]
+
+
+ACTIVATIONS: Final[tuple[Activations, ...]] = get_args(Activations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +170,12 @@ def format_of(name: str, activations: str | None = None) -> Format:
         )
     if activations is None or not found.is_lossy:
         return found
-    if activations not in get_args(Activations):
+    chosen = next((known for known in ACTIVATIONS if known == activations), None)
+    if chosen is None:
         raise RequestError(
-            f"activations (--activations) {activations!r} is not known; known are {', '.join(get_args(Activations))}"
+            f"activations (--activations) {activations!r} is not known; known are {', '.join(ACTIVATIONS)}"
         )
-    return _checked(replace(found, activations=activations), name)
+    return _checked(replace(found, activations=chosen), name)
 
 
 def _parse(name: str) -> Format | None:
@@ -187,7 +193,7 @@ def _parse(name: str) -> Format | None:
         group = int(match["group"])
     if (match["group"] or match["block"]) and not (0 < group <= LARGEST_GROUP and 0 < rows <= LARGEST_GROUP):
         return None
-    chosen = next((a for a in get_args(Activations) if a == match["activations"]), activations)
+    chosen = next((a for a in ACTIVATIONS if a == match["activations"]), activations)
     return _checked(Format(numbers, group, rows, _OFFSETS[match["offsets"] or ""], chosen), name)
 
 
@@ -212,10 +218,15 @@ class FormatTable:
     default: Format = PLAIN
     by_name: Mapping[str, Format] | None = None
 
-    def of(self, name: str, *, may_be_rounded: bool) -> Format:
+    def of(self, weight: Weight) -> Format:
         """Return the format of a matrix."""
-        found = (self.by_name or {}).get(name)
-        return found if found is not None else self.default if may_be_rounded else PLAIN
+        found = (self.by_name or {}).get(weight.name)
+        return found if found is not None else self.default if weight.may_be_rounded else PLAIN
+
+    @property
+    def main(self) -> Format:
+        """The format of most matrices."""
+        return Counter(self.by_name.values()).most_common(1)[0][0] if self.by_name else self.default
 
     @property
     def formats(self) -> frozenset[Format]:
@@ -239,7 +250,19 @@ class FormatTable:
         return FormatTable(PLAIN if default == "plain" else format_of(default), by_name or None)
 
 
+OUTLIER: Final = 6.0  # activations of this magnitude or more are exact where a format says "outliers"
+# Groups for which the cpu backend's kernels have a layout, by the kind of numbers.
+_LAYOUTS: Final[Mapping[NumberType, tuple[int, ...]]] = {"int8": (0,), "int4": (32, 128)}
+AS_STORED: Final = FormatTable()  # all matrices keep the type of the checkpoint
 PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
+
+
+def has_layout(format: Format) -> bool:
+    """Return whether the kernels of the cpu backend read matrices of a format."""
+    if not format.is_lossy:
+        return True
+    is_plain = format.offsets == "none" and format.activations == "int8" and format.rows == 1
+    return is_plain and format.group in _LAYOUTS.get(format.numbers, ())
 
 
 def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paired: bool = False) -> int:

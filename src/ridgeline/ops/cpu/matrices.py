@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from ridgeline.ops.api import Linear, Op, QuantizedMatrix, Weights
 from ridgeline.ops.host.quant import quantize
 from ridgeline.ops.mapped import release
 from ridgeline.spec import LayerNorm, RMSNorm
-from ridgeline.spec.quant import Format, Scheme
+from ridgeline.spec.quant import Format, has_layout
 
 Ndarray = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -24,7 +24,7 @@ Kind = Literal["float32", "bfloat16", "float16"]
 Name = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
 PLAIN: dict[Kind, Name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-QUANTIZED: dict[Scheme, Name] = {"int8": "int8", "int4": "int4"}
+QUANTIZED: Mapping[str, Name] = {"int8": "int8", "int4": "int4"}
 # Matrices that one kernel multiplies with at once, by their names in a stage.
 TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"))
 
@@ -37,6 +37,11 @@ def kind_of(array: Ndarray) -> Kind:
     raise TypeError(f"a matrix of {array.dtype} is none of {', '.join(PLAIN)}")
 
 
+def refuses_format(case: Format) -> str | None:
+    """Return why no kernel multiplies with matrices of a format; None if one does."""
+    return None if has_layout(case) else f"kernels have no layout for {case.name}"
+
+
 def refuses_weights(op: Op[Any], weights: Weights) -> str | None:
     """Return why no kernel serves a stage over these matrices; None if one does."""
     named = [*weights.linears.items(), *((name, m) for name, all in weights.experts.items() for m in all)]
@@ -44,9 +49,11 @@ def refuses_weights(op: Op[Any], weights: Weights) -> str | None:
         if linear.low_rank is not None and op is not api.PRODUCT:
             return f"{name} has a low-rank term, which is added to the product before the rest of the stage"
         if isinstance(linear.data, QuantizedMatrix):
-            for part in ("zero_points", "permutation"):
+            for part in ("permutation", "input_scale"):
                 if getattr(linear.data, part) is not None:
-                    return f"{name} has {part.replace('_', ' ')}, which kernels do not read"
+                    return f"{name} has a {part.replace('_', ' ')}, which kernels do not read"
+        if reason := refuses_format(linear.format):
+            return f"{name}: {reason}"
     groups = [[weights.linears[n] for n in names if n in weights.linears] for names in TOGETHER]
     groups += [
         list(chain.from_iterable(weights.experts.get(n, ()) for n in names)) for names in (("gate", "up"), ("down",))
@@ -79,7 +86,7 @@ def _pack_floats(pool: Pool, parts: list[Ndarray], format: Format, biases: list[
     if len(kinds) > 1:
         parts = [part.astype(np.float32) for part in parts]
     kind = kinds.pop() if len(kinds) == 1 else "float32"
-    name = QUANTIZED[format.scheme] if format.is_lossy else PLAIN[kind]
+    name = QUANTIZED[format.numbers] if format.is_lossy else PLAIN[kind]
     return Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave)
 
 
@@ -87,7 +94,7 @@ def _pack_codes(pool: Pool, parts: list[Any], format: Format, biases: list[Any],
     coded = [part if isinstance(part, QuantizedMatrix) else quantize(format)(part) for part in parts]
     codes: list[Any] = [np.ascontiguousarray(part.codes) for part in coded]
     scales: list[Any] = [np.ascontiguousarray(part.scales) for part in coded]
-    name = QUANTIZED[format.scheme]
+    name = QUANTIZED[format.numbers]
     return Matrix(pool, codes, "codes", name, format.group, biases, interleave, scales)
 
 

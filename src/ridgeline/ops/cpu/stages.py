@@ -14,7 +14,7 @@ from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
 from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import Product, activation_of
-from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm
+from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
 from ridgeline.spec.quant import Format
@@ -243,7 +243,7 @@ FUSED: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(never, attention_input),
     api.QUERY_INPUT: Stage(never, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
-    api.PRODUCT: Stage(never, Product),
+    api.PRODUCT: Stage(refuses_format, Product),
     api.EXPERT_BLOCK: Stage(never, experts),
     api.MLP_BLOCK: Stage(never, mlp_block),
     api.HEAD: Stage(never, head),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.storage import StateDType
 from ridgeline.system import free_bytes
@@ -70,6 +71,9 @@ class NumpyMemory:
 
     def integers(self, values: Ndarray) -> Ndarray:
         return np.ascontiguousarray(values, dtype=np.int64)
+
+    def quantized(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        return matrix
 
     def get(self, array: Any) -> Ndarray:
         return widen(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
-from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, Weights
+from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, QuantizedMatrix, Weights
 from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
@@ -141,6 +142,11 @@ class TorchMemory:
 
     def integers(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
+
+    def quantized(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        names = ("codes", "scales", "zero_points", "permutation", "minimums")
+        given = {name: part for name in names if (part := getattr(matrix, name)) is not None}
+        return replace(matrix, **{name: torch.from_numpy(part).to(self._device) for name, part in given.items()})
 
     def get(self, array: torch.Tensor) -> np.ndarray:
         return array.detach().float().cpu().numpy()

@@ -1,7 +1,8 @@
-"""Quantized matrices and products with rounded tokens, in torch."""
+"""Quantized matrices and their products, in torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -9,23 +10,11 @@ from torch import Tensor
 
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.reference.primitives import WIDEN_BLOCK
-from ridgeline.spec.quant import CODES, Format
+from ridgeline.ops.reference.primitives import linear as plain_linear
+from ridgeline.spec.quant import NUMBERS, OUTLIER, Format
 
 LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
-
-
-def _int8_scales(peaks: Tensor) -> tuple[Tensor, Tensor]:
-    scales = torch.where(peaks > LEAST, peaks / 127, 0 * peaks)  # infinities and NaN stay
-    return scales, torch.where(peaks > LEAST, over(127, peaks), torch.zeros_like(peaks))
-
-
-def _int4_scales(peaks: Tensor) -> tuple[Tensor, Tensor]:
-    scales = (peaks / 7.5).half().float()
-    return scales, torch.where(scales > 0, over(1, scales), torch.zeros_like(scales))
-
-
-# Scheme -> a function from the largest magnitudes of groups to scales and their inverses.
-ROUNDINGS = {"int8": _int8_scales, "int4": _int4_scales}
+FP8_MOST = 448
 
 
 class Matrix(Protocol):
@@ -35,27 +24,81 @@ class Matrix(Protocol):
     scales: Tensor
     zero_points: Tensor | None
     permutation: Tensor | None
+    minimums: Tensor | None
+    input_scale: float | None
 
 
 def quantize(case: Format):
-    scales_of, (low, high) = ROUNDINGS[case.scheme], CODES[case.scheme]
+    numbers = NUMBERS[case.numbers]
 
     def run(weight: Tensor) -> QuantizedMatrix:
+        if case.offsets == "minimums" or (numbers.levels and case.numbers != "fp8"):
+            raise ValueError(f"nothing is rounded to {case.name} here: such matrices come from checkpoints")
         group = case.group or weight.shape[1]
         wide = weight.float()
-        scales, inverse = scales_of(torch.stack([part.abs().amax(1) for part in wide.split(group, 1)], 1))
+        parts = wide.split(group, 1)
+        zero_points = None
+        if case.offsets == "zero_points":
+            low, high = (
+                torch.stack([f(part, 1) for part in parts], 1)
+                for f in (lambda p, d: p.amin(d).clamp_max(0), lambda p, d: p.amax(d).clamp_min(0))
+            )
+            scales, inverse, zero_points = _asymmetric(case, low, high)
+        else:
+            peaks = _shared(case, torch.stack([part.abs().amax(1) for part in parts], 1))
+            scales, inverse = _symmetric(case, peaks)
         if not scales.isfinite().all():
             raise ValueError(f"a weight is not finite, or too large for {case.name}")
-        codes = (wide * spread(inverse, wide.shape[1], group)).round().clamp(low, high).to(torch.int8)
-        return QuantizedMatrix(case, codes, scales)
+        steps = wide * spread(inverse, wide.shape[1], group)
+        if numbers.levels:
+            return QuantizedMatrix(case, _to_fp8(steps).view(torch.uint8), scales)
+        codes = steps.round()
+        if zero_points is not None:
+            codes = codes + spread(zero_points, wide.shape[1], group)
+            zero_points = zero_points.to(torch.int8)
+        least = -numbers.high if case.numbers == "int8" and zero_points is None else numbers.low
+        return QuantizedMatrix(case, codes.clamp(least, numbers.high).to(torch.int8), scales, zero_points)
 
     return run
 
 
+def _shared(case: Format, peaks: Tensor) -> Tensor:
+    """Return the largest magnitude of all rows that share a scale, [out, groups], for each row."""
+    if case.rows == 1:
+        return peaks
+    return torch.cat([block.amax(0, keepdim=True).expand_as(block) for block in peaks.split(case.rows or len(peaks))])
+
+
+def _symmetric(case: Format, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales and their inverses for groups with these largest magnitudes."""
+    steps = NUMBERS[case.numbers].steps
+    if case.scale_bits == 16:
+        return _half(peaks / steps)
+    scales = torch.where(peaks > LEAST, peaks / steps, 0 * peaks)  # infinities and NaN stay
+    return scales, torch.where(peaks > LEAST, over(steps, peaks), torch.zeros_like(peaks))
+
+
+def _asymmetric(case: Format, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales, their inverses and zero points for groups from `low` to `high`, which contain 0."""
+    numbers = NUMBERS[case.numbers]
+    wide = (high - low) / (numbers.high - numbers.low)
+    if case.scale_bits == 16:
+        scales, inverse = _half(wide)
+    else:
+        scales = torch.where(wide > LEAST, wide, 0 * wide)
+        inverse = torch.where(scales > LEAST, over(1, scales), torch.zeros_like(scales))
+    return scales, inverse, (numbers.low - low * inverse).round().clamp(numbers.low, numbers.high)
+
+
+def _half(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales rounded to float16, and their inverses."""
+    scales = scales.half().float()
+    return scales, torch.where(scales > 0, over(1, scales), torch.zeros_like(scales))
+
+
 def dequantize(case: Format):
     def run(matrix: Matrix) -> Tensor:
-        columns = matrix.codes.shape[1]
-        wide = _numbers(matrix, case.group or columns) * spread(matrix.scales, columns, case.group or columns)
+        wide = _dense(case, matrix, slice(None))
         if matrix.permutation is None:
             return wide
         return torch.empty_like(wide).index_copy(1, matrix.permutation, wide)
@@ -63,15 +106,96 @@ def dequantize(case: Format):
     return run
 
 
-def _numbers(matrix: Matrix, group: int) -> Tensor:
-    """Return the codes without their zero points, in float32: whole numbers."""
-    wide = matrix.codes.float()
+def quantized_linear(case: Format):
+    multiply = {"exact": _exact, "fp8": _fp8, "int8": _int8, "outliers": _outliers}[case.activations]
+
+    def run(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+        out = multiply(case, x if matrix.permutation is None else x[..., matrix.permutation], matrix)
+        return out if bias is None else out + bias
+
+    return run
+
+
+def _blocks(matrix: Matrix) -> Iterator[slice]:
+    """Yield ranges of rows whose numbers stay in the cache as floats."""
+    height, width = matrix.codes.shape
+    block = max(1, WIDEN_BLOCK // width)
+    for start in range(0, height, block):
+        yield slice(start, start + block)
+
+
+def _exact(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
+    return torch.cat([plain_linear(x, _dense(case, matrix, some).to(x.dtype), None) for some in _blocks(matrix)], -1)
+
+
+def _fp8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
+    """Round each token to e4m3, with its largest magnitude as 448, and multiply the rounded numbers."""
+    scale, _ = _token_scales(x, FP8_MOST, matrix.input_scale)
+    rounded = _to_fp8((x / scale).clamp(-FP8_MOST, FP8_MOST).float()).to(x.dtype) * scale
+    return _exact(case, rounded, matrix)
+
+
+def _int8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
+    """Round each token to 255 steps. The steps are in float64, in which their sums are exact."""
+    scale, inverse = _token_scales(x, 127, matrix.input_scale)
+    steps = torch.where(scale.isfinite(), (x * inverse).round().clamp(-127, 127), torch.zeros_like(x)).double()
+    group = case.group or matrix.codes.shape[1]
+    parts = steps.split(group, -1)
+    outputs = []
+    for some in _blocks(matrix):
+        numbers = _numbers(case, matrix, some).double().split(group, 1)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for g, (part, number) in enumerate(zip(parts, numbers, strict=True)):
+            total = total + part @ number.T * matrix.scales[some, g]
+            if matrix.minimums is not None:
+                total = total - part.sum(-1, keepdim=True) * matrix.minimums[some, g]
+        outputs.append(total.to(x.dtype))
+    return torch.cat(outputs, -1) * scale
+
+
+def _outliers(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
+    """Multiply magnitudes of at least OUTLIER exactly, and the others as `_int8` does."""
+    large = (x.abs() >= OUTLIER) & x.isfinite().all(-1, keepdim=True)
+    zero = torch.zeros_like(x)
+    return _int8(case, torch.where(large, zero, x), matrix) + _exact(case, torch.where(large, x, zero), matrix)
+
+
+def _dense(case: Format, matrix: Matrix, rows: slice) -> Tensor:
+    """Return rows of the matrix in the order of its codes, float32."""
+    columns = matrix.codes.shape[1]
+    group = case.group or columns
+    wide = _numbers(case, matrix, rows) * spread(matrix.scales[rows], columns, group)
+    return wide if matrix.minimums is None else wide - spread(matrix.minimums[rows], columns, group)
+
+
+def _numbers(case: Format, matrix: Matrix, rows: slice) -> Tensor:
+    """Return the numbers of rows of codes, without their zero points, in float32."""
+    codes, levels = matrix.codes[rows], NUMBERS[case.numbers].levels
+    if levels:
+        return torch.tensor(levels, dtype=torch.float32, device=codes.device)[codes.long()]
+    wide = codes.float()
     if matrix.zero_points is None:
         return wide
-    return wide - spread(matrix.zero_points.float(), wide.shape[1], group)
+    return wide - spread(matrix.zero_points[rows].float(), wide.shape[1], case.group or wide.shape[1])
 
 
-def over(number: int, x: Tensor) -> Tensor:
+def _token_scales(x: Tensor, most: int, given: float | None) -> tuple[Tensor, Tensor]:
+    """Return the scale of each token and its inverse, [..., 1]: those of its matrix where it has them.
+
+    The scale of a token that is not finite is NaN.
+    """
+    peak = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)
+    is_finite = peak.isfinite()
+    if given is not None:
+        peak = torch.full_like(peak, given * most)
+    return torch.where(is_finite, peak / most, torch.full_like(peak, torch.nan)), over(most, peak)
+
+
+def _to_fp8(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn)
+
+
+def over(number: float, x: Tensor) -> Tensor:
     """Return number / x, rounded once; torch computes `number / x` as number * (1 / x)."""
     return torch.full_like(x, number) / x
 
@@ -79,33 +203,3 @@ def over(number: int, x: Tensor) -> Tensor:
 def spread(scales: Tensor, columns: int, group: int) -> Tensor:
     """Repeat a number for each group for each column: [out, groups] -> [out, columns]."""
     return scales.repeat_interleave(group, 1)[:, :columns]
-
-
-def quantized_linear(case: Format):
-    def run(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
-        codes = matrix.codes
-        steps, scale = _tokens(x if matrix.permutation is None else x[..., matrix.permutation])
-        group = case.group or codes.shape[1]
-        numbers = codes if matrix.zero_points is None else _numbers(matrix, group)
-        rows = max(1, WIDEN_BLOCK // codes.shape[1])
-        outputs = []
-        for some, of_group in zip(numbers.split(rows), matrix.scales.split(rows), strict=True):
-            total = torch.zeros((), dtype=torch.float64, device=x.device)
-            for part, number, one in zip(steps.split(group, -1), some.split(group, 1), of_group.unbind(1), strict=True):
-                total = total + part @ number.to(part.dtype).T * one
-            outputs.append(total.to(x.dtype))
-        out = torch.cat(outputs, -1) * scale
-        return out if bias is None else out + bias
-
-    return run
-
-
-def _tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [..., in] as whole numbers of at most 127, and the scale of each token [..., 1].
-
-    The numbers are in float64, in which their sums are exact.
-    """
-    peak = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)
-    is_finite = peak.isfinite()
-    steps = torch.where(is_finite, (x * over(127, peak)).round(), torch.zeros_like(x))
-    return steps.double(), torch.where(is_finite, peak / 127, torch.full_like(peak, torch.nan))

@@ -1,0 +1,68 @@
+"""Bounds of the error of a product with a stored matrix, by its format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ridgeline.spec.quant import OUTLIER, Format
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+# Half the distance of two neighbors in e4m3: a share of the number, and for small numbers a share of the largest one.
+FP8_SHARE, FP8_LEAST = 2.0**-4, 2.0**-10 / 448
+
+
+def bound(
+    x: Floats, weight: Floats, bias: Floats, format: Format, minimums: Floats | None = None,
+    input_scale: float | None = None,
+) -> Floats:  # fmt: skip
+    """Return the largest error of a product against `x @ weight.T + bias`, [T, out].
+
+    Args:
+        x: [T, in]; weight: the dequantized matrix [out, in]; bias: [out]; all in float64.
+        minimums: [out, in], what is subtracted from each number, for a matrix that has minimums.
+        input_scale: the scale of all activations, for a matrix that has one; larger activations than it allows are not
+            covered.
+    """
+    size = np.abs(weight).T
+    if minimums is not None:  # code x scale and the minimum are multiplied and rounded apart
+        size = size + 2 * np.abs(minimums).T
+    moved = _activation_error(x, format, input_scale)
+    added: Floats = moved @ size
+    rounded: Floats = (np.abs(x) + moved) @ size + np.abs(bias)
+    return added + gamma(_roundings(format, x.shape[1])) * rounded
+
+
+def gamma(terms: int) -> float:
+    """Return the relative error of `terms` roundings to float32 in a row (Higham, Accuracy and Stability of Numerical
+    Algorithms, 3.1)."""
+    unit = 2.0**-24
+    return terms * unit / (1 - terms * unit)
+
+
+def _activation_error(x: Floats, format: Format, input_scale: float | None) -> Floats:
+    """Return the largest change of each activation by its rounding, [T, in]."""
+    if format.activations == "exact":
+        return np.zeros_like(x)
+    rest = np.where(np.abs(x) >= OUTLIER, 0, x) if format.activations == "outliers" else x
+    peak = np.abs(rest).max(1, keepdims=True, initial=0.0)
+    if format.activations == "fp8":
+        least = FP8_LEAST * peak if input_scale is None else np.full_like(peak, input_scale * 2.0**-10)
+        moved: Floats = (FP8_SHARE * np.abs(x) + least) * (1 + 2.0**-20)
+        return moved
+    step = peak / 127 if input_scale is None else np.full_like(peak, input_scale)
+    half: Floats = (0.5 + 2.0**-15) * np.broadcast_to(step, x.shape) * (rest != 0)
+    return half
+
+
+def _roundings(format: Format, columns: int) -> int:
+    """Return the number of roundings to float32 that a term of the sum passes."""
+    if format.activations in ("exact", "fp8"):
+        # One for each column, the bias and, where codes are multiplied before their scale, the scale and the matrix.
+        return columns + (4 if format.is_lossy else 1)
+    # Sums of whole numbers are exact: what remains are sums over groups, the scales, and the bias.
+    groups = format.num_groups(columns) + 2 if format.group else 5
+    minimums = format.num_groups(columns) + 2 if format.offsets == "minimums" else 0
+    return groups + minimums + (columns + 4 if format.activations == "outliers" else 0)
