@@ -190,6 +190,21 @@ def test_a_model_of_codes_computes_what_a_rounded_one_does(device: str, scheme: 
     assert np.array_equal(*found)
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["int8", "int4-asym", "fp8"])
+def test_an_embedding_of_codes_is_looked_up(device: str, name: str) -> None:
+    """The table is tied to the head, which multiplies with the same codes."""
+    spec = replace(SPECS["cla2"], tie_word_embeddings=True)
+    table, format, plain = open_table(device), format_of(f"{name}-exact"), random_weights(spec)
+    codes = coded(format, plain["embed.weight"])
+    dense = NumpyBackend().primitive(api.DEQUANTIZE, format)(codes)
+    put = {n: table.memory.put(x, "float32", "float32") for n, x in plain.items()}
+    step = DenseStep.build([[1, 2, 3, 4], [5, 6]], table.memory)
+    embeds = on(table, codes), table.memory.put(dense, "float32", "float32")
+    got, wanted = (np.asarray(Model(spec, {**put, "embed.weight": e}, table, 64)(step)) for e in embeds)
+    assert np.abs(got - wanted).max() < 1e-4
+
+
 def test_matrices_in_different_formats_are_not_packed_as_one() -> None:
     spec, table = SPECS["cla2"], open_table("cpu")
     weights: dict[str, Any] = {**random_weights(spec)}

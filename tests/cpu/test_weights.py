@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -33,7 +34,17 @@ from ridgeline.runtime.load import LoadOptions, load_model, pass_model
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import FORMATS, Format, FormatTable
+from ridgeline.spec.quant import (
+    ACTIVATIONS,
+    FORMATS,
+    NUMBERS,
+    PLAIN,
+    Format,
+    FormatTable,
+    NumberType,
+    Offsets,
+    format_of,
+)
 from ridgeline.verify import verify
 from shares import daily
 
@@ -291,20 +302,44 @@ def test_where_there_is_no_price_it_says_why(folders: Mapping[str, Path]) -> Non
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["int3", "", "INT8", "int4-64", "q8_0"])
+@pytest.mark.parametrize("name", ["int9", "", "INT8", "int4-64-64", "int4-0", "q8_0", "int4-asym-min"])
 def test_an_unknown_scheme_is_one_clear_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         LLM("pocket", device="cpu", weights=name)
-    assert str(caught.value) == f"weights (--weights) {name!r} is not known; known are auto, int8, int4, int4-128"
+    assert str(caught.value) == (
+        f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}, each with -GROUP, -asym or "
+        "-exact behind it, such as int4-128-asym"
+    )
+
+
+@pytest.mark.parametrize("name", ["fp8-asym", "fp8-int8", "nf4-outliers"])
+def test_parts_of_a_format_that_exclude_each_other_are_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=r"leave out -asym|take exact activations"):
+        format_of(name)
+
+
+@pytest.mark.parametrize("group", [0, 16, 32, 128])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_every_format_has_one_name(numbers: NumberType, group: int) -> None:
+    """A format is written into JSON as its name, and read from it."""
+    for rows, offsets, activations in itertools.product((0, 1, 64), get_args(Offsets), ACTIVATIONS):
+        format = Format(numbers, group, rows, offsets, activations)
+        levels = bool(NUMBERS[numbers].levels)
+        if (rows == 0 and group) or (rows > 1 and not group) or (levels and offsets == "zero_points"):
+            continue
+        if not (levels and activations in ("int8", "outliers")):
+            assert format_of(format.name) == format
+            table = FormatTable(format, {"layers.0.mixer.q.weight": PLAIN, "head.weight": format})
+            assert FormatTable.from_json(json.loads(json.dumps(table.to_json()))) == table
 
 
 def test_the_command_line_says_so_in_one_line() -> None:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "ridgeline", *args], capture_output=True, text=True, check=False)
 
-    found = run("generate", "x", "--weights", "int3")
+    found = run("generate", "x", "--weights", "int9")
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
-    assert "known are auto, int8, int4, int4-128" in found.stderr
+    assert "known are auto, int8, int4, int4-128, int4-asym" in found.stderr
     report = json.loads(run("inspect", "pocket", "--weights", "int4", "--json").stdout)
     loaded = load_model("pocket", LoadOptions(device="cpu", weights="int4"))
     assert (report["weight_format"], report["weight_bytes"]) == ("int4", loaded.weight_bytes)

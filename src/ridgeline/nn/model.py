@@ -15,7 +15,7 @@ from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import FrequencyTables, frequencies
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
@@ -28,8 +28,9 @@ class Model:
     """A ModelSpec with its weights, on one device.
 
     Args:
-        weights: every weight of `spec.weights()`, by name: floats, or codes and scales. A layer's weights are read when
-            the layer is built, so that a mapping that reads files holds no more than one layer beside packed matrices.
+        weights: every weight of `spec.weights()`, by name: floats, or codes (QuantizedMatrix, QuantizedStack). A
+            layer's weights are read when the layer is built, so that a mapping that reads files holds no more than one
+            layer beside packed matrices.
         max_model_len: longest context in tokens that will be served.
         formats: how matrices of floats are stored. Codes keep their own format.
         low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
@@ -50,6 +51,7 @@ class Model:
         self.formats = formats
         self._held = weights = _Held(weights)
         self._table_rows = table.primitive(api.EMBEDDING)
+        self._coded_rows = table.primitive(api.QUANTIZED_ROWS)
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
         self._rotary = table.primitive(api.ROTARY)
@@ -146,7 +148,10 @@ class Model:
 
     def embed(self, step: Step) -> Array:
         """Return the residual stream before the first layer."""
-        x = self._table_rows(self._embedding, step.token_ids)
+        if isinstance(self._embedding, QuantizedMatrix):
+            x = self._coded_rows(self._embedding, step.token_ids)
+        else:
+            x = self._table_rows(self._embedding, step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
         if self._positions is not None:
@@ -192,7 +197,9 @@ class _Held(Mapping[str, Array]):
     def alive(self) -> list[Array]:
         """Return the arrays of the weights that are still referenced elsewhere."""
         held = [weight for weight in (ref() for ref in self._found.values()) if weight is not None]
-        return [array for w in held for array in (w.arrays if isinstance(w, QuantizedMatrix) else (w,))]
+        return [
+            array for w in held for array in (w.arrays if isinstance(w, QuantizedMatrix | QuantizedStack) else (w,))
+        ]
 
 
 class PassingModel(Model):

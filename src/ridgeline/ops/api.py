@@ -21,6 +21,7 @@ import numpy as np
 
 from ridgeline.ops.arrays import Array as Array
 from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
+from ridgeline.ops.arrays import QuantizedStack as QuantizedStack
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
 from ridgeline.spec.storage import StateDType
@@ -196,6 +197,8 @@ class Op(Generic[F]):
 
 # (table [n, width], ids [T]) -> [T, width] [no case]
 EMBEDDING: Op[Callable[[Array, Array], Array]] = Op("embedding", "primitive")
+# (table of codes [n, width], ids [T]) -> [T, width] [no case]
+QUANTIZED_ROWS: Op[Callable[[QuantizedMatrix, Array], Array]] = Op("quantized_rows", "primitive")
 # (x [T, in], weight [out, in], bias [out] or None) -> [T, out] [no case]
 LINEAR: Op[Callable[[Array, Array, Array | None], Array]] = Op("linear", "primitive")
 # (x [..., n], weight [n], bias [n] or None) -> [..., n] [RMSNorm or LayerNorm]
@@ -344,7 +347,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
     WRITE_PAGES, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
-    ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR,
+    ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
     DELTA_RULE, NORM_GATE, DECODE_LAYOUT, BEST,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from ridgeline.spec.quant import Format
 
@@ -50,8 +51,33 @@ class QuantizedMatrix:
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
+    def rows(self, index: Any) -> QuantizedMatrix:
+        """Return some rows. index: a slice, or an array of row numbers; rows of one block count as rows alone."""
+        names = ("codes", "scales", "zero_points", "minimums")
+        parts: dict[str, Any] = {n: part[index] for n in names if (part := getattr(self, n)) is not None}
+        return replace(self, format=replace(self.format, rows=1), **parts)
+
     @property
     def arrays(self) -> tuple[Array, ...]:
         """All arrays that the matrix consists of."""
         parts = (self.codes, self.scales, self.zero_points, self.permutation, self.minimums)
         return tuple(part for part in parts if part is not None)
+
+
+class QuantizedStack:
+    """Matrices of one shape and format, [experts, out, in]. The first index chooses one."""
+
+    def __init__(self, matrices: Sequence[QuantizedMatrix]) -> None:
+        self._matrices = tuple(matrices)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self._matrices), *self._matrices[0].shape)
+
+    def __getitem__(self, index: int) -> QuantizedMatrix:
+        return self._matrices[index]
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All arrays that the matrices consist of."""
+        return tuple(array for matrix in self._matrices for array in matrix.arrays)

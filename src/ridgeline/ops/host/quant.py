@@ -117,6 +117,11 @@ def dequantize(case: Format) -> Callable[[Any], Ndarray]:
     return run
 
 
+def rows(matrix: Any, ids: Ndarray) -> Ndarray:
+    """Return some rows of a matrix, float32."""
+    return dequantize(matrix.format)(matrix.rows(ids))
+
+
 def quantized_linear(case: Format) -> Callable[[Ndarray, Any, Ndarray | None], Ndarray]:
     multiply = {"exact": _exact, "fp8": _fp8, "int8": _int8, "outliers": _outliers}[case.activations]
 

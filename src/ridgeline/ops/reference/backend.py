@@ -45,7 +45,9 @@ _BY_CASE = {
     api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
 }  # fmt: skip
 # These ops start a computation and fix its type. Every other op computes in the type of its arguments.
-_BEGINNINGS = {api.EMBEDDING: p.embedding, api.ROTARY: p.rotary, api.READ_STATE: r.read_state}
+_BEGINNINGS = {
+    api.EMBEDDING: p.embedding, api.QUANTIZED_ROWS: quant.rows, api.ROTARY: p.rotary, api.READ_STATE: r.read_state,
+}  # fmt: skip
 
 
 class ReferenceBackend:

@@ -106,6 +106,10 @@ def dequantize(case: Format):
     return run
 
 
+def rows(dtype: torch.dtype):
+    return lambda matrix, ids: dequantize(matrix.format)(matrix.rows(ids)).to(dtype)
+
+
 def quantized_linear(case: Format):
     multiply = {"exact": _exact, "fp8": _fp8, "int8": _int8, "outliers": _outliers}[case.activations]
 
