@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.cli.serve import serve_options
+from ridgeline.cli.flags.serving import ServedFlags, ServerFlags, serve_options
 from ridgeline.errors import RequestError
 from ridgeline.serve.api.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.api.marks import MarkScanner
@@ -197,7 +198,10 @@ def test_the_dashboards_metrics_exist() -> None:
     [("timeout_headers", 0.0), ("timeout_write", float("nan")), ("timeout_engine", 0.5), ("max_connections", 0)],
 )
 def test_invalid_limits_give_one_line(name: str, value: float) -> None:
-    given = {"chat_template": None, "tool_call_parser": None, "reasoning_parser": None, name: value}
     with pytest.raises(RequestError, match=f"--{name.replace('_', '-')} is .*must be .*at least"):
-        serve_options(given, ["m"])
-    assert serve_options({**given, name: 60}, ["m"]).timeouts.body == 30.0
+        serve_options(ServedFlags(), replace(ServerFlags(), **{name: value}), 0)
+    found = serve_options(ServedFlags(), replace(ServerFlags(), **{name: 60}), 0)
+    assert (
+        60 in (found.max_connections, found.timeouts.headers, found.timeouts.write, found.patience.engine)
+        and found.timeouts.body == 30.0
+    )

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from ridgeline.cli import main, serve
 from ridgeline.cli.flags import vllm_flags
 from ridgeline.cli.flags.serve_flags import Line, Option
+from ridgeline.cli.flags.serving import ServedFlags, ServerFlags
 from ridgeline.errors import RequestError
 
 ROOT = Path(__file__).parents[2]
@@ -128,22 +129,26 @@ def test_the_page_lists_every_flag() -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The arguments with which the command would start a server."""
-    found: list[dict[str, Any]] = []
-    monkeypatch.setattr(serve, "_serve", found.append)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServedFlags]:
+    """The models that the command would serve; the server is not started."""
+    found: list[ServedFlags] = []
+
+    def stop(served: ServedFlags, server: ServerFlags, seed: int) -> None:
+        found.append(served)
+        raise typer.Exit
+
+    monkeypatch.setattr(serve, "serve_options", stop)
     return found
 
 
-def test_the_command_takes_the_model_in_three_ways(started: list[dict[str, Any]]) -> None:
+def test_the_command_takes_the_model_in_three_ways(started: list[ServedFlags]) -> None:
     for args in (["m"], ["--model", "m"], ["-m", "m"], ["--model=m", "-tp", "1"], ["m", "--model", "m"], []):
         result = CliRunner().invoke(main.app, ["serve", *args, "--served-model-name", "a"])
         assert result.exit_code == 0, result.output
-    models = [serve.which_model(given["model_argument"], given["model"]) for given in started]
-    assert models == ["m"] * 5 + ["pocket"]
-    assert all(given["served_model_name"] == ["a"] for given in started)
+    assert [served.model for served in started] == ["m"] * 5 + ["pocket"]
+    assert all(served.served_model_name == ["a"] for served in started)
     with pytest.raises(RequestError, match="MODEL is a and --model is b; give only one of them"):
-        serve.which_model("a", "b")
+        _ = ServedFlags("a", "b").model
     assert CliRunner().invoke(main.app, ["serve", "m", "--no-such-flag"]).exit_code == 2
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments, values_of
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
@@ -24,59 +25,64 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure latency or throughput, and compare with the machine's roofline.")
 
-Json = Annotated[bool, option("--json", help="Print one JSON line.")]
 INPUT_LEN, OUTPUT_LEN, NUM_PROMPTS = 128, 128, 200
 ENGINE_SETTINGS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "steps_in_flight", "num_pages")
 
 
+@dataclass(eq=False, repr=False)
+class BenchFlags:
+    """Options of both benchmarks."""
+
+    model: o.Model
+    json_output: Annotated[bool, option("--json", help="Print one JSON line.")] = False
+    verbose: o.Verbose = False
+    seed: o.Seed = 0
+    cache: o.CacheMode = o.Cache.on
+    batching: o.BatchingMode = o.Batching.continuous
+
+
 @app.command("latency")
+@grouped
 def latency(
-    model: o.Model,
-    batch_size: Annotated[
-        int, option("--batch-size", min=1, help="Number of sequences in the batch. Default: 8.")
-    ] = 8,
-    input_len: Annotated[
-        int, option("--input-len", min=1, help="Tokens of each prompt. Default: 128.")
-    ] = INPUT_LEN,
-    output_len: Annotated[
-        int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")
-    ] = OUTPUT_LEN,
+    *,
+    bench: BenchFlags,
+    batch_size: Annotated[int, option("--batch-size", min=1, help="Number of sequences in the batch. Default: 8.")] = 8,
+    input_len: Annotated[int, option("--input-len", min=1, help="Tokens of each prompt. Default: 128.")] = INPUT_LEN,
+    output_len: Annotated[int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")] = OUTPUT_LEN,
     num_iters_warmup: Annotated[
         int, option("--num-iters-warmup", min=0, help="Batches to run first without timing them. Default: 1.")
     ] = 1,
     num_iters: Annotated[int, option("--num-iters", min=1, help="Batches to time. Default: 5.")] = 5,
-    json_output: Json = False, verbose: o.Verbose = False,
-    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
-    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
-    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
-    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-) -> None:  # fmt: skip
+    load: LoadFlags,
+    engine: EngineFlags,
+) -> None:
     """Time whole batches with random prompts of one length, greedy sampling and no shared prefixes."""
-    given = locals()  # every option, by its name
     from ridgeline.cli.show.beside import expected, predicted_json
     from ridgeline.cli.show.progress import iterations_bar
     from ridgeline.measure import measure_latency
     from ridgeline.measure.predict import Asked
 
-    llm, roof = _prepare(given, skip_tokenizer_init=True)
+    llm, roof = _prepare(bench, llm_arguments(load, engine, skip_tokenizer_init=True))
     with iterations_bar(num_iters_warmup + num_iters) as done:
         found = measure_latency(
             llm, roof, batch_size=batch_size, input_len=input_len, output_len=output_len,
-            warmup=num_iters_warmup, iters=num_iters, seed=seed, on_iteration=done,
+            warmup=num_iters_warmup, iters=num_iters, seed=bench.seed, on_iteration=done,
         )  # fmt: skip
     what = f"{batch_size} sequences at once, {input_len} tokens in and {output_len} out; {num_iters} times"
     predicted, note = expected(llm, [Asked(input_len, output_len)] * batch_size)
     measured = asdict(found) | {"predicted": predicted_json(predicted)}
-    _report("latency", given, llm, roof, what, measured, _latency_tables(found, predicted, note))
+    arguments = values_of(
+        bench, load, engine, batch_size=batch_size, input_len=input_len, output_len=output_len,
+        num_iters_warmup=num_iters_warmup, num_iters=num_iters,
+    )  # fmt: skip
+    _report("latency", bench, arguments, llm, roof, what, measured, _latency_tables(found, predicted, note))
 
 
 @app.command("throughput")
+@grouped
 def throughput(
-    model: o.Model,
+    *,
+    bench: BenchFlags,
     num_prompts: Annotated[
         int | None,
         option("--num-prompts", min=1, help="Number of prompts. Default: 200, or all rows of --dataset."),
@@ -84,9 +90,7 @@ def throughput(
     input_len: Annotated[
         int, option("--input-len", min=1, help="Tokens of each random prompt. Default: 128.")
     ] = INPUT_LEN,
-    output_len: Annotated[
-        int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")
-    ] = OUTPUT_LEN,
+    output_len: Annotated[int, option("--output-len", min=1, help="Tokens of each answer. Default: 128.")] = OUTPUT_LEN,
     dataset: Annotated[
         str | None,
         option(
@@ -95,25 +99,21 @@ def throughput(
             "Default: random prompts.",
         ),
     ] = None,
-    json_output: Json = False, verbose: o.Verbose = False, tokenizer: o.TokenizerName = None,
-    device: o.Device = "auto", dtype: o.DType = "auto", weights: o.WeightFormat = "auto",
-    max_model_len: o.MaxModelLen = None, load_format: o.LoadFormat = "auto",
-    revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0, threads: o.Threads = None,
-    cache: o.CacheMode = o.Cache.on, batching: o.BatchingMode = o.Batching.continuous,
-    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None, kv_cache_dtype: o.KVCacheDType = "auto",
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-) -> None:  # fmt: skip
+    tokenizer: o.TokenizerName = None,
+    load: LoadFlags,
+    engine: EngineFlags,
+) -> None:
     """Time many requests that arrive at once: random prompts or a data set, greedy, answers of the full length."""
-    given = locals()  # every option, by its name
     from ridgeline.cli.show.beside import asked_of, expected, predicted_json
     from ridgeline.cli.show.progress import prompts_bar
     from ridgeline.measure import measure_throughput
 
     rows = _rows(dataset, num_prompts)
-    llm, roof = _prepare(given, skip_tokenizer_init=rows is None)
-    requests = _random_requests(llm, given) if rows is None else _requests(llm, rows, output_len)
+    llm, roof = _prepare(bench, llm_arguments(load, engine, tokenizer=tokenizer, skip_tokenizer_init=rows is None))
+    if rows is None:
+        requests = _random_requests(llm, num_prompts or NUM_PROMPTS, input_len, output_len, bench.seed)
+    else:
+        requests = _requests(llm, rows, output_len)
     outputs: list[RequestOutput] = []
     with prompts_bar(len(requests)) as done:
 
@@ -128,19 +128,24 @@ def throughput(
     )
     rates = {name: getattr(found, name) for name in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")}
     measured = asdict(found) | rates | {"predicted": predicted_json(predicted)}
-    _report("throughput", given, llm, roof, what, measured, _throughput_tables(found, predicted, note))
+    arguments = values_of(
+        bench, load, engine, num_prompts=num_prompts, input_len=input_len, output_len=output_len, dataset=dataset,
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    _report("throughput", bench, arguments, llm, roof, what, measured, _throughput_tables(found, predicted, note))
 
 
 # ---- the requests to measure ----------------------------------------------------------------------------------------
 
 
-def _prepare(given: Mapping[str, Any], *, skip_tokenizer_init: bool) -> tuple[LLM, Roof]:
+def _prepare(bench: BenchFlags, arguments: Mapping[str, Any]) -> tuple[LLM, Roof]:
+    """Load the model, and measure the machine. arguments: the arguments of LLM besides those of `bench`."""
     from ridgeline.cli.flags.loading import load
     from ridgeline.cli.show.report import say_engine
     from ridgeline.measure import measure_roof
 
-    llm = load(given["model"], o.llm_options(given) | {"skip_tokenizer_init": skip_tokenizer_init})
-    if given["verbose"]:
+    llm = load(bench.model, {**arguments, "cache": bench.cache, "batching": bench.batching, "seed": bench.seed})
+    if bench.verbose:
         say_engine(llm, verbose=True)
     return llm, measure_roof(llm.loaded.table)
 
@@ -186,13 +191,12 @@ def _requests(llm: LLM, rows: Sequence[Row], output_len: int) -> list[Generation
     return requests
 
 
-def _random_requests(llm: LLM, given: Mapping[str, Any]) -> list[GenerationRequest]:
+def _random_requests(llm: LLM, count: int, input_len: int, output_len: int, seed: int) -> list[GenerationRequest]:
     from ridgeline.measure.latency import random_prompts
     from ridgeline.spec.request import SamplingParams
 
-    count = given["num_prompts"] or NUM_PROMPTS
-    prompts = random_prompts((given["seed"],), count, given["input_len"], llm.loaded.spec.vocab_size)
-    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=given["output_len"])
+    prompts = random_prompts((seed,), count, input_len, llm.loaded.spec.vocab_size)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=output_len)
     return [llm.frontend.request(prompt, params, i) for i, prompt in enumerate(prompts)]
 
 
@@ -200,20 +204,23 @@ def _random_requests(llm: LLM, given: Mapping[str, Any]) -> list[GenerationReque
 
 
 def _report(
-    name: str, given: Mapping[str, Any], llm: LLM, roof: Roof, what: str, found: dict[str, Any],
-    parts: Sequence[Table | str],
+    name: str, bench: BenchFlags, arguments: Mapping[str, Any], llm: LLM, roof: Roof, what: str,
+    found: dict[str, Any], parts: Sequence[Table | str],
 ) -> None:  # fmt: skip
-    """Print one JSON line, or a heading with the conditions of the measurement and then the tables."""
+    """Print one JSON line, or a heading with the conditions of the measurement and then the tables.
+
+    arguments: the value of every option of the command, by name.
+    """
     from ridgeline.cli.doctor import machine, versions
 
     computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.formats.main
     host = f"{computer['cpu']}, {computer['cores']} cores"
-    if given["json_output"]:
+    if bench.json_output:
         settings = {key: getattr(config, key) for key in ENGINE_SETTINGS} if config else {}
-        arguments = {key: value for key, value in given.items() if key not in ("json_output", "verbose")}
+        shown = {key: value for key, value in arguments.items() if key not in ("json_output", "verbose")}
         line = {
-            "benchmark": name, "model": given["model"], "weight_dtype": dtype, "weight_format": format.name,
-            "arguments": arguments,
+            "benchmark": name, "model": bench.model, "weight_dtype": dtype, "weight_format": format.name,
+            "arguments": shown,
             "machine": {"cpu": computer["cpu"], "cores": int(computer["cores"]), "torch": versions()["torch"],
                         "device": llm.loaded.table.memory.device},
             "roof": asdict(roof), "engine": settings, "reasons": dict(config.reasons) if config else {},
@@ -224,10 +231,10 @@ def _report(
     from ridgeline.cli.show.tables import screen, show
 
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
-    mode = f"{given['batching'].value} batching" if config else "naive sampling"
+    mode = f"{bench.batching.value} batching" if config else "naive sampling"
     show(
         screen(),
-        f"{given['model']}: {format.name if format.is_lossy else dtype} weights, {mode}",
+        f"{bench.model}: {format.name if format.is_lossy else dtype} weights, {mode}",
         what,
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "
         "(measured)",

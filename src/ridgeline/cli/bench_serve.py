@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ridgeline.cli.flags.groups import grouped, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,22 +162,65 @@ MaxNumBatchedTokens = Annotated[
 BlockSize = Annotated[int, _option(_PLAN, "--block-size", help="Number of tokens per page, for --predict.")]
 
 
+@dataclass(eq=False, repr=False)
+class ServerFlags:
+    """The server that is measured, and how it is called."""
+
+    base_url: BaseUrl = "http://127.0.0.1:8000"
+    model: Model = None
+    backend: BackendName = "openai"
+    endpoint: Endpoint = None
+    api_key: ApiKey = None
+    timeout: Timeout = 600
+    extra_body: ExtraBody = "{}"
+    vocab_size: VocabSize = 1000
+
+
+@dataclass(eq=False, repr=False)
+class LoadTestFlags:
+    """Requests and when they are sent."""
+
+    trace: Trace = None
+    arrivals: Arrivals = None
+    concurrency: Concurrency = None
+    num_requests: NumRequests = None
+    scale: Scale = 1.0
+    input_len: InputLen = 128
+    output_len: OutputLen = 128
+    length_cv: LengthCv = 0.0
+    truncate: Truncate = False
+    warmup: Warmup = 3
+    seed: Seed = 0
+
+
+@dataclass(eq=False, repr=False)
+class PredictionFlags:
+    """The model, machine and settings that the simulator predicts for."""
+
+    predict: Predict = None
+    changes: Changes = ""
+    hardware: Hardware = "h100"
+    step_times: StepTimes = None
+    max_num_seqs: MaxNumSeqs = 256
+    max_num_batched_tokens: MaxNumBatchedTokens = 512
+    block_size: BlockSize = 16
+
+
+@grouped
 def bench_serve(
-    base_url: BaseUrl = "http://127.0.0.1:8000", model: Model = None, backend: BackendName = "openai",
-    endpoint: Endpoint = None, api_key: ApiKey = None, timeout: Timeout = 600,
-    extra_body: ExtraBody = "{}", vocab_size: VocabSize = 1000, trace: Trace = None, arrivals: Arrivals = None,
-    concurrency: Concurrency = None, num_requests: NumRequests = None, scale: Scale = 1.0, input_len: InputLen = 128,
-    output_len: OutputLen = 128, length_cv: LengthCv = 0.0, truncate: Truncate = False, warmup: Warmup = 3,
-    seed: Seed = 0, slo: Slo = None, json_output: JsonOutput = False, plot: Plot = None, predict: Predict = None,
-    changes: Changes = "", hardware: Hardware = "h100", step_times: StepTimes = None, max_num_seqs: MaxNumSeqs = 256,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512, block_size: BlockSize = 16,
-) -> None:  # fmt: skip
+    *,
+    target: ServerFlags,
+    work: LoadTestFlags,
+    slo: Slo = None,
+    json_output: JsonOutput = False,
+    plot: Plot = None,
+    prediction: PredictionFlags,
+) -> None:
     """Measure an OpenAI-compatible server under load.
 
     Requests are sent when they are due, even if earlier ones are not answered yet.
     The report shows measured latencies and rates beside those that the simulator predicts.
     """
-    given = locals()  # every option, by name
     import asyncio
 
     from ridgeline.measure.load_picture import check_name, draw
@@ -184,16 +229,17 @@ def bench_serve(
     limits = Slo.parse(slo) if slo else None
     if plot:
         check_name(plot)
-    server, workload, found, described = asyncio.run(_measure(given, limits))
-    predicted, times = _predict(given, described, workload, limits)
-    title = _title(given, server, workload)
+    server, workload, found, described = asyncio.run(_measure(target, work, limits))
+    predicted, times = _predict(prediction, described, workload, limits, work.seed)
+    title = _title(target, work, server, workload)
     if plot:
         draw(title, found, plot)
     if json_output:
         import json
 
+        arguments = values_of(target, work, prediction, slo=slo, json_output=json_output, plot=plot, api_key=None)
         line = {"benchmark": "serve", "model": server.model, "server": server.owner, "workload": title,
-                "arguments": given | {"api_key": None}, "failures": dict(found.failures), "at_once": found.at_once,
+                "arguments": arguments, "failures": dict(found.failures), "at_once": found.at_once,
                 "without_usage": found.without_usage,
                 "lateness_s": found.lateness_s, "measured": columns(found.report),
                 "predicted": predicted and columns(predicted), "predicted_times": times}  # fmt: skip
@@ -209,7 +255,7 @@ def columns(report: Report) -> dict[str, Any]:
     return seen | {name: getattr(report, name) for name in dict(RATES).values()}
 
 
-async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload, Measured, Any]:
+async def _measure(target: ServerFlags, work: LoadTestFlags, limits: Any) -> tuple[Server, Workload, Measured, Any]:
     """Send the workload. Return the server, the workload, the measurement, and the server's answer to GET /plan, which
     is None for a server other than Ridgeline.
     """
@@ -219,15 +265,15 @@ async def _measure(given: dict[str, Any], limits: Any) -> tuple[Server, Workload
     from ridgeline.measure.load import Loop
     from ridgeline.measure.served import PATH
 
-    key = given["api_key"] or next(filter(None, map(os.environ.get, KEYS)), None)
-    backend, extra = backend_of(given["backend"]), _extra(given["extra_body"])
-    client = Client(given["base_url"], key, given["timeout"], backend, given["endpoint"])
+    key = target.api_key or next(filter(None, map(os.environ.get, KEYS)), None)
+    backend, extra = backend_of(target.backend), _extra(target.extra_body)
+    client = Client(target.base_url, key, target.timeout, backend, target.endpoint)
     async with client.http:
-        server = await client.server(given["model"])
-        workload = _workload(given, server.max_model_len)
+        server = await client.server(target.model)
+        workload = _workload(work, server.max_model_len)
         with prompts_bar(len(workload.requests)) as done:
-            loop = Loop(client, server, vocab_size=given["vocab_size"], seed=given["seed"], extra=extra, on_done=done)
-            await loop.warm_up(workload.requests[: given["warmup"]])
+            loop = Loop(client, server, vocab_size=target.vocab_size, seed=work.seed, extra=extra, on_done=done)
+            await loop.warm_up(workload.requests[: work.warmup])
             found = await loop.run(workload, limits)
         return server, workload, found, await client.get(PATH) if server.owner == "ridgeline" else None
 
@@ -246,56 +292,63 @@ def _extra(text: str) -> dict[str, Any]:
     return found
 
 
-def _workload(given: dict[str, Any], limit: int | None) -> Workload:
+def _workload(work: LoadTestFlags, limit: int | None) -> Workload:
     """Return the workload. limit: the server's context length in tokens, or None if it does not report one."""
-    from ridgeline.cli.simulate import workload_of
+    from ridgeline.cli.simulate import WorkloadFlags, workload_of
     from ridgeline.errors import RequestError
 
-    arrivals, clients = given["arrivals"], given["concurrency"]
+    arrivals, clients = work.arrivals, work.concurrency
     if clients is not None and arrivals is not None:
         raise RequestError("--concurrency and --arrivals both set the arrivals; give one of them")
-    if given["truncate"] and limit is None:
+    if work.truncate and limit is None:
         raise RequestError("--truncate: the server does not report its context length (max_model_len in /v1/models)")
-    if not given["trace"] and arrivals is None and clients is None:
+    if not work.trace and arrivals is None and clients is None:
         raise RequestError("no workload is given; add --trace FILE, --arrivals poisson:8 or --concurrency 32")
-    count = given["num_requests"] or (None if given["trace"] else NUM_REQUESTS)
-    overrides = {"arrivals": arrivals or (clients and f"closed:{clients}"), "num_requests": count}
-    return workload_of(given | overrides | {"rate_scale": given["scale"]}, limit)
+    flags = WorkloadFlags(
+        trace=work.trace, arrivals=arrivals or (f"closed:{clients}" if clients else None),
+        num_requests=work.num_requests or (None if work.trace else NUM_REQUESTS), rate_scale=work.scale,
+        input_len=work.input_len, output_len=work.output_len, length_cv=work.length_cv, truncate=work.truncate,
+        seed=work.seed,
+    )  # fmt: skip
+    return workload_of(flags, limit)
 
 
 def _predict(
-    given: dict[str, Any], described: Any, workload: Workload, limits: Any
+    flags: PredictionFlags, described: Any, workload: Workload, limits: Any, seed: int
 ) -> tuple[Report | None, str | None]:
     """Simulate the workload. Return the report and the source of its step times; both are None without a model."""
-    from ridgeline.cli.simulate import deployment_of, step_cost
+    from ridgeline.cli.simulate import DeploymentFlags, deployment_of, step_cost
     from ridgeline.measure.served import predict
     from ridgeline.sim import settings, simulate
 
-    if given["predict"] is None:
-        return (None, None) if described is None else predict(described, workload, limits, given["seed"])
-    named = given | {"model": given["predict"], "changes": [given["changes"]] if given["changes"] else []}
-    _, times, deployment = deployment_of(named)
+    if flags.predict is None:
+        return (None, None) if described is None else predict(described, workload, limits, seed)
+    machine = DeploymentFlags(
+        changes=[flags.changes] if flags.changes else None, hardware=flags.hardware, step_times=flags.step_times,
+        max_num_batched_tokens=flags.max_num_batched_tokens, block_size=flags.block_size,
+    )  # fmt: skip
+    _, times, deployment = deployment_of(flags.predict, machine)
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     limit = min(longest, deployment.spec.resolve_max_model_len(None))
-    chosen = settings(deployment, max_model_len=limit, max_num_seqs=given["max_num_seqs"])
-    cost = step_cost(deployment, given["step_times"])
-    return simulate(workload, chosen, cost, slo=limits, seed=given["seed"]).report, times
+    chosen = settings(deployment, max_model_len=limit, max_num_seqs=flags.max_num_seqs)
+    cost = step_cost(deployment, flags.step_times)
+    return simulate(workload, chosen, cost, slo=limits, seed=seed).report, times
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
 
 
-def _title(given: dict[str, Any], server: Server, workload: Workload) -> str:
+def _title(target: ServerFlags, work: LoadTestFlags, server: Server, workload: Workload) -> str:
     from pathlib import Path
 
-    parts = [Path(given["trace"]).name] if given["trace"] else []
+    parts = [Path(work.trace).name] if work.trace else []
     if workload.clients is not None:
         parts.append(f"{workload.clients} clients")
-    elif given["arrivals"]:
-        parts.append(given["arrivals"])
-    if given["scale"] != 1.0:
-        parts.append(f"{given['scale']:g} times as fast")
-    return f"{server.model} at {given['base_url']}: {', '.join(parts)}"
+    elif work.arrivals:
+        parts.append(work.arrivals)
+    if work.scale != 1.0:
+        parts.append(f"{work.scale:g} times as fast")
+    return f"{server.model} at {target.base_url}: {', '.join(parts)}"
 
 
 def _print(title: str, found: Measured, predicted: Report | None, times: str | None) -> None:

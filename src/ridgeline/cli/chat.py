@@ -44,6 +44,7 @@ def chat(
     ] = None,
     verbose: o.Verbose = False,
     seed: o.Seed = 0,
+    tokenizer: o.TokenizerName = None,
     load: LoadFlags,
     engine: EngineFlags,
     sampling: Annotated[Mapping[str, Any], SAMPLING],
@@ -59,7 +60,7 @@ def chat(
 
     chosen = {"max_tokens": None, **sampling}
     SamplingParams(**chosen)  # a bad value fails before the model is loaded
-    llm = load_model(model, llm_arguments(load, engine, seed=seed))
+    llm = load_model(model, llm_arguments(load, engine, tokenizer=tokenizer, seed=seed))
     if verbose or sys.stdin.isatty():
         say_engine(llm, verbose)
     _Chat(llm, system, SamplingParams(**{**llm.default_sampling_fields(), **chosen}), seed).run()

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import EngineFlags, grouped
 
 if TYPE_CHECKING:
     from ridgeline.settings import EngineConfig
 
 
+@dataclass(eq=False, repr=False)
+class StorageFlags:
+    """Types and lengths that memory depends on."""
+
+    dtype: o.DType = "auto"
+    weights: o.WeightFormat = "auto"
+    kv_cache_dtype: o.KVCacheDType = "auto"
+    max_model_len: o.MaxModelLen = None
+
+
+@grouped
 def explain(
+    *,
     model: Annotated[str, typer.Argument(help="A published model by name, a folder, or a config.json.")],
-    dtype: o.DType = "auto", weights: o.WeightFormat = "auto", kv_cache_dtype: o.KVCacheDType = "auto",
-    max_model_len: o.MaxModelLen = None, max_num_seqs: o.MaxNumSeqs = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None, block_size: o.BlockSize = None,
-    state_snapshot_tokens: o.CheckpointTokens = None, kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    storage: StorageFlags,
+    engine: EngineFlags,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show every engine setting for a model on this machine's CPU, with its reason and the flag that overrides it.
 
     No weights are loaded. Flags that are given here have the same effect as in `generate`.
     """
-    given = locals()  # every option, by its name
     from ridgeline.cost.calibration import this_machine
 
-    config, weight_bytes, name = _config(given)
+    config, weight_bytes, name = _config(model, storage, engine)
     _, note = this_machine()
     if json_output:
         import json
@@ -45,16 +54,15 @@ def explain(
     show(screen(), *settings_tables(name, config, weight_bytes), Line(note, style="dim"))
 
 
-def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
+def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[EngineConfig, int, str]:
     """Return the settings, the bytes of the weights and the model's name. Raises RequestError if the weights do not
     fit.
     """
-    from dataclasses import fields, replace
-    from typing import Any, cast
+    from dataclasses import replace
 
     from ridgeline.catalog.models import find_writer
     from ridgeline.errors import RequestError
-    from ridgeline.settings import EngineOptions, choose_storage, resolve
+    from ridgeline.settings import choose_storage, resolve
     from ridgeline.settings.advice import machine_advice
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
@@ -62,11 +70,10 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
-    g = cast("dict[str, Any]", given)
-    known, format = find_writer(g["model"]), format_of(g["weights"])
-    dtype = DTYPE_NAMES.get(g["dtype"] if g["dtype"] != "auto" else known.weights, "bfloat16")
-    storage, _ = choose_storage(g["kv_cache_dtype"])
-    length = known.spec.resolve_max_model_len(g["max_model_len"])
+    known, format = find_writer(model), format_of(flags.weights)
+    dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
+    storage, _ = choose_storage(flags.kv_cache_dtype)
+    length = known.spec.resolve_max_model_len(flags.max_model_len)
     size = footprint(known.spec, FormatTable(format), dtype, packs=True).total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
@@ -76,9 +83,8 @@ def _config(given: dict[str, object]) -> tuple[EngineConfig, int, str]:
         )
     advice = machine_advice(known.spec, format.name if format.is_lossy else dtype, storage.dtype)
     config = resolve(
-        known.spec, length,
-        EngineOptions(**{f.name: g[f.name] for f in fields(EngineOptions)}), kv_cache_dtype=g["kv_cache_dtype"],
-        free_bytes=free, fixed_len=g["max_model_len"] is not None, fraction=0.5, advice=advice,
+        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
+        free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}
     more = {n: r for n, r in (advice.reasons if advice else {}).items() if n not in config.reasons}

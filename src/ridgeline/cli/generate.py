@@ -47,6 +47,7 @@ def generate(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
     verbose: o.Verbose = False,
+    tokenizer: o.TokenizerName = None,
     skip_tokenizer_init: o.SkipTokenizer = False,
     cache: o.CacheMode = o.Cache.on,
     batching: o.BatchingMode = o.Batching.continuous,
@@ -64,8 +65,9 @@ def generate(
 
     prompts = read_prompts(prompt)
     options = llm_arguments(
-        load, engine, skip_tokenizer_init=skip_tokenizer_init, cache=cache, batching=batching, seed=seed
-    )
+        load, engine, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, cache=cache, batching=batching,
+        seed=seed,
+    )  # fmt: skip
     folder, patterns = find(model, load.revision, load.load_format)
     params = _params(prompts.rows, folder, *params_of(sampling))
     run = _Run(model, options, prompts.rows, params, verbose)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from ridgeline.cli import simulate as s
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments, values_of
 from ridgeline.cli.option import option
 
 InputLen = Annotated[
@@ -16,36 +18,43 @@ OutputLen = Annotated[
 ]
 
 
+@dataclass(eq=False, repr=False)
+class ReplayFlags(s.WorkloadFlags):
+    """Requests and their arrival times, short enough for a CPU by default."""
+
+    input_len: InputLen = 128
+    output_len: OutputLen = 32
+    seed: o.Seed = 0
+
+
+@grouped
 def replay(
-    model: o.Model, trace: s.Trace = None, arrivals: s.Arrivals = None, num_requests: s.NumRequests = None,
-    rate_scale: s.RateScale = 1.0, input_len: InputLen = 128, output_len: OutputLen = 32,
-    length_cv: s.LengthCv = 0.0, truncate: s.Truncate = False, slo: s.SloLimits = None,
-    json_output: s.JsonOutput = False, plot: s.Plot = None,
-    device: o.Device = "auto", dtype: o.DType = "auto", max_model_len: o.MaxModelLen = None,
-    load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None, seed: o.Seed = 0,
-    max_num_seqs: o.MaxNumSeqs = None, max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    block_size: o.BlockSize = None, state_snapshot_tokens: o.CheckpointTokens = None,
-    kv_cache_memory_bytes: o.KVCacheMemoryBytes = None,
-    swap_space_bytes: o.SwapSpaceBytes = None, steps_in_flight: o.StepsInFlight = None,
-    kv_cache_dtype: o.KVCacheDType = "auto", weights: o.WeightFormat = "auto", threads: o.Threads = None,
-) -> None:  # fmt: skip
+    *,
+    model: o.Model,
+    work: ReplayFlags,
+    slo: s.SloLimits = None,
+    json_output: s.JsonOutput = False,
+    plot: s.Plot = None,
+    load: LoadFlags,
+    engine: EngineFlags,
+) -> None:
     """Run a workload's requests at their arrival times. Tokens are random; prefixes that a trace shares are shared."""
-    given = locals()  # every option, by its name
-    from ridgeline.cli.flags.loading import load
+    from ridgeline.cli.flags.loading import load as load_model
     from ridgeline.measure.replay import replay as run
     from ridgeline.sim import Slo
 
     limits = Slo.parse(slo) if slo else None
-    llm = load(model, o.llm_options(given) | {"skip_tokenizer_init": True})
-    workload = s.workload_of(given, llm.max_model_len)
-    measured = run(llm, workload, slo=limits, seed=seed)
+    llm = load_model(model, llm_arguments(load, engine, skip_tokenizer_init=True, seed=work.seed))
+    workload = s.workload_of(work, llm.max_model_len)
+    measured = run(llm, workload, slo=limits, seed=work.seed)
     found = measured.report
     if plot:
         from ridgeline.sim.picture import draw
 
         draw(f"{model}: {found.requests:,} requests, measured", measured, plot)
     if json_output:
-        s.print_json(given, measured)
+        arguments = values_of(work, load, engine, model=model, slo=slo, json_output=json_output, plot=plot)
+        s.print_json(arguments, measured)
         return
     from ridgeline.cli.show.tables import screen, show
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli.flags.groups import grouped, values_of
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
@@ -102,64 +104,78 @@ EveryStep = Annotated[
 ]
 
 
+@dataclass(eq=False, repr=False)
+class WorkloadFlags:
+    """Requests and their arrival times."""
+
+    trace: Trace = None
+    arrivals: Arrivals = None
+    num_requests: NumRequests = None
+    rate_scale: RateScale = 1.0
+    input_len: InputLen = 1024
+    output_len: OutputLen = 256
+    length_cv: LengthCv = 0.0
+    truncate: Truncate = False
+    seed: Seed = 0
+
+
+@dataclass(eq=False, repr=False)
+class DeploymentFlags:
+    """A model's changes, its machine, and the sizes of its steps."""
+
+    changes: Changes = None
+    hardware: Hardware = "h100"
+    step_times: StepTimes = None
+    max_num_batched_tokens: MaxNumBatchedTokens = 512
+    block_size: BlockSize = 16
+
+
+@grouped
 def simulate(
+    *,
     model: Model,
-    changes: Changes = None,
-    trace: Trace = None,
-    arrivals: Arrivals = None,
-    num_requests: NumRequests = None,
-    rate_scale: RateScale = 1.0,
-    input_len: InputLen = 1024,
-    output_len: OutputLen = 256,
-    length_cv: LengthCv = 0.0,
-    truncate: Truncate = False,
-    seed: Seed = 0,
-    hardware: Hardware = "h100",
-    step_times: StepTimes = None,
+    work: WorkloadFlags,
+    machine: DeploymentFlags,
     replicas: Replicas = 1,
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
-    max_num_batched_tokens: MaxNumBatchedTokens = 512,
-    block_size: BlockSize = 16,
     slo: SloLimits = None,
     json_output: JsonOutput = False,
     plot: Plot = None,
     every_step: EveryStep = False,
 ) -> None:
     """Run the engine's own scheduler on a virtual clock, and report latencies, goodput, memory and queues."""
-    given = locals()  # every option, by its name
-    _run(given)
-
-
-def _run(given: dict[str, Any]) -> None:
     from ridgeline.cli.show.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
     from ridgeline.sim.routing import ROUTES
 
-    limits = Slo.parse(given["slo"]) if given["slo"] else None
-    name, times, deployment = deployment_of(given)
-    chosen = settings(deployment, max_model_len=given["max_model_len"], max_num_seqs=given["max_num_seqs"])
-    workload = workload_of(given, chosen.max_model_len)
+    limits = Slo.parse(slo) if slo else None
+    name, times, deployment = deployment_of(model, machine)
+    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    workload = workload_of(work, chosen.max_model_len)
     with requests_bar(len(workload.requests)) as over:
         found = run(
-            workload, chosen, step_cost(deployment, given["step_times"]),
-            replicas=given["replicas"], route=ROUTES[given["routing"].value], slo=limits, seed=given["seed"],
-            every_step=given["every_step"], on_over=over,
+            workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
+            route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step, on_over=over,
         )  # fmt: skip
-    title = _title(name, deployment, given)
-    if given["plot"]:
+    title = _title(name, deployment, work, replicas, routing)
+    if plot:
         from ridgeline.sim.picture import draw
 
-        draw(title, found.run, given["plot"])
-    if given["json_output"]:
-        print_json(given | {"routing": given["routing"].value}, found.run, times=times)
+        draw(title, found.run, plot)
+    if json_output:
+        arguments = values_of(
+            work, machine, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs, slo=slo, json_output=json_output, plot=plot, every_step=every_step,
+        )  # fmt: skip
+        print_json(arguments, found.run, times=times)
     else:
         _print(title, times, found, chosen)
 
 
-def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
+def deployment_of(model: str, flags: DeploymentFlags) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
     from ridgeline.catalog.models import find_writer
     from ridgeline.cost.calibration import find_machine
@@ -167,12 +183,15 @@ def deployment_of(given: dict[str, Any]) -> tuple[str, str, Deployment]:
     from ridgeline.plan.changes import change
     from ridgeline.plan.planner import Deployment
 
-    known, (found, note) = find_writer(given["model"]), find_machine(given["hardware"])
-    times = f"step times come from {given['step_times']}" if given["step_times"] else note
+    known, (found, note) = find_writer(model), find_machine(flags.hardware)
+    times = f"step times come from {flags.step_times}" if flags.step_times else note
     precision = default_precision(found, known.weights, known.experts)
-    sizes = {"page_tokens": given["block_size"], "chunk": given["max_num_batched_tokens"]}
-    deployment, changes = Deployment(known.spec, found, precision, **sizes), given["changes"]
-    return known.name, times, change(deployment, ",".join(changes)).deployment if changes else deployment
+    deployment = Deployment(
+        known.spec, found, precision, page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
+    )
+    if flags.changes:
+        deployment = change(deployment, ",".join(flags.changes)).deployment
+    return known.name, times, deployment
 
 
 def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
@@ -182,7 +201,7 @@ def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
     return LinearCost.read(step_times) if step_times else cost_of(deployment)
 
 
-def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
+def workload_of(flags: WorkloadFlags, limit: int | None) -> Workload:
     """Return the requests and their arrival times, from a trace or drawn at random. limit: the longest context in
     tokens.
     """
@@ -192,57 +211,57 @@ def workload_of(given: dict[str, Any], limit: int | None) -> Workload:
     from ridgeline.sim.traces import read_trace
     from ridgeline.sim.workload import cut, lengths, parse_arrivals, repeated, scale_rate
 
-    count, trace, arrivals = given["num_requests"], given["trace"], given["arrivals"]
-    _check(given)
+    count, trace, arrivals = flags.num_requests, flags.trace, flags.arrivals
+    _check(flags)
     if trace:
         requests = read_trace(trace, count)
         if count is not None and count > len(requests):
             requests = repeated(requests, count)
     else:
         arrivals = arrivals or DEFAULT_ARRIVALS
-        drawn = lengths(given["input_len"], given["output_len"], given["length_cv"], given["seed"], limit)
+        drawn = lengths(flags.input_len, flags.output_len, flags.length_cv, flags.seed, limit)
         requests = list(islice(drawn, count or DEFAULT_REQUESTS))
-    workload = parse_arrivals(arrivals)(requests, given["seed"]) if arrivals else Workload(requests)
-    if given["rate_scale"] != 1.0:
-        workload = Workload(scale_rate(workload.requests, given["rate_scale"]), workload.clients, workload.think_ns)
-    return cut(workload, limit) if given["truncate"] and limit else workload
+    workload = parse_arrivals(arrivals)(requests, flags.seed) if arrivals else Workload(requests)
+    if flags.rate_scale != 1.0:
+        workload = Workload(scale_rate(workload.requests, flags.rate_scale), workload.clients, workload.think_ns)
+    return cut(workload, limit) if flags.truncate and limit else workload
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(flags: WorkloadFlags) -> None:
     """Raise RequestError for a size or rate that is out of range."""
     from math import isfinite
 
     from ridgeline.errors import RequestError
 
     for name in ("num_requests", "input_len", "output_len"):
-        if given[name] is not None and given[name] < 1:
-            raise RequestError(f"--{name.replace('_', '-')} is {given[name]}; it must be at least 1")
-    if not (given["rate_scale"] > 0 and isfinite(given["rate_scale"])):
-        raise RequestError(f"--rate-scale is {given['rate_scale']}; it must be positive and finite")
-    if not (given["length_cv"] >= 0 and isfinite(given["length_cv"])):
-        raise RequestError(f"--length-cv is {given['length_cv']}; it must be at least 0 and finite")
+        if (count := getattr(flags, name)) is not None and count < 1:
+            raise RequestError(f"--{name.replace('_', '-')} is {count}; it must be at least 1")
+    if not (flags.rate_scale > 0 and isfinite(flags.rate_scale)):
+        raise RequestError(f"--rate-scale is {flags.rate_scale}; it must be positive and finite")
+    if not (flags.length_cv >= 0 and isfinite(flags.length_cv)):
+        raise RequestError(f"--length-cv is {flags.length_cv}; it must be at least 0 and finite")
 
 
-def print_json(given: dict[str, Any], run: Run, **more: str) -> None:
-    """Print one JSON object: the arguments, every column, and the timeline."""
+def print_json(arguments: dict[str, Any], run: Run, **more: str) -> None:
+    """Print one JSON object: the command's arguments, every column, and the timeline."""
     import json
 
-    print(json.dumps({"arguments": given, **more, **run.report.to_json(), "timeline": run.timeline.columns()}))
+    print(json.dumps({"arguments": arguments, **more, **run.report.to_json(), "timeline": run.timeline.columns()}))
 
 
-def _title(name: str, deployment: Deployment, given: dict[str, Any]) -> str:
+def _title(name: str, deployment: Deployment, work: WorkloadFlags, replicas: int, routing: Routing) -> str:
     from pathlib import Path
 
-    what = [Path(given["trace"]).name] if given["trace"] else []
-    if not given["trace"] or given["arrivals"]:
-        what.append(given["arrivals"] or DEFAULT_ARRIVALS)
-    if given["rate_scale"] != 1.0:
-        what.append(f"{given['rate_scale']:g} times as fast")
-    n, tp = given["replicas"], deployment.scheme.tp
-    machines = f"{f'{n} x ' if n > 1 else ''}{deployment.hardware.name}{f', tp {tp}' if tp > 1 else ''}"
-    routing = f", {given['routing'].value}" if n > 1 else ""
+    what = [Path(work.trace).name] if work.trace else []
+    if not work.trace or work.arrivals:
+        what.append(work.arrivals or DEFAULT_ARRIVALS)
+    if work.rate_scale != 1.0:
+        what.append(f"{work.rate_scale:g} times as fast")
+    tp = deployment.scheme.tp
+    machines = f"{f'{replicas} x ' if replicas > 1 else ''}{deployment.hardware.name}{f', tp {tp}' if tp > 1 else ''}"
+    routed = f", {routing.value}" if replicas > 1 else ""
     precision = deployment.precision
-    return f"{name} on {machines}{routing} ({precision.weights}, state {precision.state}): {', '.join(what)}"
+    return f"{name} on {machines}{routed} ({precision.weights}, state {precision.state}): {', '.join(what)}"
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ridgeline.train.data.corpus import Corpus
     from ridgeline.train.loop import Progress, TrainOptions
+    from ridgeline.train.output import StoredType
     from ridgeline.train.ranks import Ranks
     from ridgeline.train.run import OnStep, Run
 
@@ -129,93 +130,106 @@ _ActivationCheckpointing = Annotated[
 ]
 
 
-def train(
-    spec: _Spec = None,
-    data: _Data = None,
-    out: _Out = None,
-    recipe: _Recipe = None,
-    tokenizer: _Tokenizer = None,
-    held_out: _HeldOut = 0.05,
-    license: _License = None,
-    dtype: _Dtype = "bfloat16",
-    epochs: _Epochs = 1.0,
-    context: _Context = None,
-    batch_tokens: _BatchTokens = DEFAULT_BATCH,
-    micro_tokens: _MicroTokens = None,
-    learning_rate: _LearningRate = 4e-3,
-    warmup_steps: _WarmupSteps = 50,
-    decay_share: _DecayShare = 0.4,
-    weight_decay: _WeightDecay = 0.1,
-    clip: _Clip = 1.0,
-    dropout: _Dropout = 0.0,
-    patience: _Patience = 0,
-    eval_every: _EvalEvery = 100,
-    save_every: _SaveEvery = 100,
-    seed: _Seed = 0,
-    precision: _Precision = "auto",
-    activation_checkpointing: _ActivationCheckpointing = False,
-    device: o.Device = "auto",
-) -> None:  # fmt: skip
+@dataclass(eq=False, repr=False)
+class ModelFlags:
+    """The model to train, its texts, and its folder."""
+
+    spec: _Spec = None
+    data: _Data = None
+    out: _Out = None
+    recipe: _Recipe = None
+    tokenizer: _Tokenizer = None
+    held_out: _HeldOut = 0.05
+    license: _License = None
+    dtype: _Dtype = "bfloat16"
+
+
+@dataclass(eq=False, repr=False)
+class RunFlags:
+    """How to train; the names are those of TrainOptions, except for epochs."""
+
+    epochs: _Epochs = 1.0
+    context: _Context = None
+    batch_tokens: _BatchTokens = DEFAULT_BATCH
+    micro_tokens: _MicroTokens = None
+    learning_rate: _LearningRate = 4e-3
+    warmup_steps: _WarmupSteps = 50
+    decay_share: _DecayShare = 0.4
+    weight_decay: _WeightDecay = 0.1
+    clip: _Clip = 1.0
+    dropout: _Dropout = 0.0
+    patience: _Patience = 0
+    eval_every: _EvalEvery = 100
+    save_every: _SaveEvery = 100
+    seed: _Seed = 0
+    precision: _Precision = "auto"
+    activation_checkpointing: _ActivationCheckpointing = False
+
+
+@grouped
+def train(*, model: ModelFlags, run: RunFlags, device: o.Device = "auto") -> None:
     """Train a model from scratch on the modules that serve it, or train the built-in pair again with --recipe pocket.
 
     The output folder loads in Ridgeline, and in transformers if it has the architecture.
     """
-    given = locals()
     from ridgeline.errors import DataError
 
     try:
-        if recipe is not None:
-            _recipe(recipe, given)
+        if model.recipe is not None:
+            _recipe(model.recipe, model, device)
         else:
-            _spec(given)
+            _spec(model, run, device)
     except OSError as e:  # for example a full disk, or a path that is not a writable folder
         raise DataError(f"the output cannot be written: {e}") from None
 
 
-def _recipe(name: str, given: Mapping[str, Any]) -> None:
+def _recipe(name: str, model: ModelFlags, where: str) -> None:
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
 
-    device = training_device(given["device"])  # checks for torch, which the imports below need
+    device = training_device(where)  # checks for torch, which the imports below need
     from ridgeline.train.pocket.pair import produce_pair
     from ridgeline.train.pocket.recipe import Recipe
     from ridgeline.train.ranks import open_ranks
 
     for other in ("spec", "data", "tokenizer"):
-        if given[other]:
+        if getattr(model, other):
             raise RequestError(f"--recipe {name} fixes the model and the texts; leave out {other}")
-    wanted, out = Recipe.read(name), Path(given["out"] or f"{name}-recipe")
+    wanted, out = Recipe.read(name), Path(model.out or f"{name}-recipe")
     with open_ranks(device) as ranks, _bars(ranks) as watch:
         produce_pair(wanted, out, ranks, watch)
 
 
-def _spec(given: Mapping[str, Any]) -> None:
+def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
     from ridgeline.ops.devices import training_device
 
-    device = training_device(given["device"])  # checks for torch, which the imports below need
+    device = training_device(where)  # checks for torch, which the imports below need
     from ridgeline.train.data.folder import check_room, prepare
     from ridgeline.train.pocket.produce import DATA, TRAINING, Output, job_of, produce
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config
 
-    for needed, remedy in (("spec", "a SPEC.json, or --recipe pocket"), ("data", "--data"), ("out", "--out FOLDER")):
-        if not given[needed]:
-            raise RequestError(f"{needed} is missing: give {remedy}")
-    if given["dtype"] not in ("bfloat16", "float32"):
-        raise RequestError(f"--dtype is {given['dtype']}; use bfloat16 or float32")
-    config, out = read_config(Path(given["spec"])), Path(given["out"])
-    tokenizer = _tokenizer(given["tokenizer"])
+    if not model.spec:
+        raise RequestError("spec is missing: give a SPEC.json, or --recipe pocket")
+    if not model.data:
+        raise RequestError("data is missing: give --data")
+    if not model.out:
+        raise RequestError("out is missing: give --out FOLDER")
+    if model.dtype not in ("bfloat16", "float32"):
+        raise RequestError(f"--dtype is {model.dtype}; use bfloat16 or float32")
+    config, out = read_config(Path(model.spec)), Path(model.out)
+    tokenizer = _tokenizer(model.tokenizer)
     with open_ranks(device) as ranks, _bars(ranks) as watch:
         watch.say("reading the texts, and looking for functions that occur in several of them")
-        corpus = _corpus(given["data"], given["license"])
-        output = Output(folder=out, ranks=ranks, license=given["license"], dtype=given["dtype"])
+        corpus = _corpus(model.data, model.license)
+        output = Output(folder=out, ranks=ranks, license=model.license, dtype=cast("StoredType", model.dtype))
         data = prepare(
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
-            held_out_share=given["held_out"], tokenizer=tokenizer, say=watch.say,
+            held_out_share=model.held_out, tokenizer=tokenizer, say=watch.say,
         )  # fmt: skip
-        job = job_of(config, _options(given, config, data.train.info.num_tokens, ranks), data)
+        job = job_of(config, _options(run, config, data.train.info.num_tokens, ranks), data)
         check_room(data, job.options.batch_tokens)
         produce(out.resolve().name, job, data, output, watch, "Trained with `ridgeline train`.")
 
@@ -237,30 +251,30 @@ def _tokenizer(folder: str | None) -> Any:
     return None if folder is None else read_folder(Path(folder)).backend
 
 
-def _options(given: Mapping[str, Any], config: Mapping[str, Any], num_tokens: int, ranks: Ranks) -> TrainOptions:
+def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: Ranks) -> TrainOptions:
     """Return the training options; missing ones are derived from the model, the data and the device."""
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
     from ridgeline.train.loop import TrainOptions
 
-    spec, batch = spec_from_config(config), given["batch_tokens"]
-    context = given["context"] or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
+    spec, batch = spec_from_config(config), run.batch_tokens
+    context = run.context or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
     if context > spec.max_position_embeddings:
         raise RequestError(
             f"--context is {context}, but the model has only {spec.max_position_embeddings} positions; lower it"
         )
-    if not 0 < given["epochs"] <= MOST_EPOCHS:
-        raise RequestError(f"--epochs is {given['epochs']}; it must be above 0 and at most {MOST_EPOCHS:,}")
-    precision = given["precision"]
+    if not 0 < run.epochs <= MOST_EPOCHS:
+        raise RequestError(f"--epochs is {run.epochs}; it must be above 0 and at most {MOST_EPOCHS:,}")
+    precision = run.precision
     if precision == "auto":
         precision = "float32" if ranks.on_host else "bfloat16"
     names = {f.name for f in fields(TrainOptions)}
     return TrainOptions(
-        **{name: value for name, value in given.items() if name in names}
+        **{name: value for name, value in asdict(run).items() if name in names}
         | {
-            "steps": max(1, round(given["epochs"] * num_tokens / batch)),
+            "steps": max(1, round(run.epochs * num_tokens / batch)),
             "context": context,
-            "micro_tokens": given["micro_tokens"] or _micro_tokens(batch // ranks.world_size, context),
+            "micro_tokens": run.micro_tokens or _micro_tokens(batch // ranks.world_size, context),
             "precision": precision,
         }
     )
@@ -291,6 +305,8 @@ class _Bars:
             show(self._bar.console, line)
 
     def run(self, name: str, run: Run) -> OnStep:
+        import statistics
+
         options = run.options
         tokens = options.steps * options.batch_tokens
         self.say(

@@ -1,27 +1,30 @@
 """Groups of options: a command names a group in its signature, and the command line has each option of the group.
 
-A group is a dataclass whose fields are typer options, or a `SamplingFlags` in an annotation.
+A group is a dataclass whose fields are typer options, or a `SamplingFlags` in an annotation. Nobody compares or prints
+a group, so its dataclass leaves out the methods for that: writing them takes time whenever a command starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, Signature, signature
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.sampling import SamplingFlags
 
+if TYPE_CHECKING:
+    from ridgeline.settings import EngineOptions
+
 Make = Callable[[dict[str, Any]], Any]  # from the values of a group's options to the group
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class LoadFlags:
     """How a model is loaded: the arguments of LLM by the same names."""
 
-    tokenizer: o.TokenizerName = None
     device: o.Device = "auto"
     dtype: o.DType = "auto"
     weights: o.WeightFormat = "auto"
@@ -33,7 +36,7 @@ class LoadFlags:
     kv_cache_dtype: o.KVCacheDType = "auto"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class EngineFlags:
     """Settings of the engine: the fields of EngineOptions."""
 
@@ -46,12 +49,21 @@ class EngineFlags:
     steps_in_flight: o.StepsInFlight = None
     num_speculative_tokens: o.NumSpeculativeTokens = None
 
+    def options(self) -> EngineOptions:
+        """Return the settings as the engine takes them."""
+        from ridgeline.settings import EngineOptions
+
+        return EngineOptions(**asdict(self))
+
 
 def llm_arguments(load: LoadFlags, engine: EngineFlags, **more: Any) -> dict[str, Any]:
     """Return the keyword arguments of LLM. more: arguments besides those of the groups."""
-    from ridgeline.settings import EngineOptions
+    return {**asdict(load), "ops": o.parse_ops(load.ops), "engine": engine.options(), **more}
 
-    return {**asdict(load), "ops": o.parse_ops(load.ops), "engine": EngineOptions(**asdict(engine)), **more}
+
+def values_of(*groups: Any, **more: Any) -> dict[str, Any]:
+    """Return the values of the options of groups, by name. more: values of options that are in no group."""
+    return {name: value for group in groups for name, value in asdict(group).items()} | more
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,6 +93,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@cache
 def _members(group: Any) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [

@@ -68,7 +68,7 @@ _PATIENCE = ("heartbeat", "engine", "step")
 
 
 def timeouts_of(given: Mapping[str, Any]) -> Timeouts:
-    """Return the timeouts among a command's parameters, and defaults for the others. Raises RequestError."""
+    """Return the timeouts among the values of options. Raises RequestError for one out of range."""
     from ridgeline.serve.http.connections import Timeouts
 
     return Timeouts(**_seconds(given, _TIMEOUTS, least=0.05))
@@ -86,7 +86,7 @@ def _seconds(
 ) -> dict[str, float]:
     from ridgeline.errors import RequestError
 
-    found = {name: given[f"timeout_{name}"] for name in names if f"timeout_{name}" in given}
+    found = {name: given[f"timeout_{name}"] for name in names}
     for name, seconds in found.items():
         if not (least <= seconds < float("inf") or (or_zero and seconds == 0)):
             rule = f"must be a finite number, at least {least:g} s{', or 0 for no limit' if or_zero else ''}"

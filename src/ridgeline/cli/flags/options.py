@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -157,21 +155,6 @@ Seed = Annotated[
     int,
     typer.Option("--seed", help="Random seed for sampling and for dummy weights.", rich_help_panel="Sampling"),
 ]
-
-
-# Parameters of commands that are arguments of LLM by the same name.
-_OF_LLM = (
-    "tokenizer", "skip_tokenizer_init", "cache", "batching", "device", "dtype", "kv_cache_dtype", "max_model_len",
-    "load_format", "revision", "seed", "weights", "threads",
-)  # fmt: skip
-
-
-def llm_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of LLM among a command's parameters, which include all of EngineOptions."""
-    from ridgeline.settings import EngineOptions
-
-    engine = EngineOptions(**{f.name: given.get(f.name) for f in fields(EngineOptions)})
-    return {name: given[name] for name in _OF_LLM if name in given} | {"ops": parse_ops(given["ops"]), "engine": engine}
 
 
 def parse_ops(ops: list[str] | None) -> dict[str, str]:

@@ -1,0 +1,120 @@
+"""Groups of options of the commands that serve a model, and the ServeOptions that they give."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.cli.flags import limits
+from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags import server as s
+from ridgeline.cli.flags.groups import values_of
+
+if TYPE_CHECKING:
+    from ridgeline.serve.options import ServeOptions
+
+
+@dataclass(eq=False, repr=False)
+class ServedFlags:
+    """The model that is served, its names, and the formats of its text."""
+
+    model_argument: s.ModelArgument = None
+    model_option: s.ModelOption = None
+    served_model_name: s.ServedModelName = None
+    chat_template: s.ChatTemplateFile = None
+    tool_call_parser: s.ToolParser = None
+    reasoning_parser: s.ReasoningParser = None
+    unknown_fields: s.UnknownFieldsChoice = "error"
+
+    @property
+    def model(self) -> str:
+        """Return the model, named as an argument or with --model. Raises RequestError for two models."""
+        from ridgeline.errors import RequestError
+
+        if self.model_argument is not None and self.model_option not in (None, self.model_argument):
+            raise RequestError(
+                f"MODEL is {self.model_argument} and --model is {self.model_option}; give only one of them"
+            )
+        return self.model_argument or self.model_option or o.DEFAULT_MODEL
+
+
+@dataclass(eq=False, repr=False)
+class ServerFlags:
+    """Address, keys, limits and logs of a server."""
+
+    host: s.Host = "127.0.0.1"
+    port: s.Port = 8000
+    root_path: s.RootPath = ""
+    ssl_keyfile: s.KeyFile = None
+    ssl_certfile: s.CertFile = None
+    api_key: s.ApiKey = None
+    api_key_file: s.ApiKeyFile = None
+    max_concurrency_per_key: s.MaxConcurrencyPerKey = None
+    max_waiting: s.MaxWaiting = 1024
+    max_body_bytes: s.MaxBodyBytes = 16 << 20
+    max_prompt_chars: s.MaxPromptChars = None
+    trust_request_chat_template: s.TrustRequestChatTemplate = False
+    allowed_origins: limits.AllowedOrigins = None
+    allowed_hosts: limits.AllowedHosts = None
+    max_connections: limits.MaxConnections = 4096
+    timeout_headers: limits.TimeoutHeaders = 10.0
+    timeout_body: limits.TimeoutBody = 30.0
+    timeout_keep_alive: limits.TimeoutKeepAlive = 75.0
+    timeout_write: limits.TimeoutWrite = 60.0
+    timeout_heartbeat: limits.TimeoutHeartbeat = 5.0
+    timeout_engine: limits.TimeoutEngine = 60.0
+    timeout_step: limits.TimeoutStep = 600.0
+    shutdown_timeout: s.ShutdownTimeout = 30
+    log_requests: s.LogRequests = False
+    otlp_traces_endpoint: s.TracesEndpoint = None
+    quiet: s.Quiet = False
+
+
+# Options that may not be negative.
+AT_LEAST = (
+    "max_waiting", "max_concurrency_per_key", "max_body_bytes", "max_prompt_chars", "shutdown_timeout",
+    "max_connections",
+)  # fmt: skip
+
+
+def serve_options(served: ServedFlags, server: ServerFlags, seed: int) -> ServeOptions:
+    """Return the options of a server from a command's flags. Raises RequestError."""
+    from ridgeline.errors import RequestError
+    from ridgeline.serve.api import reasoning, tools
+    from ridgeline.serve.http.unknown import UNKNOWN_FIELDS
+    from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
+
+    for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
+        if (parser := getattr(served, name)) not in (None, *known):
+            raise RequestError(f"--{name.replace('_', '-')} is {parser}; it must be {' or '.join(known)}")
+    if served.unknown_fields not in UNKNOWN_FIELDS:
+        raise RequestError(f"--unknown-fields is {served.unknown_fields}; it must be {' or '.join(UNKNOWN_FIELDS)}")
+    if (server.ssl_keyfile is None) != (server.ssl_certfile is None):
+        raise RequestError("--ssl-keyfile and --ssl-certfile need each other; give both")
+    for name in AT_LEAST:
+        least = int(name == "max_connections")
+        if (value := getattr(server, name)) is not None and value < least:
+            raise RequestError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    given = values_of(served, server, seed=seed)
+    environment = os.environ.pop(ENVIRONMENT_KEYS, None)  # child processes must not see the keys
+    different: dict[str, Any] = {
+        "names": tuple(served.served_model_name or [served.model]),
+        "key_hashes": read_keys(server.api_key or (), server.api_key_file, environment),
+        "chat_template": _template(served.chat_template),
+        "allowed_origins": tuple(server.allowed_origins or ()), "allowed_hosts": tuple(server.allowed_hosts or ()),
+        "timeouts": limits.timeouts_of(given), "patience": limits.patience_of(given),
+    }  # fmt: skip
+    same = {field.name for field in fields(ServeOptions)} - different.keys()
+    return ServeOptions(**different, **{name: given[name] for name in same})
+
+
+def _template(file: str | None) -> str | None:
+    from pathlib import Path
+
+    from ridgeline.errors import RequestError
+
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"--chat-template {file}: {e}") from None
