@@ -19,6 +19,8 @@ from ridgeline.spec.checks import check_flag, check_number, check_sizes, check_w
 from ridgeline.spec.structure import StructuredOutputs
 
 KEY = "parameter"  # key in a field's metadata
+# Declarations are constants of the program: nobody compares or prints them. Each method that dataclass writes for a
+# class takes time whenever a command starts, so the classes below leave out the methods that are not used.
 
 
 class Stage(Enum):
@@ -36,7 +38,7 @@ class Stage(Enum):
     SEARCH = "beam search"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Parameter(ABC):
     """A parameter of a request: what it means and which values it may have. Subclasses are its types.
 
@@ -71,7 +73,7 @@ class Parameter(ABC):
         """Return the allowed values in words, for the documentation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Flag(Parameter):
     """True or False. negative: help of the flag that sets False, for a parameter that is True by default."""
 
@@ -85,7 +87,7 @@ class Flag(Parameter):
         return "true or false"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Whole(Parameter):
     """A whole number from `low` to `high`."""
 
@@ -103,7 +105,7 @@ class Whole(Parameter):
         return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Number(Parameter):
     """A finite number from `low` to `high`. open_low: `low` itself is not allowed."""
 
@@ -125,7 +127,7 @@ class Number(Parameter):
         return f"above {self.low:g}, to {self.high:g}" if self.open_low else f"{self.low:g} to {self.high:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Choice(Parameter):
     """One of a few values. Values are of several types where True and a text are both allowed."""
 
@@ -141,7 +143,6 @@ class Choice(Parameter):
         return f"{', '.join(others)} or {last}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds(Parameter):
     """A list of token ids, kept as a tuple."""
 
@@ -152,7 +153,7 @@ class TokenIds(Parameter):
         return "token ids"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Biases(Parameter):
     """A mapping from token ids to numbers from -`most` to `most`, kept as sorted pairs."""
 
@@ -169,7 +170,7 @@ class Biases(Parameter):
         return f"token id: {-self.most:g} to {self.most:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Texts(Parameter):
     """One text, or a list of texts that are not empty, kept as a tuple.
 
@@ -196,7 +197,7 @@ class Texts(Parameter):
         return "texts" if self.most is None else f"at most {self.most} texts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TokenSequences(Parameter):
     """A list of lists of token ids that are not empty, kept as tuples. most: number of lists. tokens: ids in all."""
 
@@ -216,7 +217,6 @@ class TokenSequences(Parameter):
         return f"at most {self.most} lists of token ids"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakers(Parameter):
     """A list of TokenBreaker, kept as a tuple."""
 
@@ -227,7 +227,6 @@ class Breakers(Parameter):
         return "TokenBreaker objects"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Structure(Parameter):
     """A StructuredOutputs, or an object with its fields."""
 
