@@ -3,15 +3,15 @@
 All models have one hidden size and depth, float32 and random weights; only the way that layers mix tokens differs
 (ARCHITECTURES). The state of a sequence is counted twice: in bytes by the formulas of the spec, and in the pages that
 the real scheduler gives it. The time of a token is the median of some steps of the whole engine with one sequence.
-The floor beside it is the bytes of weights and state over the measured read bandwidth. A long context is not
+The least time beside it is the bytes of weights and state over the measured read bandwidth. A long context is not
 computed: its prompt goes through a model without layers, which allocates its pages, and the pages are filled with
 random numbers (`Filled`).
 
-    python bench/architectures.py > lines.jsonl                         # all of them, contexts of 256 to 16,384 tokens
-    python bench/architectures.py --read lines.jsonl --plots docs/images --markdown     # draws and prints them again
+    python bench/architectures.py > lines.jsonl                         # all models, contexts of 256 to 16,384 tokens
+    python bench/architectures.py --read lines.jsonl --plots docs/images --markdown     # draw and print them again
 
-The gates: after a computed prompt of 256 tokens, each greedy token is the best one of the dense pass, to 1e-3; a
-sequence has as many pages as the formula says, to a page of each group (two states of a recurrent one).
+The gates: after a computed prompt of 256 tokens, each greedy token is the best one of the dense pass, to 1e-3; the
+number of a sequence's pages is that of the formula, to a page of each group (two states of a recurrent one).
 `filled_over_computed` is the time of a token over filled pages divided by the time over computed ones, both at the
 shortest context.
 """
@@ -61,7 +61,7 @@ WIDTH, LAYERS, VOCAB = 512, 12, 512
 HEADS, HEAD_DIM, WINDOW = 32, 32, 512
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 CHUNK, PAGE, STEPS, FLOAT = 512, 16, 9, 4
-SPARE = 64  # tokens beyond the longest context: those that are timed
+SPARE = 64  # positions beyond the longest context, for the tokens that are timed
 NORM, MLP, ROPE = RMSNorm(1e-5), GatedMLP(1024), Rope(HEAD_DIM)
 
 MHA = Attention(HEADS, HEADS, HEAD_DIM, HEAD_DIM**-0.5, ROPE)
@@ -76,23 +76,23 @@ CONVOLUTION = GatedConvolution(2 * WIDTH, 3)
 LIGHTNING = LightningAttention(num_heads=16, head_dim=32, norm=NORM)
 
 
-def in_turn(*mixers: TokenMixer) -> list[TokenMixer]:
+def repeated(*mixers: TokenMixer) -> list[TokenMixer]:
     """Return layers of these kinds, repeated in order."""
     return [mixers[i % len(mixers)] for i in range(LAYERS)]
 
 
 # Name -> the mixers of all layers. One more architecture is one more line.
 ARCHITECTURES: Mapping[str, Sequence[TokenMixer]] = {
-    "MHA": in_turn(MHA),
-    "GQA-8": in_turn(GQA),
+    "MHA": repeated(MHA),
+    "GQA-8": repeated(GQA),
     "CLA-2": [SharedAttention(i - 1, GQA) if i % 2 else GQA for i in range(LAYERS)],
-    "MLA": in_turn(MLA),
-    "window 1:5": in_turn(*[LOCAL] * 5, GQA),
-    "Jamba-like 1:5": in_turn(*[MAMBA] * 5, GQA),
-    "MQA": in_turn(MQA),
-    "BASED": in_turn(CONVOLUTION, TAYLOR, NEAR),
-    "lightning": in_turn(LIGHTNING),
-    "Mamba": in_turn(MAMBA),
+    "MLA": repeated(MLA),
+    "window 1:5": repeated(*[LOCAL] * 5, GQA),
+    "Jamba-like 1:5": repeated(*[MAMBA] * 5, GQA),
+    "MQA": repeated(MQA),
+    "BASED": repeated(CONVOLUTION, TAYLOR, NEAR),
+    "lightning": repeated(LIGHTNING),
+    "Mamba": repeated(MAMBA),
 }
 
 
@@ -101,9 +101,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES), metavar="NAME")
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, metavar="TOKENS")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=STEPS, help="tokens that are timed at each context")
-    parser.add_argument("--read", type=Path, help="lines of an earlier run, instead of measuring")
-    parser.add_argument("--plots", type=Path, help="draw architectures-state.png and architectures-decode.png there")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of tokens that are timed at each context")
+    parser.add_argument("--read", type=Path, help="read the lines of an earlier run instead of measuring")
+    parser.add_argument(
+        "--plots", type=Path, help="draw architectures-state.png and architectures-decode.png in this folder"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/architectures.md")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
@@ -181,7 +183,8 @@ class Filled:
         seconds, _ = self._decode(engine)
         state = sum(n * group.page_bytes for n, group in zip(used, self._config.groups, strict=True))
         exact = FLOAT * self._spec.state_elements(context)
-        # Whole pages; a window may lie across one more, a snapshot is there twice while a step makes the next one.
+        # A sequence holds whole pages. A window may touch one page more, and a snapshot exists twice while a step makes
+        # the next one.
         return state, seconds, exact <= state <= exact + sum(2 * group.page_bytes for group in self._config.groups)
 
     def _prompt(self, length: int) -> list[int]:

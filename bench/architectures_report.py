@@ -15,7 +15,7 @@ COLORS = (
     "#4b4b4b", "#1f77b4", "#17a2b8", "#d62728", "#9467bd", "#e8710a", "#2ca02c", "#8c564b", "#c2185b", "#6b8e23",
 )  # fmt: skip
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-LABEL_GAP = 0.045  # of the height of the axes, between two labels
+LABEL_GAP = 0.045  # distance between two labels, as a share of the height of the axes
 
 
 def by_name(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -27,7 +27,7 @@ def by_name(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def plot(lines: Sequence[Line], folder: Path) -> None:
-    """architectures-state.png and architectures-decode.png: measured as points, by arithmetic dashed."""
+    """Draw architectures-state.png and architectures-decode.png: points are measured, dashed lines are computed."""
     _plot(
         lines, folder / "architectures-state.png", measured="state_bytes", counted="state_bytes_by_formula", unit=1e6,
         title="What one sequence keeps", ylabel="state, MB", joined="",

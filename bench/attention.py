@@ -5,16 +5,16 @@
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
     decode   one token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192 tokens; `read_share` is the bytes of
-             state over time over the read bandwidth of all threads; enough layers run in turn to exceed the caches
+             state over time over the read bandwidth of all threads; the layers together exceed the caches
     chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share` is the multiply-adds inside the causal
              mask over the peak
     scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio` is the time of the reference,
-             token by token on one thread, over this one
+             token by token on one thread, over the time of the kernel
 
-Every case of attention runs with its state in each type in turn; `speedup` is the time of float32 over this one.
-Limits are measured in turn with every case; figures are medians over rounds. Run it on a quiet machine: a core that
-others share makes every share too small. The gate: a query of each case of S, M and L against float64 over the stored
-state.
+Every case of attention runs with its state in each type, one after the other; `speedup` is the time of float32 over the
+time of the type. The limits are measured in the same rounds as every case; figures are medians over rounds. Run it on a
+quiet machine: a core that other programs use makes every share too small. The gate: a query of each case of S, M and L
+equals float64 over the stored state.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Stor
         rows = [rng.standard_normal((PAGE, *shape), dtype=np.float32) for shape in case.state().parts]
         attention.write_pages(case, pool)(parts, rows, np.zeros(PAGE, np.int64), np.arange(PAGE))
         views.append(tuple(parts))
-    arena[1:] = arena[0]  # every page holds the same: what it is costs nothing
+    arena[1:] = arena[0]  # every page holds the same numbers, because the time does not depend on them
     return [views, rng.permutation(np.arange(1, count)).reshape(sequences, -1)]
 
 
@@ -148,14 +148,14 @@ def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
         ours, theirs = recurrent.taylor_attention(case, pool), reference.taylor_attention(case)
         order, weights = "xxx", []
     inputs, constants = iter(x), iter(weights)
-    arrays = [next(inputs if kind == "x" else constants) for kind in order]  # as the op takes them
+    arrays = [next(inputs if kind == "x" else constants) for kind in order]  # in the order in which the op takes them
     first = [torch.from_numpy(a[:, :1] if a.ndim == 3 else a) for a in arrays]
     lengths, one = np.array([tokens]), torch.tensor([1])
     return lambda: ours(*arrays, h, lengths), lambda: theirs(*first, torch.from_numpy(h), one)
 
 
 def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> None:
-    """Measure a case with its state in each type, in turn."""
+    """Measure a case with its state in each type, one after the other."""
     for case in cases:
         case.run()
     times: list[list[float]] = [[] for _ in cases]
@@ -166,7 +166,7 @@ def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> No
         for case, taken in zip(cases, times, strict=True):
             taken.append(seconds(case.run))
     for case, taken in zip(cases, times, strict=True):
-        # For one layer; narrower states get more layers, so that they are larger than the caches.
+        # These are figures for one layer. Smaller types of state get more layers, so that all layers exceed the caches.
         per_layer = [t / case.layers for t in taken]
         speedups = [a / cases[0].layers / b for a, b in zip(times[0], per_layer, strict=True)]
         took = statistics.median(taken)

@@ -1,24 +1,24 @@
-"""Continuous beside static batching on a full queue: python bench/batching.py [--seeds 5] [--plot FILE]
+"""Compare continuous with static batching on a full queue: python bench/batching.py [--seeds 5] [--plot FILE]
 
-Static batching takes the next B requests only when all of the last B are over; continuous batching fills every slot
-that becomes free at once. Two measurements, both on requests with a prompt of one token, so that every step is decode.
+Static batching takes the next B requests only when all of the last B are complete; continuous batching fills every slot
+as soon as it is free. There are two measurements. Both use prompts of one token, so that every step is decode.
 
 In steps: the real scheduler without a device. For lengths L of mean m a static batch takes E[max of B lengths] steps
-and continuous batching m, so with requests enough the gain is E[max] / m: 1 for constant lengths, 2B / (B + 1) for
+and continuous batching m, so with enough requests the gain is E[max] / m: 1 for constant lengths, 2B / (B + 1) for
 uniform ones, the harmonic number H_B for geometric ones. These are limits for long answers; `expected` is exact for
-the whole numbers that were drawn. Where the queue runs dry at the end fewer than B slots are used; the steps there
-count in full, so the measured gain is a little below `expected`, by the share that `slots_used` lacks. The gate: every
-request gets its length, the scheduler's page tables agree, both counts of steps are those of a simulation without the
+the whole numbers that were drawn. When the queue is empty at the end, fewer than B slots are used; these steps count in
+full, so the measured gain is a little below `expected`, by the share that `slots_used` lacks. The gate: every request
+gets its length, the scheduler's page tables agree, both counts of steps are those of a simulation without the
 scheduler, and for geometric lengths at 8 and 32 the gain is at least 0.90 of H_B.
 
 In seconds: LLM(batching="static") and "continuous" with 12 layers of a 135M Llama, dummy weights, one thread. The gain
-is smaller than that in steps: near the end of a static batch few sequences are left, and a step with fewer sequences is
-shorter, so the steps that static batching wastes are its cheap ones. Were the time of a step proportional to its
-sequences there would be no gain at all; were it constant, that in steps. `predicted` is the sum over steps of the time
-measured in this run for their number of sequences (interpolated), the steps as the scheduler runs them without a
-device. `speedup_in_steps` is that of the same few requests: with four batches the dry end weighs more than above. Every
-time is given by the clock, and as what the processor worked for us, which other programs on the machine disturb less.
-The gate: every answer has the same tokens both ways.
+is smaller than the gain in steps: near the end of a static batch few sequences are left, and a step with fewer
+sequences is shorter, so the steps that static batching wastes are its cheap ones. If the time of a step were
+proportional to its sequences, there would be no gain; if it were constant, the gain would be that in steps. `predicted`
+sums, over the steps that the scheduler runs without a device, the time that this run measured for their number of
+sequences (interpolated). `speedup_in_steps` is that of the same few requests: with four batches, the end of the queue
+weighs more than above. Every time is given twice: by the clock, and as processor time, which other programs disturb
+less. The gate: every answer has the same tokens with both kinds of batching.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from ridgeline.spec.state import ALL
 
 MODES: tuple[Literal["static", "continuous"], ...] = ("static", "continuous")
 BATCHES = (4, 8, 16, 32)
-MEAN, NUM_BATCHES = 32, 250  # in the measurement in steps
+MEAN, NUM_BATCHES = 32, 250  # for the measurement in steps
 WALL_BATCHES, WALL_MEAN, WALL_NUM_BATCHES, LAYERS = (8, 32), 24, 4, 12
-STEP_SIZES = (1, 2, 4, 8, 16, 32)  # sequences of the steps that are timed
-STEP_TOKENS = 2 * WALL_MEAN  # so that their mean context is that of geometric lengths
+STEP_SIZES = (1, 2, 4, 8, 16, 32)  # numbers of sequences for which a step is timed
+STEP_TOKENS = 2 * WALL_MEAN  # so that the mean context equals that of geometric lengths
 CLOCKS = ("by the clock", "of the processor")
 LENGTHS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     "constant": lambda rng, mean, size: np.full(size, mean),
@@ -64,11 +64,11 @@ LIMIT: dict[str, Callable[[int], float]] = {
 }
 
 
-Times = np.ndarray  # seconds [2]: by the clock, and of the processor
+Times = np.ndarray  # two seconds: by the clock, and of processor time
 
 
 class Run(NamedTuple):
-    """Times of the same requests both ways, and whether every answer has the same tokens."""
+    """Times of the same requests with both kinds of batching, and whether every answer has the same tokens."""
 
     batch: int
     lengths: list[int]
@@ -89,7 +89,9 @@ def exact_gain(name: str, mean: int, batch: int) -> float:
 
 
 def groups_of(lengths: list[int], batch: int, mode: str) -> list[list[int]]:
-    """Return request numbers by group. Static: a group follows when the last one ended. Continuous: one group."""
+    """Return the numbers of requests by group. Static: a group starts when the one before it has ended. Continuous:
+    there is one group.
+    """
     size = batch if mode == "static" else len(lengths)
     return [list(range(i, min(i + size, len(lengths)))) for i in range(0, len(lengths), size)]
 
@@ -176,13 +178,15 @@ def timed(run: Callable[[], list[list[int]]]) -> tuple[Times, list[list[int]]]:
 
 
 def time_steps(llm: LLM, times: dict[int, list[Times]]) -> None:
-    """Append the time of a decode step by its number of sequences, each the mean over STEP_TOKENS steps."""
+    """Append the time of a decode step by its number of sequences, each time a mean over STEP_TOKENS steps."""
     for size in STEP_SIZES:
         times[size].append(timed(partial(answer, llm, [STEP_TOKENS] * size))[0] / STEP_TOKENS)
 
 
 def in_seconds(seed: int) -> list[dict[str, float]]:
-    """Return measured and predicted times. Steps are timed before and after, since the pace may change."""
+    """Return measured and predicted times. Steps are timed before and after the runs, since the machine's speed may
+    change.
+    """
     times: dict[int, list[Times]] = {size: [] for size in STEP_SIZES}
     widest = build(max(STEP_SIZES), "continuous")
     answer(widest, [2])  # the first step takes longer
@@ -261,8 +265,15 @@ def plot(path: Path, steps: dict[tuple[str, int], dict[str, float]], wall: list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="draws of lengths in steps, two or more")
-    parser.add_argument("--wall-seed", type=int, default=0, help="the draw of lengths in seconds")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=5,
+        help="number of draws of lengths for the measurement in steps, two or more; default: 5",
+    )
+    parser.add_argument(
+        "--wall-seed", type=int, default=0, help="random seed of the lengths for the measurement in seconds"
+    )
     parser.add_argument("--plot", type=Path, help="also draw both measurements into this PNG")
     options = parser.parse_args()
     torch.set_grad_enabled(False)

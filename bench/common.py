@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and the JSON line that each benchmark writes."""
+"""Describe the machine of a benchmark, and write the JSON line that each benchmark prints."""
 
 from __future__ import annotations
 

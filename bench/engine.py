@@ -1,7 +1,8 @@
-"""The engine: decode by batch size, and cached beside naive sampling: python bench/engine.py [--plot FILE]
+"""Measure the engine's decode by batch size, and cached beside naive sampling: python bench/engine.py [--plot FILE]
 
-The floor of a decode step is bytes: every weight once, over the machine's read bandwidth, measured here; beyond the
-batch where arithmetic takes longer it is operations. The gate is equality with naive sampling's tokens.
+The least time of a decode step is that of reading every weight once at the machine's read bandwidth, which is measured
+here; in batches where arithmetic takes longer, it is the time of the operations. The gate: the tokens equal those of
+naive sampling.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 
-SHAPE = {  # SmolLM2-135M's
+SHAPE = {  # the shape of SmolLM2-135M
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -142,7 +143,9 @@ def plot(path: Path, lengths: list[int], cached: list[float], naive: list[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", type=Path, help="also draw ms per token against the history into this PNG")
+    parser.add_argument(
+        "--plot", type=Path, help="also draw milliseconds per token against the length of the history into this PNG"
+    )
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     llm = build()

@@ -5,11 +5,11 @@
     python bench/foreign_llama_cpp.py llama_cpp_python-*/vendor/llama.cpp/tools/server/tests --data ../shared/data
 
 Their suite starts the program that LLAMA_SERVER_BIN_PATH names. This file is that program: it reads llama-server's
-options, starts `ridgeline serve` with the same meaning, or uses one that runs with these settings already, and
-forwards the port. Nothing of theirs is changed or copied; foreign_llama_cpp_plugin.py is loaded into their pytest. A
-test passes; or it is "to come" (it uses endpoints, options or fields of llama.cpp's own that Ridgeline does not
-have), or "theirs" (it checks something other than the API; foreign_llama_cpp.json says what), or "ours", which none
-should be.
+options, starts `ridgeline serve` with the same meaning, or uses a server that already runs with these settings, and
+forwards the port. Their files are neither changed nor copied; foreign_llama_cpp_plugin.py is loaded into their pytest.
+A test passes; or it is "to come" (it uses endpoints, options or fields of llama.cpp's own that Ridgeline does not
+have), or "theirs" (it checks something other than the API; foreign_llama_cpp.json says what), or "ours", which is a
+defect of Ridgeline.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "foreign_llama_cpp.json"
 AS_SERVER = "--as-server"
-STATE = "FOREIGN_STATE"  # a folder: servers that run, and why a server could not be started
+STATE = "FOREIGN_STATE"  # a folder that lists the servers that run, and why a server could not be started
 DATA = "FOREIGN_DATA"
-KINDS = ("passed", "ours", "theirs", "to come", "skipped")  # skipped: by their own marks
+KINDS = ("passed", "ours", "theirs", "to come", "skipped")  # skipped: by the tests' own marks
 NOT_STARTED = 3  # exit status
 START_SECONDS = 120.0
 
-# Models that their tests name, and the folder of ../shared/data/models that stands for it. Their tests of embeddings
-# ask for nothing that a decoder cannot do.
+# The models that their tests name, and the folder of ../shared/data/models that is used instead. Their tests of
+# embeddings need nothing that a decoder lacks.
 MODELS = {
     "ggml-org/test-model-stories260K": "stories260K",
     "tinyllamas/stories260K.gguf": "stories260K",
@@ -77,7 +77,7 @@ LLAMA3 = """{%- for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3}  # templates that llama-server knows by name
 
 
-# The program that their suite starts -------------------------------------------------------------------
+# The program that their suite starts as its server -----------------------------------------------------
 
 
 def as_server(args: list[str]) -> int:
@@ -177,7 +177,7 @@ async def forward(host: str, port: int, to: int) -> None:
     await server.serve_forever()
 
 
-# The run, and what came of it --------------------------------------------------------------------------
+# The run, and the kind of each result ------------------------------------------------------------------
 
 
 def judged(result: dict[str, Any], table: list[dict[str, str]]) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def run_suite(tests: Path, data: Path, state: Path, select: str) -> list[dict[st
     program = state / "llama-server"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" {AS_SERVER} "$@"\n')
     program.chmod(0o755)
-    (state / "wget.py").write_text("")  # theirs for downloads, of which there are none here
+    (state / "wget.py").write_text("")  # their file for downloads, which are not needed here
     results = state / "results.jsonl"
     environment = os.environ | {
         "LLAMA_SERVER_BIN_PATH": str(program), STATE: str(state), DATA: str(data.resolve()),
@@ -219,8 +219,10 @@ def run_suite(tests: Path, data: Path, state: Path, select: str) -> list[dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", type=Path, help="the folder tools/server/tests of llama.cpp")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder with models/stories260K")
+    parser.add_argument("tests", type=Path, help="llama.cpp's folder tools/server/tests")
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="folder that contains models/stories260K"
+    )
     parser.add_argument("-k", default="", help="run only the tests that match, as pytest's -k")
     parser.add_argument("--markdown", action="store_true", help="print tables for the documentation")
     parser.add_argument("--state", type=Path, help="keep the logs in this folder")

@@ -1,6 +1,7 @@
-"""A pytest plugin for llama.cpp's server tests: skips what is to come, and writes a line of JSON for each result.
+"""Load this plugin into pytest for llama.cpp's server tests: it skips tests of missing features and writes a line of
+JSON for each result.
 
-bench/foreign_llama_cpp.py loads it. Paths without /v1, which llama-server has too, become those with it.
+bench/foreign_llama_cpp.py loads it. Paths without /v1, which llama-server also has, get that prefix.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import requests
 
 STATE = Path(os.environ["FOREIGN_STATE"])
 ALIASES = {f"/{name}": f"/v1/{name}" for name in ("chat/completions", "responses", "models")}
-# Endpoints of llama.cpp's own, or of other APIs, that Ridgeline does not have. /completions and /embeddings without /v1
-# are not OpenAI's there.
+# Endpoints of llama.cpp's own, or of other APIs, that Ridgeline does not have. Without /v1, /completions and
+# /embeddings are not OpenAI's there.
 TO_COME = (
     "/completion", "/completions", "/embeddings", "/props", "/slots", "/infill", "/apply-template", "/rerank",
     "/v1/rerank", "/v1/messages", "/lora-adapters", "/tools", "/cors-proxy", "/predict", "/v1/stream", "/models/load",
     "/chat/completions/input_tokens", "/sw.js",
 )  # fmt: skip
-# Fields of requests, and parts of answers, that are llama.cpp's own: a pattern in a test's source, and the name.
+# Fields of requests and of answers that only llama.cpp has: a pattern in a test's source, and the name.
 DIALECT = (
     (r'"(__verbose|timings_per_token|return_progress)"', "{}"), (r'"(grammar)": ', "{}"),
     (r'"(json_schema)": json_schema', "{}"), (r'"/(?:de)?tokenize"[\s\S]*"(content)": ', "{} of /tokenize"),
@@ -62,7 +63,7 @@ def _to_come(item: pytest.Item) -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     import utils  # type: ignore[import-not-found] # theirs, which conftest.py has put on the path
 
-    utils.ServerPreset.load_all = staticmethod(lambda: None)  # it would start each model once, to download it
+    utils.ServerPreset.load_all = staticmethod(lambda: None)  # the original starts each model once, to download it
     request, read, begin = requests.Session.request, requests.Response.json, openai.OpenAI.__init__
 
     def asked(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         begin(self, base_url=f"{base_url.removesuffix('/v1')}/v1", **kwargs)
 
     def built(self: requests.Response, **kwargs: Any) -> Any:
-        """Answer as a build of llama.cpp would: nearly all of their tests check that first, and stop otherwise."""
+        """Name the build as llama.cpp does: nearly all of their tests check it first, and stop otherwise."""
         found = read(self, **kwargs)
         if isinstance(found, dict) and "system_fingerprint" in found:
             found["system_fingerprint"] = f"b of {found['system_fingerprint']}"

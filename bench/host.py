@@ -29,7 +29,7 @@ SHAPE = {
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
 }  # fmt: skip
-PROMPT, WARM = 128, 8  # tokens; steps that are not counted
+PROMPT, WARM = 128, 8  # tokens of the prompt; steps that are not counted
 FORMATS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "float32"},
     "bf16": {"dtype": "bfloat16"},
@@ -50,7 +50,7 @@ def build(weights: str) -> LLM:
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[list[list[int]], list[list[float]]]:
-    """Return tokens of each prompt, and seconds and kernel seconds of each step in which all sequences ran."""
+    """Return the tokens of each prompt, and the seconds and kernel seconds of each step in which all sequences ran."""
     chunks: list[OutputChunk] = []
     tokens: list[list[int]] = [[] for _ in prompts]
 

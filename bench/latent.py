@@ -1,7 +1,7 @@
-"""The two forms of latent attention, by chunk and context: python bench/latent.py [--heads 16]
+"""Compare the two forms of latent attention, by chunk and context: python bench/latent.py [--heads 16]
 
-Milliseconds of one layer's attention of DeepSeek-V2-Lite over pages of 16 tokens, float32, medians; the form that the
-count takes, and the one that is faster. The gate: both give the same to 1e-4.
+Prints median milliseconds for the attention of one layer of DeepSeek-V2-Lite over pages of 16 tokens in float32, the
+form that the engine chooses by counting operations, and the form that is faster. The gate: both forms agree to 1e-4.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Measure every mixer on the kernels of the cpu device: python bench/mixers.py [--mixers NAME ...] [--profile]
 
-Each model has twelve layers, 512 wide, float32, random weights, and one kind of mixer (experts stand beside small
-attention). The whole engine runs a prompt of `--prompt` tokens in one step, then decodes one sequence and eight. The
-floor of a decode step is the bytes of weights and states that it reads over the measured read bandwidth; `share` is
-the floor over the time. The floor of a prompt is its operations over measured float32 products. `--threads` sets the
-number of cores. The gate: each greedy token is the best one of the dense pass, to 1e-3.
+Each model has twelve layers of hidden size 512, float32, random weights, and one kind of mixer (experts are combined
+with small attention). The whole engine runs a prompt of `--prompt` tokens in one step, then decodes one sequence and
+eight. The least time of a decode step is the bytes of weights and states that it reads over the measured read
+bandwidth; `share` is the least time over the measured time. The least time of a prompt is its operations over the
+measured rate of float32 products. `--threads` sets the number of cores. The gate: each greedy token is the best one of
+the dense pass, to 1e-3.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixers", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt; default: 512")
-    parser.add_argument("--threads", type=int, help="cores that are used, instead of all")
+    parser.add_argument("--threads", type=int, help="number of cores; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--ops", nargs="*", default=[], help="backends for ops, as op=backend; default: none")
-    parser.add_argument("--profile", action="store_true", help="print where the time of a step goes instead")
+    parser.add_argument("--profile", action="store_true", help="instead, print which functions take the time of a step")
     options = parser.parse_args()
     if options.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
@@ -103,7 +104,7 @@ def main() -> None:
 
 
 class Bench:
-    """Runs one model, in engines of its own."""
+    """Runs one model, with a new engine for each measurement."""
 
     def __init__(self, name: str, llm: LLM, spec: ModelSpec, prompt: int) -> None:
         self._name, self._llm, self._spec = name, llm, spec
@@ -112,7 +113,7 @@ class Bench:
     def measure(self, rounds: int) -> None:
         pool, prompt = Pool(usable_cores()), len(self._prompts[0])
         read_rate, fma_rate = pool.read_rate(READ_BYTES), pool.fma_rate()
-        self.run(8, STEPS), self.run(1, STEPS)  # matrices are packed, pages touched
+        self.run(8, STEPS), self.run(1, STEPS)  # after this, matrices are packed and pages are in memory
         found = {n: [self.run(n, STEPS) for _ in range(rounds)] for n in (1, 8)}
         values = {}
         for n, runs in found.items():

@@ -1,8 +1,8 @@
-"""Naive sampling beside transformers' own, on the same random weights: python bench/naive.py
+"""Compare naive sampling with that of transformers on the same random weights: python bench/naive.py
 
-The floor of a token is arithmetic: 2 x parameters x history operations, over the machine's matrix product peak, which
-is measured here. Both recompute the history at every token (`use_cache=False` there); runs alternate; the correctness
-gate is equality of the greedy tokens.
+The least time of a token is that of 2 x parameters x history operations at the machine's peak of matrix products, which
+is measured here. Both programs recompute the history at every token (`use_cache=False` in transformers), and their runs
+alternate. The gate: the greedy tokens are equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from common import emit, peak_flops, seconds
 from ridgeline import LLM, SamplingParams
 
 PROMPT, NEW, ROUNDS = 64, 8, 5
-SHAPES = {  # SmolLM2-135M's, and a quarter of its width
+SHAPES = {  # the shape of SmolLM2-135M, and one with a quarter of its hidden size
     "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
              "num_key_value_heads": 3, "vocab_size": 49152},
     "8M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 6,
@@ -51,7 +51,8 @@ def run(name: str, dtype: torch.dtype) -> None:
         times = [(seconds(ours), seconds(theirs)) for _ in range(ROUNDS)]
         peak = peak_flops()
     matrices = llm.loaded.spec.num_params() - SHAPES[name]["vocab_size"] * SHAPES[name]["hidden_size"] * 2
-    head = SHAPES[name]["vocab_size"] * SHAPES[name]["hidden_size"]  # both compute it for the last position only
+    # both programs compute the head for the last position only
+    head = SHAPES[name]["vocab_size"] * SHAPES[name]["hidden_size"]
     work = sum(2 * (matrices * (PROMPT + i) + head) for i in range(NEW))
     mine, other = (statistics.median(t) / NEW for t in zip(*times, strict=True))
     emit(

@@ -1,10 +1,10 @@
-"""Pictures of the page's live view for README and docs: python bench/page_pictures.py [--out docs/images] [--streams 8]
+"""Make pictures of the page's live view for the docs: python bench/page_pictures.py [--out docs/images] [--streams 8]
 
 Run it on a quiet machine, after `ridgeline calibrate`. It starts `ridgeline serve` on the built-in model, keeps
 --streams requests open all the time, watches the live view in Chromium, dark and then light, and writes
-page-live-dark.png and page-live-light.png, 1280 pixels wide. The gate: the median of measured over predicted time of a
-step, over 20 polls of the view, is within 30 %, and so is the step that the picture shows. If not, it says so and
-writes nothing.
+page-live-dark.png and page-live-light.png, 1280 pixels wide. The gate: the measured time of a step is within 30 % of
+the predicted time, both in the median of 20 polls of the view and for the step that the picture shows. If not, the
+script says so and writes nothing.
 
 It needs the extra `browser` and a Chromium on the PATH.
 """
@@ -32,8 +32,8 @@ from ridgeline.cost.calibration import load as load_calibration
 THEMES = ("dark", "light")
 WIDTH, HEIGHT = 1280, 900
 WITHIN = 0.3  # relative to the predicted time of a step
-WARM_UP, POLLS, TRIES = 10, 20, 30  # polls of the view, one a second
-POLL_MS = 10_000  # after which a poll that does not come is an error
+WARM_UP, POLLS, TRIES = 10, 20, 30  # numbers of polls of the view, which has one each second
+POLL_MS = 10_000  # a poll that takes longer is an error
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 512
 READY = r"^serving .* at http://127\.0\.0\.1:(\d+)"
 
@@ -63,8 +63,10 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="the folder of the pictures")
-    parser.add_argument("--streams", type=int, default=8, help="requests that are open at once; default: 8")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder for the pictures")
+    parser.add_argument(
+        "--streams", type=int, default=8, help="number of requests that are open at the same time; default: 8"
+    )
     parser.add_argument(
         "--serve", nargs=argparse.REMAINDER, default=[],
         help="arguments of ridgeline serve, last on the line; default: the built-in model. On two cores the client and "
@@ -121,7 +123,7 @@ def steady_load(port: int, streams: int) -> Iterator[None]:
 
 
 def take(browser: str, port: int, theme: str, streams: int) -> tuple[bytes | None, float, float | None]:
-    """Return the picture or None, the median of measured over predicted time, and that of the step shown."""
+    """Return the picture or None, and measured over predicted time: the median, and that of the step in the picture."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as running:
@@ -153,9 +155,9 @@ def take(browser: str, port: int, theme: str, streams: int) -> tuple[bytes | Non
                 ratio, before = poll(), len(polled)
                 if ratio is None or not agrees(ratio):
                     continue
-                page.wait_for_timeout(100)  # the view draws what it was told
+                page.wait_for_timeout(100)  # give the view time to draw the poll's result
                 picture = page.screenshot(full_page=True)
-                if len(polled) == before:  # and it is not another step by now
+                if len(polled) == before:  # the picture still shows the step of the last poll
                     return picture, median, ratio
             return None, median, None
         finally:

@@ -1,31 +1,31 @@
-"""How well state memory is used: reservation beside pages: python bench/paging.py --trace CSV [--plot FILE]
+"""Compare how reservation and pages use the memory for state: python bench/paging.py --trace CSV [--plot FILE]
 
-CSV: the Azure conversation trace (TIMESTAMP,ContextTokens,GeneratedTokens). Its first requests, in order of arrival,
-all there from the start: with the trace's own times the load would decide how full the memory is, and the question is
-how many requests a full one holds. Memory is a number of tokens; a prompt is computed in one step, each running
-request gives a token per step, and nobody passes the head of the queue. Ways to give out memory:
+CSV is the Azure conversation trace (TIMESTAMP,ContextTokens,GeneratedTokens). Its first requests wait in order of
+arrival from the start: with the trace's own times, the load would decide how full the memory is, and the question is
+how many requests a full memory holds. Memory is a number of tokens; a prompt is computed in one step, each running
+request gives a token per step, and requests are admitted in their order. Ways to allocate memory:
 
-    reserve          one block of the longest length that the server allows, for everybody
-    oracle, buddy    a block of the power of two that holds prompt and answer, whose length an oracle knows
-    oracle, exact    a block of just prompt and answer
-    doubling         a block of the power of two that holds what is there now, the double when it is full
-    pages            ours, the real scheduler: no page needs to lie beside another
+    reserve          a block of the longest length that the server allows, for each request
+    oracle, buddy    a block whose size is the power of two that holds prompt and answer; an oracle knows the length
+    oracle, exact    a block of exactly the prompt and the answer
+    doubling         a block whose size is the power of two that holds the current tokens; it doubles when it is full
+    pages            pages of the real scheduler, which need not be contiguous
 
-A block is contiguous, at the first address that fits, and for powers of two a multiple of its size, as buddy allocation
-has it. A block that grows may move into its old range. Where no range is free, the latest request gives up its block
-and is computed again when it is admitted again: `preempted`; `computed_again` is the share of tokens that this
-costs, over those that must be computed once.
+A block is contiguous and has the first address that fits; for powers of two, the address is a multiple of the size, as
+in buddy allocation. A block that grows may overlap its old range. If no range is free, the latest request loses its
+block and is computed again when it is admitted again. `preempted` counts these; `computed_again` is the number of
+tokens that are computed again, over those that must be computed once.
 
-use_of_reserved: tokens whose state is there over tokens reserved, both summed over all steps while the step runs (its
-tokens count, the one that it samples does not). vLLM (arXiv 2309.06180, figure 2) counts the same as used: what is
-reserved for tokens to come is waste. `expected` is the sum that the lengths alone give, for requests that never wait
-with a block in hand. use_of_memory: tokens over all of the memory, so fragmentation counts too; this and `running`
-are means over the steps in which requests wait. Two workloads: all requests, where the longest length is the whole
-trace's; and those of up to 2048 tokens, the length for which vLLM's baselines reserve.
+use_of_reserved: tokens whose state is stored over tokens reserved, both summed over all steps while the step runs (its
+tokens count, the one that it samples does not). vLLM (arXiv 2309.06180, figure 2) defines use in the same way: memory
+that is reserved for later tokens is waste. `expected` follows from the lengths alone, for requests that never wait
+while they have a block. use_of_memory: tokens over all of the memory, so fragmentation counts too; this and `running`
+are means over the steps in which requests wait. There are two workloads: all requests, with the longest length of the
+whole trace; and requests of up to 2048 tokens, the length for which vLLM's baselines reserve.
 
-Then n answers, as long as each other, to each prompt, on shared pages and as requests of their own. `saved` is
-1 - pages held / page table entries of all holders, summed over steps, as in vLLM's figure 15; `saved_expected` is what
-the lengths give if the answers to a prompt always run together and share its full pages.
+Then each prompt gets n answers of equal length, on shared pages and as separate requests. `saved` is 1 - pages held /
+page table entries of all holders, summed over steps, as in vLLM's figure 15; `saved_expected` follows from the lengths
+if the answers to a prompt always run together and share its full pages.
 
 The gates: every request completes with its length, the scheduler's page tables agree, use_of_reserved is within 1 % of
 `expected`; pages of 16 > oracle, buddy > reserve, in use and in requests that run at once; sharing saves pages and
@@ -72,7 +72,7 @@ Block = Callable[[Request, int], int]
 
 @dataclass
 class Tally:
-    """Sums over steps; fields named full are over the steps in which requests wait."""
+    """Sums over steps. The fields full_... sum over the steps in which requests wait."""
 
     steps: int = 0
     tokens: int = 0
@@ -80,9 +80,9 @@ class Tally:
     full_steps: int = 0
     full_tokens: int = 0
     full_running: int = 0
-    computed: int = 0  # tokens, those computed again too
+    computed: int = 0  # tokens, including those that are computed again
     preempted: int = 0
-    held: int = 0  # pages, each once
+    held: int = 0  # pages, each counted once
     entries: int = 0  # entries of page tables
 
     def add(self, running: int, tokens: int, reserved: int, *, waiting: bool) -> None:
@@ -107,7 +107,7 @@ class Tally:
         return self.full_running / self.full_steps
 
     def again(self, requests: list[Request], n: int = 1) -> float:
-        """Return tokens computed more than once, over the tokens that n answers to each prompt need."""
+        """Return the tokens that are computed more than once, over the tokens that n answers to each prompt need."""
         return self.computed / sum(r.prompt - 1 + n * r.answer for r in requests) - 1
 
 
@@ -167,7 +167,7 @@ class Contiguous:
         return tally
 
     def _advance(self) -> None:
-        """Give each running request a token; complete ones leave."""
+        """Give each running request a token, and remove complete requests."""
         for i in tuple(self._running):
             self._known[i] += 1
             if self._known[i] == self._requests[i].total:
@@ -184,7 +184,7 @@ class Contiguous:
         return block is not None
 
     def _grow(self) -> int:
-        """Give larger blocks to those that need one, the earliest first; return how many lost theirs."""
+        """Give larger blocks to requests that need one, the earliest first; return how many lost their block."""
         lost = 0
         for i in tuple(self._running):
             if i not in self._blocks:
@@ -210,7 +210,7 @@ def paged(requests: list[Request], page: int, n: int = 1) -> Tally:
         [StateGroup("kv", page, ALL, 1)], [MEMORY // page + 1], max_batch_tokens=NO_LIMIT, max_seqs=1 << 12
     )
     for i, request in enumerate(requests):
-        prompt = [i, *range(request.prompt - 1)]  # no two begin alike
+        prompt = [i, *range(request.prompt - 1)]  # no two prompts begin with the same tokens
         first, *others = (Sequence(n * i + k, prompt, request.answer) for k in range(n))
         scheduler.add(first, others)
     tally, given = Tally(), Counter[int]()
@@ -273,7 +273,7 @@ def compare(name: str, requests: list[Request], longest: int) -> dict[str, Tally
 
 
 def parallel(requests: list[Request], n: int) -> None:
-    """Print one line: n answers to each prompt that share its pages, beside requests of their own."""
+    """Print one line that compares n answers to each prompt on shared pages with separate requests."""
     alone = paged([r for r in requests for _ in range(n)], 16)
     shared = paged(requests, 16, n)
     saved = 1 - shared.held / shared.entries
@@ -322,8 +322,8 @@ def plot(path: Path, panels: dict[str, dict[str, Tally]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="AzureLLMInferenceTrace_conv.csv")
-    parser.add_argument("--requests", type=int, default=1500, help="how many from the start of the trace")
+    parser.add_argument("--trace", type=Path, required=True, help="path of AzureLLMInferenceTrace_conv.csv")
+    parser.add_argument("--requests", type=int, default=1500, help="number of requests from the start of the trace")
     parser.add_argument("--plot", type=Path, help="also draw the shares into this PNG")
     options = parser.parse_args()
     trace = read(options.trace)

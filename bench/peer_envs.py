@@ -1,4 +1,4 @@
-"""Environments of the peers: each its own, made from the package registry with pinned versions, once."""
+"""Make the environments of the peers, one for each, once, from the package registry with pinned versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class PeerError(Exception):
 
 
 class Env(NamedTuple):
-    """An environment. requirements: pinned, for pip. source: built here, for this machine. unwanted: removed again."""
+    """An environment of a peer. requirements: pinned, for pip. source: packages that are built on this machine.
+    unwanted: packages that are removed after the installation.
+    """
 
     requirements: Sequence[str]
     source: str = ""
@@ -36,7 +38,7 @@ ENVS = {
         variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
     ),
     "openvino": Env(("openvino-genai==2026.4.1.0",)),
-    # A torchvision for another build of torch, which optimum asks for, breaks transformers' imports.
+    # optimum requires a torchvision, which for another build of torch breaks transformers' imports.
     "openvino-convert": Env(
         ("optimum-intel==2.2.0", "nncf==3.4.0", "openvino==2026.4.1", TORCH), unwanted="torchvision"
     ),
@@ -63,7 +65,7 @@ def ensure(work: Path, name: str) -> str:
 
 
 def ensure_ours(work: Path, commit: str) -> Path:
-    """Make an environment with `pip install .` of this tree only, as a user has it. Raises PeerError."""
+    """Make an environment with only `pip install .` of this tree, as a user has it. Raises PeerError."""
     folder = work / "env" / "ridgeline"
     marker = folder / ".installed"
     if not (marker.exists() and marker.read_text() == commit):
@@ -88,7 +90,7 @@ def installed_bytes(folder: Path) -> int:
 
 
 def convert(work: Path, shape: str, name: str, env: str, tool: str, form: str) -> Path:
-    """Return the model in a peer's own format, converted if it is missing. Raises PeerError."""
+    """Return the folder of the model in a peer's own format; convert it if it is missing. Raises PeerError."""
     source, out = work / "models" / shape / "hf", work / "models" / shape / name
     if not (out / ".done").exists():
         part = out.with_name(out.name + ".part")

@@ -1,4 +1,4 @@
-"""Read the measured lines from the results' file and make tables of them."""
+"""Read the measured lines from the results' file and print them as tables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Results:
         return [line for (_, c, _), line in self._lines.items() if c == case]
 
     def limits(self, shape: str) -> dict[str, float]:
-        """Return the machine's limits as measured with a shape's cases: those of the middle bandwidth."""
+        """Return the machine's limits that were measured with a shape's cases: those of the median bandwidth."""
         lines = [line for case in CASES for line in self.lines(case) if line["shape"] == shape and "limits" in line]
         found = sorted((line["limits"] for line in lines), key=lambda limits: limits["read_gb_s"])
         return found[len(found) // 2] if found else {}
@@ -90,7 +90,7 @@ def errors(results: Results, shape: str) -> Iterator[str]:
 
 
 def bar_rows(results: Results, shape: str) -> Rows:
-    """Return rows of bar, kind, own value, rival, ratio, bar, pass or miss."""
+    """Return one row for each bar: kind, our value, rival, ratio, bar, and pass or miss."""
     return [row for bar in BARS for kind in bar.kinds if (row := bar_row(results, shape, bar, kind))]
 
 
@@ -126,7 +126,7 @@ def rival(results: Results, shape: str, bar: Bar, kind: str, ours: dict[str, Any
 
 
 def own_rows(results: Results) -> Rows:
-    """Return rows of size and start-up."""
+    """Return the rows for the size of the installation and for start-up times."""
     rows = []
     for case, value, unit in ((SIZE, "installed_mb", "MB"), (STARTUP, "seconds", "s")):
         for line in results.lines(case):

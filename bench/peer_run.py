@@ -19,8 +19,9 @@ from peer_envs import ROOT, PeerError, convert, ensure
 from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_bytes
 
 DRIVERS = ROOT / "bench" / "peer_drivers"
-STATE_NUMBER_BYTES = 4  # the type of our keys and values
-MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}  # peak over weights, as peers load
+STATE_NUMBER_BYTES = 4  # the type of our keys and values has 4 bytes
+# the peak while a peer loads, as a multiple of the weights
+MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}
 LEFT_FREE = 1.5e9  # bytes
 TIMEOUT_S = 600
 
@@ -29,7 +30,7 @@ class Prepared:
     """A contender whose environment and model are ready."""
 
     def __init__(self, work: Path, shape: str, contender: Contender) -> None:
-        """Raises PeerError."""
+        """Prepare a contender. Raises PeerError."""
         self.contender, self.shape = contender, shape
         ours = contender.peer == OURS
         self.python = sys.executable if ours else ensure(work, contender.peer)
@@ -40,7 +41,9 @@ class Prepared:
 
     @property
     def bits_per_weight(self) -> float:
-        """Return the bits of a converted model by the size of its files, or else of the kind."""
+        """Return the bits per weight of a converted model, from the size of its files if it has some, else from its
+        kind.
+        """
         if self.contender.converter:
             names = ("*.gguf", "*.bin", "*.data", "*.onnx")
             size = float(
@@ -58,7 +61,7 @@ class Process:
     """A loaded contender. load_s counts from the start of its process."""
 
     def __init__(self, prepared: Prepared, threads: int, how: str = "") -> None:
-        """how: a word for the driver beside the format. Raises PeerError."""
+        """Start the process. how: a word for the driver beside the format. Raises PeerError."""
         self.prepared, self.contender, self.warm = prepared, prepared.contender, set[str]()
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         script = DRIVERS / f"drive_{self.contender.tool}.py"
@@ -108,13 +111,13 @@ class Process:
 
 
 class Fleet:
-    """Holds loaded contenders. Where memory is short, the most recently used one is unloaded: it is needed last."""
+    """Holds loaded contenders. Where memory is short, it unloads the most recently used one, which is needed last."""
 
     def __init__(self, threads: int) -> None:
         self._threads, self._running = threads, dict[str, Process]()
 
     def get(self, prepared: Prepared) -> Process:
-        """Raises PeerError."""
+        """Return the process of a contender; start it if it is not loaded. Raises PeerError."""
         name = prepared.contender.name
         process = self._running.pop(name, None)
         if process is None:
@@ -174,7 +177,7 @@ def prompts(shape: str, case: str, number: int) -> list[list[int]]:
 def rounds_of(
     fleet: Fleet, ready: list[Prepared], shape: str, case: str, rounds: int, limits: Limits
 ) -> Iterator[tuple[int, Prepared, dict[str, Any] | PeerError]]:
-    """Yield (round, contender, answer of its driver) in the order A B C A B C. One that fails is not tried again."""
+    """Yield (round, contender, answer of its driver) in the order A B C A B C. One that fails is not run again."""
     tokens, failed = CASES[case].tokens[shape], set[str]()
     for number in range(rounds):
         limits.measure()

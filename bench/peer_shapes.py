@@ -1,8 +1,8 @@
-"""The models that all peers run: published shapes, random weights, written once as a Hugging Face folder.
+"""Write the models that all peers run: published shapes, random weights, once, as a Hugging Face folder.
 
 Matrices are N(0, 1/inputs) in bfloat16 and norms are ones, so activations stay of order one and logits are N(0, 1).
-The tokenizer is a byte-level BPE of invented merges with as many tokens as the model: converters ask for one, and
-nothing here uses it. Llama 3.2's stretched rotary frequencies are left out: they cost nothing, and converters differ.
+The tokenizer is a byte-level BPE with invented merges and the model's vocabulary size: converters require one, and
+nothing here uses it. Llama 3.2's scaled rotary frequencies are left out: they take no time, and converters differ.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_model(shape: str, folder: Path) -> Path:
 
 
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, as transformers names them."""
+    """Return the shapes of all tensors by transformers' names."""
     d, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     layer = {
@@ -85,7 +85,9 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> HostTensor:
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
-    """Bytes, pairs of them, triples: as many as there is room for, and three special tokens at the end."""
+    """Write a tokenizer of bytes, then pairs and triples of bytes until `size` tokens, with three special tokens at the
+    end.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     specials = ["<pad>", "<s>", "</s>"]
     room = size - len(letters) - len(specials)
@@ -110,12 +112,12 @@ def num_params(shape: str) -> int:
 
 
 def num_matrix_params(shape: str) -> int:
-    """Return the parameters of matrices that a token reads; the embedding, which is the head, counts once."""
+    """Return the parameters of the matrices that a token reads; the embedding, which is the head, counts once."""
     return sum(int(np.prod(size)) for size in tensors(CONFIGS[shape]).values() if len(size) == 2)
 
 
 def products(shape: str, tokens: int) -> float:
-    """Return the multiplications for a token, with the head for a share of the tokens."""
+    """Return the multiplications for a token; the head counts only for a share of the tokens."""
     head = CONFIGS[shape]["vocab_size"] * CONFIGS[shape]["hidden_size"]
     return num_matrix_params(shape) - head + head / tokens
 

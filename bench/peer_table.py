@@ -1,4 +1,4 @@
-"""The contenders, the cases and the bars, as data."""
+"""List the contenders, the cases and the bars as data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     sequences: int
     prompt: int
-    tokens: Mapping[str, int]  # by shape
+    tokens: Mapping[str, int]  # tokens of each answer by shape
     what: str
 
 
@@ -60,10 +60,8 @@ CASES = {
     "batch32": Case(32, 32, {"S": 17, "M": 9, "L": 9}, "decode of 32 sequences after 32 tokens"),
 }
 LOAD, STARTUP, SIZE = "load", "startup", "size"
-MAX_SEQS, MAX_TOKENS = (
-    32,
-    2048,
-)  # the sizes that each contender is told to reserve: 32 sequences of 64 tokens, or one of 2,048
+# Each contender reserves memory for these sizes: 32 sequences of 64 tokens, or one of 2,048.
+MAX_SEQS, MAX_TOKENS = 32, 2048
 
 
 class Bar(NamedTuple):
@@ -100,15 +98,15 @@ BARS = (
     Bar("batch32", "tokens_per_s", ("int4",), "int8", all_of(1.0)),
     Bar("load", "peak_mb", QUANTIZED, "llama.cpp", all_of(1.15), at_most=True),
 )
-# The command to run, with its limit in seconds: process start to first token. "": the built-in model.
+# The command for a start-up time, with its limit in seconds from process start to first token. "": the built-in model.
 STARTUPS = (("", "", 0.7), ("S", "", 1.0), ("L", "int8", 2.0))
 SIZE_MB = 180
 LOWER_IS_BETTER = ("first_token_ms", "peak_mb", "load_s")
 
 
 def weight_bytes(shape: str, kind: str) -> float:
-    """Return the bytes of matrices that a token reads, scales included, at the kind's own bits: int8 has a float for
-    each row, int4 a half for each 32.
+    """Return the bytes of the matrices that a token reads, with their scales, at the bits of a kind: int8 has a float
+    for each row, int4 a half for each 32 numbers.
     """
     numbers = peer_shapes.num_matrix_params(shape)
     rows = sum(s[0] for s in peer_shapes.tensors(peer_shapes.CONFIGS[shape]).values() if len(s) == 2)

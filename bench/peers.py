@@ -1,16 +1,16 @@
-"""Side by side with the peers on the same random weights: python bench/peers.py [--shapes S,M] [--peers a,b]
+"""Compare Ridgeline with its peers on the same random weights: python bench/peers.py [--shapes S,M] [--peers a,b]
 
-Each peer is installed from the package registry into an environment of its own under --work, pinned; the models are
-converted there; both are kept. One case at a time, all contenders are loaded, warmed up and run in turn, A B C A B C,
-with the machine's limits measured in each round through our kernels; figures are medians over rounds. Token ids are
-given, decoding is greedy and never ends early, and no two runs share a prompt. Each contender is a process of its own.
+Each peer is installed from the package registry, with pinned versions, into an environment of its own under --work; the
+models are converted there; both are kept. For each case, all contenders are loaded, warmed up and run in the order
+A B C A B C. Each round also measures the machine's limits with our kernels; figures are medians over rounds. Prompts
+are token ids, decoding is greedy and never ends early, and no two runs share a prompt. Each contender is a process.
 
-Results are appended to --results. A case with a result is skipped unless --again is given, so an interrupted run
-continues. `--report` only prints the tables, `--markdown FILE` writes them too.
+Results are appended to --results. A case with a result is skipped unless --again is given, so an interrupted run can be
+continued. `--report` only prints the tables, `--markdown FILE` also writes them.
 
-The gate, for our lines: the engine's tokens equal those of naive sampling over whole histories with the same weights,
-and in fp32 those of transformers. For peers `same_tokens` says how many leading tokens of the first round equal ours in
-the same kind: a conversion that went wrong has none.
+The gate of our lines: the engine's tokens equal those of naive sampling over whole histories with the same weights,
+and in fp32 those of transformers. For peers, `same_tokens` is the number of leading tokens of the first round that
+equal ours in the same kind: a wrong conversion has none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from peer_table import (
 )
 from rich.console import Console
 
-REPORT_WIDTH = 160  # characters, where it is not a terminal
+REPORT_WIDTH = 160  # in characters, if the output is no terminal
 GATE = "gate"
 GATE_PROMPT, GATE_TOKENS = 24, 8
 
@@ -130,7 +130,7 @@ class Bench:
                 )  # fmt: skip
 
     def load(self, shape: str, ready: list[Prepared]) -> None:
-        """Measure whole processes: time until a model is loaded, and peak memory after a prompt of 128 tokens."""
+        """Measure whole processes: the time to load a model, and the peak memory after a prompt of 128 tokens."""
         found: dict[str, list[tuple[float, int]]] = {}
         for number in range(self.args.rounds):
             for prepared in ready:
@@ -192,14 +192,14 @@ class Bench:
             self.startup(folder, shape, form, limit)
 
     def startup(self, folder: Path, shape: str, form: str, limit: float) -> None:
-        """Return the time until a process of one token has ended, slightly more than until its token."""
+        """Measure a process that prints one token, until it ends, which is slightly later than its token."""
         command = [str(folder / "bin" / "ridgeline"), "generate", "Once upon a time", "--max-tokens", "1"]
         if shape:
             command += ["-m", str(peer_shapes.make_model(shape, self.work / "models" / shape / "hf"))]
         command += ["--weights", form] if form else []
         times = []
-        with tempfile.TemporaryDirectory() as elsewhere:  # not beside the sources
-            for _ in range(self.args.rounds + 1):  # the first one warms the page cache
+        with tempfile.TemporaryDirectory() as elsewhere:  # so that the installed package is imported, not the sources
+            for _ in range(self.args.rounds + 1):  # the first run warms the page cache
                 start = time.perf_counter()
                 done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
                 times.append(time.perf_counter() - start)
@@ -256,20 +256,37 @@ def split(known: Iterable[str]) -> Callable[[str], list[str]]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = (SIZE, STARTUP, GATE, *CASES, LOAD)
-    parser.add_argument("--shapes", default="S,M,L", type=split("SML"), help="S, M, L (default: all)")
-    parser.add_argument("--peers", default=",".join(PEERS), type=split(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--shapes", default="S,M,L", type=split("SML"), help="shapes to measure, separated by commas; default: S,M,L"
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(PEERS),
+        type=split(PEERS),
+        help=f"peers, separated by commas; default: all of {', '.join(PEERS)}",
+    )
     kinds = ("int8", "int4", "bf16", "fp32")
-    parser.add_argument("--kinds", default=",".join(kinds), type=split(kinds), help=f"of {', '.join(kinds)}")
-    parser.add_argument("--cases", default=",".join(every), type=split(every), help=f"of {', '.join(every)}")
+    parser.add_argument(
+        "--kinds",
+        default=",".join(kinds),
+        type=split(kinds),
+        help=f"kinds, separated by commas; default: all of {', '.join(kinds)}",
+    )
+    parser.add_argument(
+        "--cases",
+        default=",".join(every),
+        type=split(every),
+        help=f"cases, separated by commas; default: all of {', '.join(every)}",
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--quick", action="store_true", help="measure only one round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "ridgeline-peers")
-    parser.add_argument("--results", type=Path, help="default: results.jsonl in --work")
-    parser.add_argument("--again", action="store_true", help="measure what was measured before")
+    parser.add_argument("--results", type=Path, help="file for the results; default: results.jsonl in --work")
+    parser.add_argument("--again", action="store_true", help="measure cases again that have a result")
     parser.add_argument("--prepare", action="store_true", help="install the peers and convert the models, then stop")
-    parser.add_argument("--report", action="store_true", help="only print the tables of what was measured")
-    parser.add_argument("--markdown", type=Path, help="write the tables here too")
+    parser.add_argument("--report", action="store_true", help="only print the tables of the results")
+    parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     args = parser.parse_args()
     args.work = args.work.resolve()
     args.results = args.results or args.work / "results.jsonl"

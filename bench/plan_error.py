@@ -1,19 +1,18 @@
-"""Compare what the planner predicts for this machine with what the engine does: python bench/plan_error.py [--keep
-FILE]
+"""Compare the planner's prediction for this machine with the engine: python bench/plan_error.py [--keep FILE]
 
-51 cases that no fit has seen: dense, grouped, windowed, with experts, recurrent and hybrid models of modest size with
-random weights, in float32, bfloat16, int8 and int4; decodes of 1 to 64 sequences at contexts of 32 to 8,192 tokens,
-whose pages are filled without a prefill; prompts of up to 16,384 tokens in all. Each case runs twice, in processes of
-their own; `repeat` is how far the second is from the first. The machine is calibrated anew at the beginning, into the
-file's own folder, so that all is of one hour.
+It runs 51 cases that were not used to fit the prediction: dense, grouped, windowed, expert, recurrent and hybrid models
+of modest size with random weights, in float32, bfloat16, int8 and int4. It decodes 1 to 64 sequences at contexts of 32
+to 8,192 tokens, whose pages are filled without a prefill, and prompts of up to 16,384 tokens in all. Each case runs
+twice, in new processes; `repeat` is the difference of the second run from the first. The machine is calibrated anew at
+the beginning, into the same folder, so that all figures are from the same hour.
 
-    python bench/plan_error.py                       # all of it, some minutes; lines and calibration in plan_error/
-    python bench/plan_error.py --seconds 90          # as much as that allows; the same command goes on from there
-    python bench/plan_error.py --report              # the table of what is there: median, 90th percentile, the worst
+    python bench/plan_error.py                       # all cases, some minutes; lines and calibration in plan_error/
+    python bench/plan_error.py --seconds 90          # stop after 90 s; the same command continues later
+    python bench/plan_error.py --report              # print the table: median, 90th percentile, the worst
 
-A line is one JSON object: case, run, measured and predicted seconds of TPOT or TTFT, memory, the share of the machine
-that other programs took. The gate is `others`: a run in which they took more than a tenth is measured again, at most
-twice, and shown as it is.
+A line is one JSON object: case, run, measured and predicted seconds of TPOT or TTFT, memory, and the share of the
+machine that other programs took. The gate is `others`: a run in which they took more than a tenth is measured again, at
+most twice, and the run with the smallest share is reported.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Case(NamedTuple):
         return f"{self.model} {self.type} {what}"
 
 
-# (batch, context) of decodes and (batch, prompt) of prompts, for each model and type in turn.
+# (batch, context) for decodes and (batch, prompt) for prompts, run one after the other for each model and type.
 LOADS = (((1, 32), (16, 1024)), ((8, 2048), (64, 128)), ((32, 256), (1, 8192)), ((2, 4096), (4, 512)))
 PROMPTS = ((1, 300), (1, 2048), (16, 100), (1, 4096))
 LONGEST = (Case("grouped", "bf16", 16, 0, 1024), Case("dense", "int8", 2, 0, 8192), Case("hybrid", "fp32", 8, 0, 512))
@@ -137,7 +136,7 @@ def run(case: Case) -> dict[str, Any]:
     loaded = load_random(spec, dtype=dtype, weights=weights, device="cpu")
     tokens = case.batch * case.context
     length = (case.prompt or case.context) + DECODES + 8
-    reset_peak()  # other memory of loading is not compared
+    reset_peak()  # memory that loading takes is not compared
     steps = Steps(loaded, case.batch, length, chunk=512 if case.prompt else max(tokens, 512))
     planner = planner_of(loaded, steps.config, this_machine()[0])
     if case.prompt:
@@ -160,7 +159,7 @@ def run(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all cases -------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -210,7 +209,7 @@ def measure(folder: Path, lines: Path, end: float) -> None:
 
 
 def calibrate(path: Path, env: Mapping[str, str]) -> None:
-    """Calibrate; keep the last of a few tries, or the first one alone on the machine."""
+    """Calibrate; keep the last of a few tries, or the first one during which no other program ran."""
     for _ in range(TRIES):
         command = [sys.executable, "-m", "ridgeline", "calibrate", "--json"]
         done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
@@ -220,7 +219,7 @@ def calibrate(path: Path, env: Mapping[str, str]) -> None:
 
 
 def report(lines: list[dict[str, Any]]) -> None:
-    """Return the table in Markdown. Errors are of the first run, against the prediction beside it."""
+    """Return the table in Markdown. An error compares the first run with its own prediction."""
     by_case: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         by_case.setdefault(line["case"], {})[line["run"]] = line

@@ -1,23 +1,23 @@
-"""A small model of Python and its draft beside their targets: python bench/pocket.py [--target FOLDER] [--draft FOLDER]
+"""Measure a small Python model and its draft: python bench/pocket.py [--target FOLDER] [--draft FOLDER]
 
-Without folders, the built-in pair. Texts are the held-out documents of the running Python's standard library, the same
-split that the pair was trained with: functions that training saw are cut out of them. Everything is seeded.
+Without folders, it measures the built-in pair. Texts are the held-out documents of the running Python's standard
+library, from the split that the pair was trained with: functions that training saw are removed. Everything is seeded.
 
     bits         bits per byte of either model on the held-out documents, windows of 1024 tokens, 512 apart, beside
                  `xz -9e` on the same documents: each alone, and all concatenated. The gate: the tokens decode to the
-                 texts, byte for byte (and what xz writes to its input).
-    acceptance   tokens per verification of 4 drafts, greedily: the target continues held-out contexts of 64 to 256
-                 tokens, and the draft is replayed over what it wrote. The gate: both tokenizers read these tokens as
-                 the same text, and the target as its own draft has all accepted, so that the continuations are its
-                 greedy ones. Where two tokens are equally likely to float32, rounding may turn them between a cached
-                 step and a whole pass; that may cost 1 % of its figure, which is given.
-    completions  held-out function headers, each different one once: 128 tokens at temperature 0.2, and which of them
-                 pass the criterion of `ridgeline.evals.judge`, with Wilson's 95 % interval. The gate: each was
-                 answered.
-    startup      a process from its start to 48 tokens: the median of 5, after one that warms the page cache. The gate:
-                 it writes 48 tokens.
-    cost         parameters, and operations per token: 2 for each parameter that is multiplied, attention over the
-                 context left out. The gate: every token is the same text to both.
+                 texts, byte for byte, and so does the output of xz.
+    acceptance   tokens per greedy verification of 4 drafts: the target continues held-out contexts of 64 to 256
+                 tokens, and the draft is replayed over the continuations. The gate: both tokenizers read these tokens
+                 as the same text, and the target as its own draft has all drafts accepted, which proves that the
+                 continuations are greedy. If two tokens are equally likely in float32, rounding may exchange them
+                 between a cached step and a whole pass; that may cost 1 % of the figure, which is printed.
+    completions  held-out function headers, each different one once: 128 tokens at temperature 0.2, and the share that
+                 passes the criterion of `ridgeline.evals.judge`, with Wilson's 95 % interval. The gate: each has an
+                 answer.
+    startup      seconds of a process from its start to 48 tokens: the median of 5, after one that warms the page
+                 cache. The gate: it writes 48 tokens.
+    cost         parameters, and operations per token: 2 for each parameter that is multiplied, without attention over
+                 the context. The gate: every token is the same text for both models.
 
 --out FILE appends the lines to a file too, and the completions go to FILE with the ending .completions.jsonl.
 """
@@ -64,16 +64,16 @@ HELD_OUT, SEED = 0.05, 0
 CONTEXT, STRIDE = 1024, 512
 DRAFTS, LEAST_PROMPT, MOST_PROMPT, ANSWER = 4, 64, 256, 128
 TEMPERATURE = 0.2
-OWN_DRAFT = 0.99  # of k + 1 tokens per verification
+OWN_DRAFT = 0.99  # the least share of the k + 1 tokens of a verification
 STARTUP = ["def __init__(self, path):", "--max-tokens", "48", "--temperature", "0", "--ignore-eos"]
 STARTUP_TOKENS, STARTUP_ROUNDS = 48, 5
-LEAST_RATIO = 6.0  # target's operations per token over the draft's
+LEAST_RATIO = 6.0  # target's operations per token over those of the draft
 PROGRESS_S = 10.0
 
 
 @dataclass
 class Bench:
-    """The pair, the texts, and the output. Models are opened once, when a case needs them."""
+    """Holds the pair, the texts, and the output. Models are opened once, when a case needs them."""
 
     folders: dict[str, Path]
     options: argparse.Namespace
@@ -103,7 +103,7 @@ class Bench:
 
 
 def progress(what: str, total: int) -> Callable[[int], None]:
-    """Return a function that counts work and says now and then on stderr how far it is."""
+    """Return a function that counts work and prints from time to time to stderr how much is done."""
     begin = last = time.perf_counter()
     done = 0
 
@@ -207,7 +207,7 @@ def same_text(documents: Sequence[Document], bench: Bench) -> bool:
 
 
 def completions(bench: Bench) -> None:
-    """Measure completions with the model's generation_config.json, and by the temperature alone."""
+    """Measure completions with the model's generation_config.json, and with the temperature alone."""
     defaults = bench.llm("target").checkpoint.sampling_defaults
     _completions(bench, f"completions, temperature {TEMPERATURE}, the model's defaults", defaults, keep=True)
     _completions(bench, f"completions, temperature {TEMPERATURE}, nothing else", {}, keep=False)
@@ -216,7 +216,7 @@ def completions(bench: Bench) -> None:
 def _completions(bench: Bench, name: str, sampling: Mapping[str, float], *, keep: bool) -> None:
     known = sorted({h for t in bench.texts if t.name.endswith(".py") for h in function_headers(t.text)})
     headers = random.Random(SEED).sample(known, min(bench.options.headers, len(known)))
-    # Noise: the LLM's seed and the place.
+    # The sampling noise depends on the LLM's seed and on the index of the prompt.
     params = SamplingParams(**{**sampling, "max_tokens": ANSWER, "temperature": TEMPERATURE})
     advance = progress("completions", len(headers))
     outputs = bench.llm("target").generate(headers, params, on_done=lambda index, output: advance(1))
@@ -267,7 +267,7 @@ def cost(bench: Bench) -> None:
 
 
 def flops_per_token(spec: ModelSpec) -> int:
-    """Return 2 operations for each parameter that a token is multiplied with; a lookup table counts none."""
+    """Return 2 operations for each parameter that a token is multiplied with; a lookup table has none."""
     looked_up = spec.num_position_embeddings + (0 if spec.tie_word_embeddings else spec.vocab_size)
     return 2 * (spec.num_active_params() - looked_up * spec.hidden_size)
 
@@ -286,7 +286,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas; default: all")
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts for acceptance; default: 100")
     parser.add_argument("--headers", type=int, default=200, help="number of headers for completions; default: 200")
-    parser.add_argument("--documents", type=int, help="only the first so many held-out documents, for a quick look")
+    parser.add_argument(
+        "--documents", type=int, help="use only this number of held-out documents, for a quick look; default: all"
+    )
     options = parser.parse_args()
     chosen = options.only.split(",")
     if unknown := set(chosen) - set(CASES):

@@ -1,14 +1,14 @@
-"""Matrix products of the cpu kernels beside the machine's limits: python bench/products.py [--shapes SML] [--threads 0]
+"""Measure the cpu kernels' matrix products beside the machine's limits: python bench/products.py [--shapes SML]
 
 The products of a decode step (queries, keys and values as one matrix, attention output, gate and up, down, head) of
 S = SmolLM2-135M, M = Qwen3-0.6B and L = Llama-3.2-1B with random weights, in every format, for 1, 8, 32 and 512 tokens.
-So many layers are held that the weights are larger than the caches; the head is left out at 512 tokens, for it serves
-the last token only. Quantizing the tokens counts.
+There are enough layers that the weights exceed the caches. The head is left out at 512 tokens, because only the last
+token of a prompt needs it. The time includes the quantization of the tokens.
 
-Each round measures the limits too, in turn: reading memory with all threads, multiply-adds of float32 and of bytes in
+Each round also measures the limits: reading memory with all threads, and multiply-adds of float32 and of bytes in
 registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time over the limit
-(of bytes for int8 and int4); medians over rounds of the ratio within a round. The gate: two rows of each product are
-within its rounding of float64.
+(of bytes for int8 and int4); figures are medians over rounds of the ratio within a round. The gate: two rows of each
+product differ from float64 by no more than the rounding error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 512])
     parser.add_argument("--threads", type=int, default=0, help="number of threads; default: 0, all physical cores")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--bytes", type=int, default=256 << 20, help="weights held at least, for up to 32 tokens")
+    parser.add_argument(
+        "--bytes", type=int, default=256 << 20, help="least bytes of weights in memory, for up to 32 tokens"
+    )
     args = parser.parse_args()
     pool = kernels.Pool(args.threads or kernels.usable_cores())
     for name in args.shapes:
@@ -71,7 +73,7 @@ def measure(pool: Any, name: str, form: Any, group: int, tokens: int, rounds: in
     shapes = SHAPES[name].products(head=tokens <= 32)
     step = [build(pool, form, group, rows, columns) for rows, columns in shapes]
     size = sum(w.nbytes for w in step)
-    # Copies of the layer's matrices at other addresses; one head is larger than the caches by itself.
+    # These are copies of the layer's matrices at other addresses. One head alone is larger than the caches.
     copies = max(1, (enough - size) // sum(w.nbytes for w in step[:4])) if tokens <= 32 else 1
     for _ in range(copies - 1):
         step[:0] = [build(pool, form, group, rows, columns) for rows, columns in shapes[:4]]

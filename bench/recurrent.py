@@ -1,9 +1,9 @@
-"""Recurrent layers: a prompt in chunks beside the same prompt token by token: python bench/recurrent.py [--tokens N]
+"""Compare a recurrent layer's prompt in chunks and token by token: python bench/recurrent.py [--tokens N]
 
-Both through the engine, one layer 512 wide with random weights, in chunks on `--device`, token by token on `--beside`
-(by default the same); one thread or as many as the libraries are given. The floor is
-by arithmetic: operations of the matrices and of the recurrence over the machine's measured products. The gate: the
-token after the prompt is the same both ways.
+Both prompts run through the engine: one layer of hidden size 512 with random weights, in chunks on `--device`, token by
+token on `--beside` (by default the same device), with the number of threads that the libraries have. The least time is
+the operations of the matrices and of the recurrence over the machine's measured rate of matrix products. The gate: the
+token after the prompt is equal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = {"model_type": "ridgeline", "spec": to_json(spec)}
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            rng = np.random.default_rng(0)  # files, for devices differ in what they draw
+            rng = np.random.default_rng(0)  # written to files, because devices draw different random numbers
             weights = {w.name: rng.normal(0, 0.05, w.shape).astype(np.float32) for w in spec.weights()}
             save_file(weights, Path(folder) / "model.safetensors")
             devices = options.beside or options.device, options.device
@@ -78,10 +78,8 @@ def run(name: str, spec: ModelSpec, folder: str, prompt: list[int], rounds: int,
         llm = LLM(folder, skip_tokenizer_init=True, engine=engine, device=device)
         times = []
         for salt in range(rounds):
-            request = {
-                "prompt_token_ids": prompt,
-                "cache_salt": str(salt),
-            }  # nothing is to be had from the round before
+            # The salt prevents a prefix hit from the round before.
+            request = {"prompt_token_ids": prompt, "cache_salt": str(salt)}
             start = time.perf_counter()
             (answer,) = llm.generate([request], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
             times.append(time.perf_counter() - start)

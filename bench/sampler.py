@@ -15,7 +15,7 @@ from ridgeline import SamplingParams
 from ridgeline.sample.sampler import NoiseKey, SampleRow, sample
 
 ROUNDS = 25
-HISTORY = 1000  # tokens of prompt, and as many of output
+HISTORY = 1000  # tokens of the prompt, and the number of tokens of output
 CASES = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},

@@ -16,7 +16,7 @@ from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.state import ALL
 
 NUM_SEQS = 256
-STEPS = 64  # four pages of 16 tokens: every cost of a page is in the mean
+STEPS = 64  # four pages of 16 tokens, so that the mean contains every cost of a page
 ROUNDS = 5
 KV = StateGroup("kv", 16, ALL, 1)
 GROUPS = {

@@ -1,7 +1,8 @@
-"""A server under load: python bench/serving.py MODEL --streams 32 --requests 256
+"""Measure a server under load: python bench/serving.py MODEL --streams 32 --requests 256
 
-Streams against `ridgeline serve` in a process of its own, client, server and engine on the same cores; beside it
-`LLM.generate` on the same prompts. The gate: every stream is complete, and token by token what `generate` gives.
+It runs streams against `ridgeline serve` in another process, with client, server and engine on the same cores, and
+compares them with `LLM.generate` on the same prompts. The gate: every stream is complete, and its tokens equal those of
+`generate`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from common import emit
 
 from ridgeline import LLM, SamplingParams
 
-LAST_CHUNK = b"0\r\n\r\n"  # ends a body in chunks; an event ends otherwise
+LAST_CHUNK = b"0\r\n\r\n"  # the end of a chunked body; an event ends differently
 
 
 def main() -> None:
@@ -110,8 +111,9 @@ async def ask(port: int, prompt: list[int], length: int) -> list[int]:
 
 
 class Reader(asyncio.Protocol):
-    """Takes an answer as it comes, each piece once, and parses it when it is complete. The time that a client spends on
-    events is not measured, but it shares the cores.
+    """Reads an answer as it arrives, each piece once, and parses it when it is complete.
+
+    The time that a client needs for events is not measured, but the client shares the cores.
     """
 
     def __init__(self, over: asyncio.Future[bytes]) -> None:
@@ -141,14 +143,14 @@ async def metrics(port: int) -> dict[str, float]:
 
 
 def percentile(before: dict[str, float], after: dict[str, float], share: float) -> float:
-    """Return the upper bound, in milliseconds, of the bucket that holds a percentile."""
+    """Return the upper bound, in milliseconds, of the histogram bucket that holds a percentile."""
     name = "ridgeline:delivery_seconds_bucket:"
     counts = {key[len(name) :]: after[key] - before.get(key, 0.0) for key in after if key.startswith(name)}
     return next(float(bound) * 1e3 for bound, count in counts.items() if count >= share * counts["+Inf"])
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of the HTTP process so far, with the system's part for it."""
+    """Return the processor time of the HTTP process so far, including the system's time for it."""
     values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -161,7 +163,7 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def generate(options: argparse.Namespace, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Return tokens per second of LLM.generate with as many sequences, and its tokens."""
+    """Return tokens per second of LLM.generate with the same number of sequences, and its tokens."""
     from ridgeline.settings import EngineOptions
 
     llm = LLM(options.model, load_format=options.load_format, engine=EngineOptions(max_num_seqs=options.streams))

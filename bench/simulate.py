@@ -1,9 +1,9 @@
-"""How fast the simulator is: python bench/simulate.py --trace CSV [--requests N] [--rate R] [--every-step]
+"""Measure how fast the simulator is: python bench/simulate.py --trace CSV [--requests N] [--rate R] [--every-step]
 
-Lengths of the Azure conversation trace, again and again, Poisson arrivals; Llama-3-8B on an H100 at its roofline
-(--hardware for another machine, local for this one as it was calibrated), chunks of 2,048 tokens. Gate: every request
-is answered with as many tokens as it asked for, and the page tables agree at the end. With --compare, the same
-requests are planned step by step too, and all figures and token times are the same.
+It repeats the lengths of the Azure conversation trace with Poisson arrivals, for Llama-3-8B on an H100 at its roofline
+(--hardware sets another machine; local is this one as it was calibrated), in chunks of 2,048 tokens. The gate: every
+answer has its requested number of tokens, and the page tables agree at the end. With --compare, the same requests are
+also planned step by step, and all figures and token times must be equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ridgeline.sim.traces import read_trace
 from ridgeline.sim.workload import arrive, cut, poisson, repeated
 
 MODEL = "meta-llama/Meta-Llama-3-8B"
-CHUNK = 2048  # tokens of a step
+CHUNK = 2048  # tokens per step
 
 
 def main() -> None:

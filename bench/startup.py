@@ -1,6 +1,6 @@
 """Measure how long the command line takes to answer: python bench/startup.py MODEL
 
-Prints medians of whole processes with a warm page cache, in turn with a bare interpreter.
+Prints medians of whole processes with a warm page cache; runs of a bare interpreter alternate with them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Models, vocabularies, optimizers and rates at equal cost: python bench/train.py [--seconds 420] [--case NAME ...]
+"""Compare models, vocabularies, optimizers and rates at equal cost: python bench/train.py [--seconds 420] [--case NAME]
 
-Each case trains on the standard library of the running Python, in one thread, until it has used so many seconds of
-processor time, the rate falling over the last 40 % of them; then the held-out loss is taken on 96 rows. Cases can run
-beside each other: processor time hardly changes. Data is prepared once, in --work.
+Each case trains on the standard library of the running Python, in one thread, until it has used --seconds of processor
+time; the rate falls over the last 40 % of them. Then the held-out loss is measured on 96 rows. Several cases can run at
+the same time, because processor time hardly changes. Data is prepared once, in --work.
 
-A line for each case: bits per byte, steps and tokens that the budget allowed, parameters. The gate: the first loss is
-that of guessing, ln(vocabulary), and the last is lower.
+Each case prints a line: bits per byte, steps and tokens that the budget allowed, parameters. The gate: the first loss
+is that of guessing, ln(vocabulary), and the last loss is lower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXT, BATCH, HELD_OUT_ROWS, WARMUP, DECAY = 1024, 4096, 96, 30, 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """A Qwen3-like model with heads of 64. width, layers, heads, kv_heads, inner: its sizes."""
+    """A model like Qwen3 with heads of 64. width, layers, heads, kv_heads, inner: its sizes."""
 
     name: str
     vocab: int
@@ -64,9 +64,16 @@ CASES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=420.0, help="processor time for each case; default: 420")
-    parser.add_argument("--work", type=Path, default=Path("train-bench"), help="a folder for the prepared data")
-    parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="repeatable; default: all")
+    parser.add_argument(
+        "--seconds", type=float, default=420.0, help="processor time for each case, in seconds; default: 420"
+    )
+    parser.add_argument("--work", type=Path, default=Path("train-bench"), help="folder for the prepared data")
+    parser.add_argument(
+        "--case",
+        action="append",
+        choices=[c.name for c in CASES],
+        help="a case to run; may be given several times; default: all",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for case in CASES:

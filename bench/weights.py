@@ -1,7 +1,7 @@
 """Measure each format of weights: python bench/weights.py MODEL [--text FILE ...] [--limit-tokens N]
 
-Compares quality on texts with the model as it is stored. A process for each format measures the time to load and the
-peak of resident memory. The gate: fewer bits or longer groups never do better than chance allows.
+It compares each format with the stored model by its quality on texts. A process for each format measures the time to
+load and the peak of resident memory. The gate: fewer bits or longer groups are never better than chance allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.evals import encode_texts, measure_divergence, read_texts
 from ridgeline.spec.quant import FORMATS
 
-PROMPT, NEW = 128, 16  # tokens that are run before the peak is read
+PROMPT, NEW = 128, 16  # tokens of the prompt, and new tokens, that run before the peak is read
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in CTranslate2's format: convert_ctranslate2.py FOLDER OUT int8"""
+"""Convert a Hugging Face folder to CTranslate2's format: convert_ctranslate2.py FOLDER OUT int8"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A Hugging Face folder as GGUF: convert_llama_cpp.py FOLDER OUT Q8_0|Q4_0
+"""Convert a Hugging Face folder to GGUF: convert_llama_cpp.py FOLDER OUT Q8_0|Q4_0
 
-Every matrix in the one type, the embedding (which is the head) included: llama-quantize would keep that in more bits.
-Without a vocabulary: token ids are all that is run.
+Every matrix gets the same type, including the embedding (which is the head): llama-quantize would keep it in more bits.
+The file has no vocabulary, because all runs use token ids.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def paired(values: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def read(path: Path) -> Any:
-    """(name, float32 values) of a safetensors file in bfloat16."""
+    """Yield (name, float32 values) for each tensor of a safetensors file in bfloat16."""
     data = np.memmap(path, np.uint8, "r")
     size = int(data[:8].view(np.int64)[0])
     for name, info in json.loads(bytes(data[8 : 8 + size])).items():

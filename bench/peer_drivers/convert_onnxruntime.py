@@ -1,6 +1,6 @@
-"""A Hugging Face folder for onnxruntime-genai: convert_onnxruntime.py FOLDER OUT int4
+"""Convert a Hugging Face folder for onnxruntime-genai: convert_onnxruntime.py FOLDER OUT int4
 
-Blocks of 32 and 8-bit activations, the most alike of what it has.
+It uses blocks of 32 and 8-bit activations, the closest of its formats to the others.
 """
 
 from __future__ import annotations

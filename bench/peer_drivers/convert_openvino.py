@@ -1,6 +1,7 @@
-"""A Hugging Face folder as OpenVINO IR: convert_openvino.py FOLDER OUT int8|int4
+"""Convert a Hugging Face folder to OpenVINO IR: convert_openvino.py FOLDER OUT int8|int4
 
-Every matrix, embedding and head included: int8 with a scale for each row, int4 with one for each 32 numbers.
+Every matrix is quantized, including embedding and head: int8 with a scale for each row, int4 with one for each 32
+numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CTranslate2: generate_batch, whose callback has each token as it comes."""
+"""Drive CTranslate2 with generate_batch, whose callback gets each token as soon as it exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's bindings of its C interface: parallel sequences in one llama_batch."""
+"""Drive llama.cpp through llama-cpp-python's bindings of its C interface: parallel sequences in one llama_batch."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class LlamaCpp:
         lib = self._lib
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         length = len(prompts[0])
-        places = [(i, p, t, p == length - 1) for i, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
+        rows = [(i, p, t, p == length - 1) for i, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
         for step in range(tokens):
-            following = [self._greedy(at) for at in self._decode(places)]
+            following = [self._greedy(at) for at in self._decode(rows)]
             for i, token in enumerate(following):
                 emit(i, token)
-            places = [(i, length + step, token, True) for i, token in enumerate(following)]
+            rows = [(i, length + step, token, True) for i, token in enumerate(following)]
 
-    def _decode(self, places: list[tuple[int, int, int, bool]]) -> list[int]:
-        """(sequence, position, token, whether its logits are wanted) -> where in the batch logits are."""
+    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """Run one batch; return the indices whose logits are wanted. rows: (sequence, position, token, wanted)."""
         batch = self._batch
-        batch.n_tokens = len(places)
-        for at, (sequence, position, token, last) in enumerate(places):
-            batch.token[at], batch.pos[at], batch.logits[at] = token, position, last
+        batch.n_tokens = len(rows)
+        for at, (sequence, position, token, wanted) in enumerate(rows):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, position, wanted
             batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
         if status := self._lib.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode returned {status}")
-        return [at for at, place in enumerate(places) if place[3]]
+        return [at for at, (_, _, _, wanted) in enumerate(rows) if wanted]
 
     def _greedy(self, at: int) -> int:
         import numpy as np

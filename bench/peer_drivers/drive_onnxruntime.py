@@ -1,4 +1,4 @@
-"""onnxruntime-genai: its generator, a batch as rows of one tensor."""
+"""Drive onnxruntime-genai with its generator; a batch is the rows of one tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class OnnxRuntime:
     def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
         import onnxruntime_genai
 
-        self._genai = onnxruntime_genai  # threads: in genai_config.json, where the converter puts them
+        self._genai = onnxruntime_genai  # the converter writes the number of threads into genai_config.json
         self._model = onnxruntime_genai.Model(path)
         return version("onnxruntime-genai")
 

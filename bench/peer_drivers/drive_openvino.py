@@ -1,4 +1,4 @@
-"""openvino-genai: its continuous batching pipeline, which LLMPipeline is made of too, on token ids."""
+"""Drive openvino-genai with its continuous batching pipeline, which LLMPipeline also uses, on token ids."""
 
 from __future__ import annotations
 

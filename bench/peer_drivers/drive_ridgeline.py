@@ -1,4 +1,4 @@
-"""Ridgeline: an LLM's session, step by step, as `LLM.generate` drives it."""
+"""Drive Ridgeline with an LLM's session, step by step, as `LLM.generate` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Ridgeline:
         from ridgeline import LLM
         from ridgeline.settings import EngineOptions
 
-        form, _, naive = format.partition(" ")  # "naive": whole histories, what the engine is checked against
+        form, _, naive = format.partition(" ")  # "naive" computes whole histories, and the engine is compared with it
         stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
         how = stored.get(form) or {"weights": form}
         self._llm = LLM(
@@ -35,7 +35,7 @@ class Ridgeline:
                 for token in chunk.token_ids:
                     emit(i, token)
 
-            # Under a salt of its own no run finds another's prefix.
+            # With a salt of its own, a run gets no prefix hit from another run.
             prompt = {"prompt_token_ids": ids, "cache_salt": f"run {self._runs}"}
             self._llm.session.add(self._llm.frontend.request(prompt, params, i), sink)
         while len(self._llm.session):

@@ -1,4 +1,4 @@
-"""transformers: the model's own forward pass and cache, without what `generate` adds to each token."""
+"""Drive transformers with the model's forward pass and cache, without the work that `generate` adds to each token."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Clock:
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.stamps: list[list[float]] = []
         self._each, self._waiting = tokens, count
-        self._all_begun = self._first_done = -1  # stamps
+        self._all_begun = self._first_done = -1  # indices of stamps
         self._total, self._start = 0, time.perf_counter()
 
     def take(self, sequence: int, token: int) -> None:
@@ -88,7 +88,9 @@ def peak_bytes() -> int:
 
 
 def serve(make: Callable[[], Peer]) -> None:
-    """Answer until stdin ends. Output of libraries goes to stderr. make: called inside, so imports count as loading."""
+    """Answer requests until stdin ends. The output of libraries goes to stderr. make: called inside, so that imports
+    count as loading.
+    """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = make()
